@@ -1,0 +1,185 @@
+"""What a kernel is: which ops it realises, in which configs, at what cost, with which launches, and its code.
+
+description  the op, as the model asked for it
+config       what we chose: tile sizes, stages, splits
+code         what is compiled: a kernel's name and the parameters of its `build`; shapes are arguments, not parameters, so
+             that many steps share one code
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.program import Op, Program, Tensor
+
+Value = int | float | str | bool | tuple
+"""A parameter of a config or a build: JSON can hold it."""
+
+Config = Mapping[str, Value]
+"""One way to run a kernel: its parameters by name, as `--explain` prints them. Empty for a kernel without a choice."""
+
+
+# --- Arguments of a launch -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ptr:
+    """The address of a tensor's first element plus `bytes`: a 64-bit unsigned parameter."""
+
+    tensor: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The address of the launch's workspace plus `bytes`. Its content is undefined when the step begins."""
+
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The address of the step's counters plus `bytes`: zero before the first inference, and the step leaves them zero."""
+
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class I32:
+    value: int
+
+
+@dataclass(frozen=True)
+class F32:
+    value: float
+
+
+@dataclass(frozen=True)
+class TiledMap:
+    """The address of a tensor map (128 bytes, 64-byte aligned): boxes of a strided array of up to five dimensions.
+
+    Innermost dimension first, as cuTensorMapEncodeTiled takes it: `strides` in bytes, of dimensions 1 and up.
+    """
+
+    tensor: str
+    bytes: int  # offset of the array from the tensor's first element
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int = 128  # bytes; 0 for none
+
+
+@dataclass(frozen=True)
+class Im2colMap:
+    """The address of a tensor map for implicit GEMM: `pixels` rows of `channels` halves, as cuTensorMapEncodeIm2col takes it.
+
+    Dimensions (C, W, H, N), innermost first; strides in bytes, of W, H and N; corners and steps in the order W, H.
+    """
+
+    tensor: str
+    extents: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    lower: tuple[int, int]
+    upper: tuple[int, int]
+    steps: tuple[int, int]
+    channels: int
+    pixels: int
+    swizzle: int = 128
+
+
+Arg = Ptr | Scratch | Counters | I32 | F32 | TiledMap | Im2colMap
+
+
+# --- Launches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Code:
+    """What to compile: `KERNELS[kernel].build(arch, **params)`. Equal codes are compiled once."""
+
+    kernel: str
+    params: tuple[tuple[str, Value], ...]
+
+
+def code(kernel: str, **params: Value) -> Code:
+    return Code(kernel, tuple(sorted(params.items())))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: arguments in the order of the compiled function's parameters."""
+
+    code: Code
+    grid: tuple[int, int, int]
+    block: int  # threads
+    args: tuple[Arg, ...]
+    smem: int = 0  # dynamic shared memory, bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that realises one op: launches that run one after the other, and the memory that they share."""
+
+    launches: tuple[Launch, ...]
+    scratch: int = 0  # bytes of workspace
+    counters: int = 0  # bytes of counters
+
+
+@dataclass(frozen=True)
+class Function:
+    """What `build` gives the compiler: a Python function, its parameters' Numba types, and how it is compiled."""
+
+    function: Callable[..., None]
+    signature: Any  # numba.types.void(…)
+    threads: int  # the most threads a block has: a launch bound
+    blocks: int = 1  # blocks that a multiprocessor should hold at once: caps the registers
+    fastmath: bool = False
+
+
+class Kernel:
+    """A kernel family. Subclasses state the first three attributes and override all methods but `limits`."""
+
+    name: str
+    realises: type[Op]
+    tensor_cores: bool = False
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        """None if it can run the op on this generation; else the reason why not, for people."""
+        raise NotImplementedError
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        """The configs worth trying for the op. Only called when `supports` gave None."""
+        raise NotImplementedError
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        """Estimated time in microseconds."""
+        raise NotImplementedError
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        """The launches for the op."""
+        raise NotImplementedError
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        """The code for one `Code.params`; runs in a process without a GPU. May import Numba; the rest of a kernel's module may not."""
+        raise NotImplementedError
+
+
+# --- For cost models -------------------------------------------------------------------------------------------------
+
+LAUNCH_US = 2.0
+"""What any launch costs inside a graph: gap, ramp-up and drain, in microseconds."""
+
+
+def memory_us(tensors: list[Tensor], arch: Arch) -> float:
+    """Time to move each tensor once, at the bandwidth that a copy reaches."""
+    return sum(math.prod(t.padded) * t.dtype.size for t in tensors) / (arch.gbps * 1e3 * 0.9)
+
+
+def traffic_us(op: Op, program: Program, arch: Arch) -> float:
+    """Time to read the op's inputs and write its output once."""
+    return memory_us([program.tensors[n] for n in (*op.inputs, op.y)], arch)

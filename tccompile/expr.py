@@ -1,0 +1,524 @@
+"""Index arithmetic, views and pointwise expressions: what every op's meaning and every kernel's code are written in.
+
+An `Index` is an integer expression over the coordinates of an output element, a `View` reads one tensor at such
+indices, and an `Expr` computes a value from views, constants and (in an epilogue) the value that the op computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+Extent = int
+"""A size, stride, offset or grid dimension. Constants for now; anything with integer arithmetic could take its place."""
+
+Shape = tuple[Extent, ...]
+
+
+class DType(Enum):
+    """Element types of tensors. bf16 has no NumPy type: it is stored as uint16."""
+
+    F16 = "float16"
+    F32 = "float32"
+    F64 = "float64"
+    BF16 = "bfloat16"
+    I8 = "int8"
+    I16 = "int16"
+    I32 = "int32"
+    I64 = "int64"
+    U8 = "uint8"
+    U16 = "uint16"
+    U32 = "uint32"
+    U64 = "uint64"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type that holds one element."""
+        return np.dtype("uint16" if self is DType.BF16 else self.value)
+
+    @property
+    def size(self) -> int:
+        """Bytes an element."""
+        return self.numpy.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F16, DType.F32, DType.F64, DType.BF16)
+
+    @property
+    def compute(self) -> DType:
+        """The type that expressions compute in when they read this one: F32, I64 or BOOL."""
+        return DType.F32 if self.is_float else DType.BOOL if self is DType.BOOL else DType.I64
+
+
+# --- Index -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Coord:
+    """The output element's coordinate along `axis`."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """floor(index / divisor)"""
+
+    index: Index
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """index - divisor * floor(index / divisor), so never negative"""
+
+    index: Index
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Least:
+    a: Index
+    b: Index
+
+
+@dataclass(frozen=True)
+class Greatest:
+    a: Index
+    b: Index
+
+
+Atom = Coord | Quotient | Remainder | Least | Greatest
+
+
+@dataclass(frozen=True)
+class Index:
+    """`sum(coefficient * atom) + constant`, with terms in a canonical order: equal expressions compare equal."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: int = 0
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.constant + other)
+        total = dict(self.terms)
+        for atom, k in other.terms:
+            total[atom] = total.get(atom, 0) + k
+        return _index(total, self.constant + other.constant)
+
+    __radd__ = __add__
+
+    def __mul__(self, k: int) -> Index:
+        return _index({atom: c * k for atom, c in self.terms}, self.constant * k)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + (-other)
+
+    def bounds(self, shape: Shape) -> tuple[int, int]:
+        """The least and greatest value (both included, perhaps not tight) over an output of this shape."""
+        lo = hi = self.constant
+        for atom, k in self.terms:
+            a, b = _bounds(atom, shape)
+            lo, hi = lo + min(k * a, k * b), hi + max(k * a, k * b)
+        return lo, hi
+
+    def at(self, indices: Sequence[Index], shape: Shape) -> Index:
+        """This expression with coordinate i replaced by `indices[i]`, which range over an output of `shape`."""
+        out = Index((), self.constant)
+        for atom, k in self.terms:
+            out = out + _at(atom, indices, shape) * k
+        return out
+
+    def evaluate(self, shape: Shape) -> np.ndarray:
+        """Its values over an output of `shape`: an int64 array that broadcasts to it, of size 1 in every unused axis."""
+        out = np.full((1,) * len(shape), self.constant, np.int64)
+        for atom, k in self.terms:
+            out = out + k * _evaluate(atom, shape)
+        return out
+
+    @property
+    def affine(self) -> dict[int, int] | None:
+        """Coefficient by axis if only coordinates occur in it, else None."""
+        if all(isinstance(atom, Coord) for atom, _ in self.terms):
+            return {atom.axis: k for atom, k in self.terms}  # type: ignore[union-attr]
+        return None
+
+
+def _index(terms: dict[Atom, int], constant: int) -> Index:
+    kept = sorted(((a, k) for a, k in terms.items() if k), key=lambda t: (not isinstance(t[0], Coord), repr(t[0])))
+    return Index(tuple(kept), constant)
+
+
+def coord(axis: int) -> Index:
+    return Index(((Coord(axis), 1),))
+
+
+def constant(value: int) -> Index:
+    return Index((), value)
+
+
+def quotient(index: Index, divisor: int, shape: Shape) -> Index:
+    """floor(index / divisor), simplified with what `shape` says of the coordinates' ranges."""
+    whole, rest = _divide(index, divisor)
+    lo, hi = rest.bounds(shape)
+    if lo // divisor == hi // divisor:
+        return whole + lo // divisor
+    return whole + Index(((Quotient(rest, divisor), 1),))
+
+
+def remainder(index: Index, divisor: int, shape: Shape) -> Index:
+    """index mod divisor (never negative), simplified with what `shape` says of the coordinates' ranges."""
+    _, rest = _divide(index, divisor)
+    lo, hi = rest.bounds(shape)
+    if lo // divisor == hi // divisor:
+        return rest - divisor * (lo // divisor)
+    return Index(((Remainder(rest, divisor), 1),))
+
+
+def least(a: Index, b: Index, shape: Shape) -> Index:
+    (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
+    return a if ahi <= blo else b if bhi <= alo else Index(((Least(a, b), 1),))
+
+
+def greatest(a: Index, b: Index, shape: Shape) -> Index:
+    (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
+    return a if alo >= bhi else b if blo >= ahi else Index(((Greatest(a, b), 1),))
+
+
+def _divide(index: Index, divisor: int) -> tuple[Index, Index]:
+    """index = divisor * whole + rest, with the terms that divide evenly in `whole` and 0 <= rest.constant < divisor."""
+    whole = {a: k // divisor for a, k in index.terms if k % divisor == 0}
+    rest = {a: k for a, k in index.terms if k % divisor}
+    return _index(whole, index.constant // divisor), _index(rest, index.constant % divisor)
+
+
+def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
+    match atom:
+        case Coord(axis):
+            return 0, max(shape[axis] - 1, 0)
+        case Quotient(index, k):
+            lo, hi = index.bounds(shape)
+            return lo // k, hi // k
+        case Remainder(index, k):
+            return 0, k - 1
+        case Least(a, b):
+            return min(a.bounds(shape)[0], b.bounds(shape)[0]), min(a.bounds(shape)[1], b.bounds(shape)[1])
+        case Greatest(a, b):
+            return max(a.bounds(shape)[0], b.bounds(shape)[0]), max(a.bounds(shape)[1], b.bounds(shape)[1])
+
+
+def _at(atom: Atom, indices: Sequence[Index], shape: Shape) -> Index:
+    match atom:
+        case Coord(axis):
+            return indices[axis]
+        case Quotient(index, k):
+            return quotient(index.at(indices, shape), k, shape)
+        case Remainder(index, k):
+            return remainder(index.at(indices, shape), k, shape)
+        case Least(a, b):
+            return least(a.at(indices, shape), b.at(indices, shape), shape)
+        case Greatest(a, b):
+            return greatest(a.at(indices, shape), b.at(indices, shape), shape)
+
+
+def _evaluate(atom: Atom, shape: Shape) -> np.ndarray:
+    match atom:
+        case Coord(axis):
+            return np.arange(shape[axis], dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        case Quotient(index, k):
+            return index.evaluate(shape) // k
+        case Remainder(index, k):
+            return index.evaluate(shape) % k
+        case Least(a, b):
+            return np.minimum(a.evaluate(shape), b.evaluate(shape))
+        case Greatest(a, b):
+            return np.maximum(a.evaluate(shape), b.evaluate(shape))
+
+
+# --- View ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """The condition `low <= index < high` on an output element."""
+
+    index: Index
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class View:
+    """Reads `tensor` for each output element at `index` (one per axis of the tensor, in its logical order).
+
+    Where a condition in `valid` does not hold, nothing is read and the value is `fill`.
+    """
+
+    tensor: str
+    index: tuple[Index, ...]
+    valid: tuple[Range, ...] = ()
+    fill: float = 0.0
+
+    def at(self, indices: Sequence[Index], shape: Shape) -> View:
+        """This view with output coordinate i replaced by `indices[i]`, which range over an output of `shape`."""
+        valid = []
+        for r in self.valid:
+            index = r.index.at(indices, shape)
+            lo, hi = index.bounds(shape)
+            if lo < r.low or hi >= r.high:  # otherwise it always holds
+                valid.append(Range(index, r.low, r.high))
+        return View(self.tensor, tuple(i.at(indices, shape) for i in self.index), tuple(valid), self.fill)
+
+    def read(self, values: np.ndarray, shape: Shape) -> np.ndarray:
+        """The values it reads from `values` (the tensor, logical shape), broadcastable to an output of `shape`."""
+        out = _sliced(self.index, values, shape)
+        if out is None:
+            where = [np.clip(i.evaluate(shape), 0, n - 1) for i, n in zip(self.index, values.shape, strict=True)]
+            out = values[tuple(where)] if where else values.reshape((1,) * len(shape))
+        if not self.valid:
+            return out
+        inside = np.ones((1,) * len(shape), bool)
+        for r in self.valid:
+            i = r.index.evaluate(shape)
+            inside = inside & (i >= r.low) & (i < r.high)
+        return np.where(inside, out, np.asarray(self.fill, values.dtype))
+
+
+def _sliced(index: tuple[Index, ...], values: np.ndarray, shape: Shape) -> np.ndarray | None:
+    """Basic slicing and transposition where every index is `k * coordinate + c`, each coordinate used once; else None."""
+    axes: list[int] = []
+    cut: list[slice] = []
+    for i, extent in zip(index, values.shape, strict=True):
+        if i.affine is None or len(i.terms) > 1:
+            return None
+        if not i.terms:
+            cut.append(slice(i.constant, i.constant + 1))
+            axes.append(-1)
+        else:
+            ((axis, k),) = i.affine.items()
+            last = i.constant + k * (shape[axis] - 1)
+            if axis in axes or k < 0 or i.constant < 0 or last >= extent:
+                return None
+            cut.append(slice(i.constant, last + 1, k))
+            axes.append(axis)
+    used = [a for a in axes if a >= 0]
+    part = values[tuple(cut)]
+    order = sorted(range(len(axes)), key=lambda d: axes[d])
+    part = part.transpose(order).reshape([shape[a] for a in sorted(used)])
+    return part.reshape([shape[a] if a in used else 1 for a in range(len(shape))])
+
+
+def identity_view(tensor: str, rank: int) -> View:
+    """Reads the tensor at the output's own coordinates."""
+    return View(tensor, tuple(coord(a) for a in range(rank)))
+
+
+def broadcast_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
+    """Reads a tensor that is broadcast to `shape` as NumPy and ONNX do: axes aligned at the end, extent 1 repeated."""
+    skip = len(shape) - len(tensor_shape)
+    index = [constant(0) if n == 1 else coord(skip + a) for a, n in enumerate(tensor_shape)]
+    return View(tensor, tuple(index))
+
+
+def reshape_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
+    """Reads a tensor as if its elements, in row-major order of its logical shape, had been given `shape`."""
+    linear, step = constant(0), 1
+    for axis in reversed(range(len(shape))):
+        linear, step = linear + coord(axis) * step, step * shape[axis]
+    index, step = [], 1
+    for n in reversed(tensor_shape):
+        index.append(remainder(quotient(linear, step, shape), n, shape) if n > 1 else constant(0))
+        step *= n
+    return View(tensor, tuple(reversed(index)))
+
+
+# --- Expr ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Function:
+    """A pointwise function: its parameters and its body, one Python expression over them.
+
+    The same text is evaluated by the CPU reference (over NumPy arrays) and compiled into the kernels (over scalars), with
+    the names of `BUILTINS` bound to the one or the other.
+    """
+
+    params: tuple[str, ...]
+    body: str
+    result: str = "same"  # "same" as its last argument's type, "bool", or "float"
+
+
+BUILTINS = (
+    "exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "erf", "floor", "ceil", "rint", "absolute", "minimum", "maximum", "where", "power", "fmod", "isnan", "isinf",
+    "logical_not", "trunc_div", "floor_mod",
+)  # fmt: skip
+"""What a function's body may call, beside Python's arithmetic, comparison and bit operators."""
+
+
+def _functions(**bodies: str | tuple[str, str]) -> dict[str, Function]:
+    """name="a, b: body" or name=("a, b: body", result)"""
+    table = {}
+    for name, entry in bodies.items():
+        text, result = (entry, "same") if isinstance(entry, str) else entry
+        params, body = text.split(":", 1)
+        table[name.rstrip("_")] = Function(tuple(p.strip() for p in params.split(",")), body.strip(), result)
+    return table
+
+
+FUNCTIONS: dict[str, Function] = _functions(
+    # arithmetic, of floats or integers
+    add="a, b: a + b",
+    sub="a, b: a - b",
+    mul="a, b: a * b",
+    div="a, b: a / b",
+    trunc_div="a, b: trunc_div(a, b)",
+    floor_mod="a, b: floor_mod(a, b)",
+    fmod="a, b: fmod(a, b)",
+    pow="a, b: power(a, b)",
+    min="a, b: minimum(a, b)",
+    max="a, b: maximum(a, b)",
+    neg="x: -x",
+    abs="x: absolute(x)",
+    sign="x: where(x > 0, 1.0, where(x < 0, -1.0, x * 0))",
+    bit_and="a, b: a & b",
+    bit_or="a, b: a | b",
+    bit_xor="a, b: a ^ b",
+    bit_not="x: ~x",
+    # comparison, logic, choice
+    equal=("a, b: a == b", "bool"),
+    less=("a, b: a < b", "bool"),
+    less_equal=("a, b: a <= b", "bool"),
+    greater=("a, b: a > b", "bool"),
+    greater_equal=("a, b: a >= b", "bool"),
+    logical_not=("x: logical_not(x)", "bool"),
+    is_nan=("x: isnan(x)", "bool"),
+    is_inf=("x: isinf(x)", "bool"),
+    where="c, a, b: where(c, a, b)",
+    # float functions
+    reciprocal="x: 1.0 / x",
+    exp="x: exp(x)",
+    log="x: log(x)",
+    sqrt="x: sqrt(x)",
+    rsqrt="x: 1.0 / sqrt(x)",
+    sin="x: sin(x)",
+    cos="x: cos(x)",
+    tan="x: tan(x)",
+    asin="x: asin(x)",
+    acos="x: acos(x)",
+    atan="x: atan(x)",
+    sinh="x: sinh(x)",
+    cosh="x: cosh(x)",
+    tanh="x: tanh(x)",
+    asinh="x: asinh(x)",
+    acosh="x: acosh(x)",
+    atanh="x: atanh(x)",
+    erf="x: erf(x)",
+    floor="x: floor(x)",
+    ceil="x: ceil(x)",
+    round="x: rint(x)",
+    # activations
+    relu="x: maximum(x, 0.0)",
+    leaky_relu="x, alpha: where(x >= 0.0, x, alpha * x)",
+    thresholded_relu="x, alpha: where(x > alpha, x, 0.0)",
+    elu="x, alpha: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0)))",
+    selu="x, alpha, gamma: gamma * where(x > 0.0, x, alpha * expm1(minimum(x, 0.0)))",
+    celu="x, alpha: maximum(x, 0.0) + minimum(alpha * expm1(minimum(x, 0.0) / alpha), 0.0)",
+    sigmoid="x: 1.0 / (1.0 + exp(-x))",
+    hard_sigmoid="x, alpha, beta: minimum(maximum(alpha * x + beta, 0.0), 1.0)",
+    hard_swish="x: x * minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0)",
+    silu="x: x / (1.0 + exp(-x))",
+    swish="x, alpha: x / (1.0 + exp(-alpha * x))",
+    softplus="x: maximum(x, 0.0) + log1p(exp(-absolute(x)))",
+    softsign="x: x / (1.0 + absolute(x))",
+    mish="x: x * tanh(maximum(x, 0.0) + log1p(exp(-absolute(x))))",
+    gelu="x: 0.5 * x * (1.0 + erf(x * 0.7071067811865476))",
+    gelu_tanh="x: 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
+    shrink="x, bias, lambd: where(x < -lambd, x + bias, where(x > lambd, x - bias, 0.0))",
+)
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A value for each output element: a leaf (`acc`, `load`, `const`), a `cast`, or a function of other values.
+
+    fn     "acc": what the op computed (epilogues only); "load": what view number `value` reads; "const": `value`;
+           "cast": its argument as `dtype` (float to integer truncates); else a name in FUNCTIONS.
+    dtype  the type it is computed in: F32, I64 or BOOL
+    """
+
+    fn: str
+    args: tuple[Expr, ...] = ()
+    value: float | int | bool | None = None
+    dtype: DType = DType.F32
+
+
+ACC = Expr("acc")
+
+
+def const(value: float | int | bool, dtype: DType = DType.F32) -> Expr:
+    cast = {DType.F32: float, DType.I64: int, DType.BOOL: bool}[dtype]
+    return Expr("const", (), cast(value), dtype)
+
+
+def load(view: int, dtype: DType = DType.F32) -> Expr:
+    """What view number `view` of the op's `loads` reads, in compute type `dtype`."""
+    return Expr("load", (), view, dtype)
+
+
+def cast(x: Expr, dtype: DType) -> Expr:
+    return x if x.dtype is dtype else Expr("cast", (x,), None, dtype)
+
+
+def call(fn: str, *args: Expr | float) -> Expr:
+    """`fn(*args)` for a name in FUNCTIONS; Python numbers become constants of the other arguments' type."""
+    function = FUNCTIONS[fn]
+    if len(args) != len(function.params):
+        raise TypeError(f"{fn} takes ({', '.join(function.params)}), got {len(args)} arguments")
+    typed = [a for a in args if isinstance(a, Expr)]
+    like = typed[-1].dtype if typed else DType.F32
+    exprs = tuple(a if isinstance(a, Expr) else const(a, like) for a in args)
+    result = {"bool": DType.BOOL, "float": DType.F32, "same": exprs[-1].dtype}[function.result]
+    return Expr(fn, exprs, None, result)
+
+
+def walk(expr: Expr) -> list[Expr]:
+    """The expression and everything in it, arguments before what uses them."""
+    out: list[Expr] = []
+    for a in expr.args:
+        out += walk(a)
+    return [*out, expr]
+
+
+def substitute(expr: Expr, leaf: dict[Expr, Expr]) -> Expr:
+    """The expression with every occurrence of a key of `leaf` replaced."""
+    if expr in leaf:
+        return leaf[expr]
+    if not expr.args:
+        return expr
+    return Expr(expr.fn, tuple(substitute(a, leaf) for a in expr.args), expr.value, expr.dtype)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What an op does with each value before it stores it: `expr` over `acc` and `loads`, then where it stores it.
+
+    Coordinates in `loads` are those of the op's own result, before `shuffle`; every index is affine and has no `valid`.
+
+    shuffle  block b > 1: depth-to-space in the store: channel (i*b + j)*C + c of pixel (p, q), with C channels left, goes
+             to channel c of pixel (b*p + i, b*q + j). ONNX's CRD order is this one after a permutation of the weights.
+    """
+
+    expr: Expr = ACC
+    loads: tuple[View, ...] = ()
+    shuffle: int = 1

@@ -1,0 +1,332 @@
+"""The typed program between ONNX and the kernels: tensors with layouts, about twenty ops, and the verifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from tccompile.expr import ACC, DType, Epilogue, Expr, Shape, View, walk
+from tccompile.weights import Recipe
+
+PAD = 8
+"""The innermost axis of a tensor is padded to a multiple of this many elements: 16 bytes in fp16, whatever the precision."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor and where its elements lie. Tuples have one entry per logical axis, in the model's order of axes.
+
+    shape    what the model says
+    padded   the extents in memory: those of `shape` plus padding. Whoever writes the tensor writes all of `padded`, zeros
+             outside `shape`, and nothing else
+    strides  in elements; 0 is not allowed except where the extent is 1
+    base     the tensor in whose storage this one lies (never itself a view), or None if it has storage of its own
+    offset   in elements, from the start of the storage
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    padded: Shape
+    strides: Shape
+    base: str | None = None
+    offset: int = 0
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one of `padded`, both included."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if self.size else 0
+
+    @property
+    def size(self) -> int:
+        """Elements of `shape`."""
+        return math.prod(self.shape)
+
+    @property
+    def storage(self) -> str:
+        """The name of the tensor that owns the memory."""
+        return self.base or self.name
+
+    @property
+    def inner(self) -> int | None:
+        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element."""
+        unit = [a for a in range(self.rank) if self.strides[a] == 1 and self.padded[a] > 1]
+        return unit[0] if unit else None
+
+
+def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = PAD) -> Tensor:
+    """A tensor with storage of its own, axes in `order` (outermost first; default as in `shape`), the last one padded.
+
+    An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding.
+    """
+    order = tuple(range(len(shape))) if order is None else order
+    padded = list(shape)
+    if order:
+        padded[order[-1]] = -(-shape[order[-1]] // pad) * pad
+    strides, step = [1] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * padded[axis]
+    return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
+
+
+# --- Ops -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One typed operation. Fields hold tensor names; `y` is what it writes.
+
+    nodes  the user's ONNX nodes it stands for, the one that gives it its name first
+    """
+
+    nodes: tuple[str, ...]
+    y: str
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors it reads beside those of its views."""
+        return ()
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.epilogue.loads
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All tensors it reads, each once."""
+        return tuple(dict.fromkeys((*self.operands, *(v.tensor for v in self.views))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise(Op):
+    """y = expr over views, for each element of y: elementwise ops, and all ops that only move data.
+
+    `expr` is the epilogue's, over its `loads`; it has no `acc`, and here a load's index may be anything.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv(Op):
+    """y = epilogue(conv(x, w)): cross-correlation of x (N, C, H, W) with w (O, C/groups, R, S), or of rank 3 (N, C, W).
+
+    Before the epilogue's shuffle y is (N, O, P, Q); beyond the edges x reads as zero.
+    """
+
+    x: str
+    w: str
+    strides: tuple[int, ...]  # one per spatial axis
+    pads: tuple[int, ...]  # at the start of each spatial axis; at the end is what y's extents need
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, self.w
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Op):
+    """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N)."""
+
+    a: str
+    b: str
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.a, self.b
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Op):
+    """y = epilogue(max or mean of x's windows), x (N, C, H, W) or (N, C, W).
+
+    Elements beyond the edges do not take part; `count_pads` counts as zeros those within `pads` of an edge, as ONNX does.
+    """
+
+    x: str
+    kind: str  # "max" or "mean"
+    window: tuple[int, ...]  # one per spatial axis, as strides and dilations
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]  # at the start of each spatial axis
+    end_pads: tuple[int, ...]  # at the end of each: counts for `count_pads`; ceil_mode may read beyond it
+    dilations: tuple[int, ...]
+    count_pads: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Op):
+    """y = epilogue(combine over `axes` of pre(x)); y has extent 1 in those axes.
+
+    A mean is the sum with an epilogue that scales; `pre` is an expression of `acc`, which stands for an element of x.
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    combine: str  # "add", "mul", "min" or "max"
+    pre: Expr = ACC
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Op):
+    """y = epilogue(softmax of x along `axis`, or its logarithm)"""
+
+    x: str
+    axis: int
+    log: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Op):
+    """y = epilogue((x - mean) / sqrt(variance + eps)), both over `axes` of x; scale and bias are the epilogue's.
+
+    With `groups` g > 0, axis 1 is taken as g groups of neighbouring channels, and each group is one more reduced axis.
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    eps: float
+    groups: int = 0
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize(Op):
+    """y = epilogue(x resampled along `axes`): y[…, o, …] = sum over taps t of weights[o, t] * x[…, index[o, t], …].
+
+    index, weights  one constant per axis: int32 and float32, (output extent, taps)
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    index: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, *self.index, *self.weights
+
+
+OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Pool, Reduce, Softmax, Norm, Resize)
+
+
+# --- Program ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """One set of input shapes of a model: ops in an order in which they can run.
+
+    inputs, outputs  tensors with the model's own names, dtypes and shapes, row-major and without padding
+    constants        how the values of a constant tensor come from the model's weights; logical shape, before the padding
+                     and order of axes that its entry in `tensors` says
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    constants: Mapping[str, Recipe]
+    ops: tuple[Op, ...]
+
+    def op_shape(self, op: Op) -> Shape:
+        """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""
+        y, b = self.tensors[op.y].shape, op.epilogue.shuffle
+        return y if b == 1 else (y[0], y[1] * b * b, y[2] // b, y[3] // b)
+
+    def readers(self) -> dict[str, list[Op]]:
+        """The ops that read each tensor."""
+        out: dict[str, list[Op]] = {name: [] for name in self.tensors}
+        for op in self.ops:
+            for name in op.inputs:
+                out[name].append(op)
+        return out
+
+    def writer(self) -> dict[str, Op]:
+        """The op that writes each tensor."""
+        return {op.y: op for op in self.ops}
+
+
+def tensor_fields(op: Op) -> Iterator[str]:
+    """The names of the op's fields that hold tensor names (one, or a tuple of them), beside its views."""
+    return (f.name for f in fields(op) if f.name in ("x", "w", "a", "b", "y", "index", "weights"))
+
+
+def renamed(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with tensors replaced by others, in fields and views."""
+
+    def new(value):
+        return tuple(map(new, value)) if isinstance(value, tuple) else names.get(value, value)
+
+    loads = tuple(replace(v, tensor=new(v.tensor)) for v in op.epilogue.loads)
+    changed = {name: new(getattr(op, name)) for name in tensor_fields(op)}
+    return replace(op, epilogue=replace(op.epilogue, loads=loads), **changed)
+
+
+def verify(program: Program) -> None:
+    """Hold a program to what every stage may rely on; raises AssertionError that names the op and the rule (a bug of ours)."""
+    tensors = program.tensors
+    for name, t in tensors.items():
+        assert t.name == name, f"tensor {name!r} calls itself {t.name!r}"
+        assert len(t.shape) == len(t.padded) == len(t.strides), f"{name}: shape, padded and strides differ in length"
+        assert all(0 <= n <= p for n, p in zip(t.shape, t.padded, strict=True)), f"{name}: padded {t.padded} < shape {t.shape}"
+        if t.base is not None:
+            base = tensors[t.base]
+            assert base.base is None, f"{name}: its base {t.base} is itself a view"
+            assert base.dtype is t.dtype, f"{name}: {t.dtype} in storage of {base.dtype}"
+            assert t.offset >= 0 and t.offset + t.span <= base.span, f"{name}: reaches outside the storage of {t.base}"
+    for name in program.inputs + program.outputs:
+        t = tensors[name]
+        plain = dense(name, t.shape, t.dtype, pad=1)
+        assert t == plain, f"model input or output {name} is not row-major without padding"
+    written = {*program.inputs, *program.constants}
+    assert not set(program.outputs) & set(program.inputs), "an output is an input"
+    for op in program.ops:
+        where = f"{type(op).__name__} {op.nodes[0]}"
+        for name in op.inputs:
+            owner = tensors[name].storage
+            assert name in written or owner in written, f"{where} reads {name}, which nothing before it writes"
+        assert op.y not in written, f"{where} writes {op.y}, which has been written"
+        written |= {op.y, tensors[op.y].storage}
+        _verify_expressions(program, op, where)
+    for name in program.outputs:
+        assert name in written, f"nothing writes the output {name}"
+
+
+def _verify_expressions(program: Program, op: Op, where: str) -> None:
+    shape = program.op_shape(op)
+    for view in op.views:
+        assert len(view.index) == program.tensors[view.tensor].rank, f"{where}: the view of {view.tensor} has another rank"
+        if not isinstance(op, Pointwise):
+            affine = all(i.affine is not None for i in view.index) and not view.valid
+            assert affine, f"{where}: an epilogue reads {view.tensor} at an index that is not affine"
+        if not view.valid and 0 not in shape:
+            for i, n in zip(view.index, program.tensors[view.tensor].shape, strict=True):
+                lo, hi = i.bounds(shape)
+                assert 0 <= lo and hi < n, f"{where}: reads {view.tensor} at {lo}…{hi} of {n}"
+    for e in walk(op.epilogue.expr):
+        assert e.fn != "acc" or not isinstance(op, Pointwise), f"{where}: a Pointwise has no acc"
+        if e.fn == "load":
+            view = op.views[e.value]  # type: ignore[index]
+            assert e.dtype is program.tensors[view.tensor].dtype.compute, f"{where}: loads {view.tensor} as {e.dtype}"
+
+

@@ -1,0 +1,114 @@
+"""Where a constant's values come from: a recipe over the model's own weights, so that they can be left out and filled in.
+
+A recipe is a small tree: sources (initializers of the user's model, by name), literals (values that are not the model's, or
+are too small to matter), and transforms of `TRANSFORMS`. It is part of the plan; evaluating one needs NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Attributes = tuple[tuple[str, Any], ...]
+"""A transform's parameters by name: integers, floats, strings, and tuples of them."""
+
+SMALL = 4096
+"""Bytes up to which a constant is kept by value even when weights are left out of a plan."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The initializer `name` of the user's model, as the model stores it (bf16 and fp8 widened to float32)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # NumPy's name
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """Values that are kept as they are."""
+
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Transform:
+    """`TRANSFORMS[fn](*args, **attributes)`"""
+
+    fn: str
+    args: tuple[Recipe, ...]
+    attributes: Attributes = ()
+
+
+Recipe = Source | Literal | Transform
+
+
+def _take(x: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
+    return np.take(x, indices.astype(np.int64), axis)
+
+
+def _slice(x: np.ndarray, starts: tuple, ends: tuple, steps: tuple) -> np.ndarray:
+    """Basic slicing; a start or end of None is the edge."""
+    return x[tuple(slice(*c) for c in zip(starts, ends, steps, strict=True))]
+
+
+def _pad(x: np.ndarray, before: tuple, after: tuple) -> np.ndarray:
+    return np.pad(x, tuple(zip(before, after, strict=True)))
+
+
+TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+    "neg": np.negative,
+    "matmul": np.matmul,
+    "reshape": lambda x, shape: x.reshape(shape),
+    "transpose": lambda x, axes: x.transpose(axes),
+    "cast": lambda x, dtype: x.astype(dtype),
+    "concat": lambda *xs, axis: np.concatenate(xs, axis),
+    "slice": _slice,
+    "pad": _pad,
+    "flip": lambda x, axes: np.flip(x, axes),
+    "take": _take,
+    "expand": lambda x, shape: np.broadcast_to(x, shape),
+}
+
+
+def transform(fn: str, *args: Recipe, **attributes: Any) -> Recipe:
+    """A recipe for `TRANSFORMS[fn]` of other recipes, evaluated at once when only literals go in."""
+    frozen = tuple(sorted((k, _frozen(v)) for k, v in attributes.items()))
+    recipe = Transform(fn, args, frozen)
+    if all(isinstance(a, Literal) for a in args):
+        return Literal(np.ascontiguousarray(evaluate(recipe, {})))
+    return recipe
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def evaluate(recipe: Recipe, sources: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The values, from the model's weights by name. Raises KeyError with the name of a weight that is missing."""
+    match recipe:
+        case Source(name=name):
+            return sources[name]
+        case Literal(values=values):
+            return values
+        case Transform(fn, args, attributes):
+            return TRANSFORMS[fn](*(evaluate(a, sources) for a in args), **dict(attributes))
+
+
+def sources_of(recipe: Recipe) -> set[str]:
+    """The names of the weights that a recipe needs."""
+    match recipe:
+        case Source(name=name):
+            return {name}
+        case Transform(args=args):
+            return set().union(*map(sources_of, args))
+    return set()
