@@ -328,5 +328,3 @@ def _verify_expressions(program: Program, op: Op, where: str) -> None:
         if e.fn == "load":
             view = op.views[e.value]  # type: ignore[index]
             assert e.dtype is program.tensors[view.tensor].dtype.compute, f"{where}: loads {view.tensor} as {e.dtype}"
-
-

@@ -1,0 +1,56 @@
+"""How a PTX instruction becomes a function that Numba can compile: one line an instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+i16, i32, u16, u32, u64 = types.int16, types.int32, types.uint16, types.uint32, types.uint64
+f32, void = types.float32, types.void
+
+_REGISTER = {
+    i16: (ir.IntType(16), "h"),
+    u16: (ir.IntType(16), "h"),
+    i32: (ir.IntType(32), "r"),
+    u32: (ir.IntType(32), "r"),
+    types.int64: (ir.IntType(64), "l"),
+    u64: (ir.IntType(64), "l"),
+    f32: (ir.FloatType(), "f"),
+    types.float64: (ir.DoubleType(), "d"),
+}
+
+
+def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any:
+    """A device function that emits `text` with operands $0, $1 … : first the results, then the parameters.
+
+    result  a Numba type, `void`, or a tuple of types (the function then returns a tuple)
+    pure    arithmetic on registers: may be moved or removed. Everything else keeps its place and orders memory
+    """
+    results = () if result is void else tuple(result) if isinstance(result, tuple) else (result,)
+    returned = types.Tuple(results) if isinstance(result, tuple) else result
+    constraints = ["=" + _REGISTER[r][1] for r in results] + [_REGISTER[p][1] for p in params]
+    constraints += [] if pure else ["~{memory}"]
+
+    def typer(typingctx, *args):
+        def codegen(context, builder, sig, args):
+            llvm = [_REGISTER[r][0] for r in results]
+            out = ir.VoidType() if not llvm else llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm)
+            function = ir.FunctionType(out, [_REGISTER[p][0] for p in params])
+            value = builder.call(ir.InlineAsm(function, text, ",".join(constraints), side_effect=not pure), args)
+            if not results:
+                return context.get_dummy_value()
+            if not isinstance(result, tuple):
+                return value
+            parts = [builder.extract_value(value, i) for i in range(len(llvm))] if len(llvm) > 1 else [value]
+            return context.make_tuple(builder, sig.return_type, parts)
+
+        return returned(*params), codegen
+
+    # An intrinsic must have a fixed number of positional parameters, so its head is generated.
+    names = "".join(f", a{i}" for i in range(len(params)))
+    scope = {"typer": typer}
+    exec(f"def declared(typingctx{names}):\n    return typer(typingctx{names})", scope)
+    return intrinsic(scope["declared"])
