@@ -1,0 +1,378 @@
+"""Kernels to machine code: Numba to PTX, PTX to a cubin by ptxas, in parallel processes, with a cache on disk. Needs no GPU.
+
+The same code and the same tools give the same bytes: names that Numba numbers by process are replaced, and each kernel
+is assembled by itself from a file of a fixed name.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache as memoised
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tccompile import cache
+from tccompile.arch import ARCHS, Arch
+from tccompile.errors import TccompileError, UsageError
+from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels.spec import Code, Function
+from tccompile.plan import Image
+
+
+class CodegenError(TccompileError):
+    """A kernel of ours that does not compile as it should: a bug of tccompile's, not of the model's."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of a kernel: registers a thread, bytes of static shared memory a block, bytes of stack a thread."""
+
+    registers: int
+    shared: int
+    stack: int
+
+
+Job = tuple[Code, Arch, str]
+"""What to compile, for which generation, as "cubin" or "ptx"."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many jobs are done, and of how many."""
+
+POOL_FROM = 4
+"""Jobs from which processes are started: each takes about a second to import Numba."""
+
+PTX_VERSIONS = ("5.0", "6.0", "6.3", "6.4", "6.5", "7.0", "7.1", "7.4", "7.8", "8.0", "8.1", "8.3", "8.4", "8.6", "8.7", "8.8")
+"""PTX ISA versions worth trying, oldest first: those that brought targets or instructions (PTX ISA, "Release Notes")."""
+
+
+# --- One kernel ------------------------------------------------------------------------------------------------------
+
+
+def compile_code(code: Code, arch: Arch, kind: str = "cubin") -> Image:
+    """The kernel's code for one generation: "cubin", or "ptx" in the lowest PTX version that takes it.
+
+    From the cache if it has been compiled before. Raises CodegenError if Numba or ptxas refuses it, or if it spills
+    registers; UsageError if the installed CUDA toolchain does not know the generation.
+    """
+    return _built(code, arch, kind)[0]
+
+
+def resources(code: Code, arch: Arch) -> Resources:
+    """Registers and memory that the kernel uses on a generation."""
+    return _built(code, arch, "cubin")[1]
+
+
+def ptx_text(function: Function, arch: Arch, name: str) -> str:
+    """The PTX of a kernel's function, with `name` as its entry: the same text in every process.
+
+    Raises whatever Numba raises.
+    """
+    from numba import cuda
+
+    text, _ = cuda.compile(
+        function.function,
+        function.signature,
+        cc=arch.target,
+        device=False,
+        abi="numba",
+        fastmath=function.fastmath,
+        launch_bounds=(function.threads, function.blocks),
+    )
+    return _stable(text, name)
+
+
+def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:
+    """PTX to a cubin, by the ptxas of the toolchain that Numba uses.
+
+    Raises CodegenError with ptxas' message on an error, on spills, and on warnings C75xx (serialised wgmma).
+    """
+    with tempfile.TemporaryDirectory(prefix="tccompile-") as folder:
+        Path(folder, "kernel.ptx").write_text(ptx)
+        command = [_ptxas(), f"-arch={target}", "-O3", "-v", "--warn-on-spills", "kernel.ptx", "-o", "kernel.cubin"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode:
+            raise CodegenError(f"ptxas: {log.strip()}")
+        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+        if any(spilled):
+            raise CodegenError(f"it spills registers ({max(spilled)} bytes a thread)")
+        if warning := re.search(r".*\bC75\d\d\b.*", log):
+            raise CodegenError(f"ptxas: {warning[0].strip()}")
+        cubin = Path(folder, "kernel.cubin").read_bytes()
+    return cubin, Resources(
+        _figure(r"Used (\d+) registers", log), _figure(r"(\d+) bytes smem", log), _figure(r"(\d+) bytes stack", log)
+    )
+
+
+def _figure(pattern: str, log: str) -> int:
+    return max((int(n) for n in re.findall(pattern, log)), default=0)
+
+
+def _built(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
+    assert kind in ("cubin", "ptx"), kind
+    key = _key(code, arch, kind)
+    if (found := cache.get(key)) is not None:
+        return _unpacked(found, code, arch, kind)
+    image, used = _build(code, arch, kind)
+    cache.put(key, struct.pack("<3I", used.registers, used.shared, used.stack) + image.code)
+    return image, used
+
+
+def _unpacked(entry: bytes, code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
+    return Image(arch.name, kind, _entry_name(code), entry[12:]), Resources(*struct.unpack_from("<3I", entry))
+
+
+def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
+    check_toolchain(arch)
+    name = _entry_name(code)
+    try:
+        function = kernel_named(code.kernel).build(arch, **dict(code.params))
+        text = ptx_text(function, arch, name)
+        cubin, used = assemble(text, arch.name)
+    except Exception as error:
+        params = ", ".join(f"{k}={v!r}" for k, v in code.params)
+        message = f"kernel {code.kernel}({params}) does not compile for {arch.name}: {error}"
+        raise CodegenError(message) from (None if isinstance(error, CodegenError) else error)
+    return Image(arch.name, kind, name, _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin), used
+
+
+def _entry_name(code: Code) -> str:
+    return "tc_" + re.sub(r"\W", "_", code.kernel)
+
+
+_NUMBERED = re.compile(r"[\w$]*(?:_Z\w*|_cudapy_\w+|\$cst\$\w+)[\w$]*")
+"""Names in PTX that Numba or LLVM made from a counter of the process, or from where the source lies."""
+
+
+def _stable(ptx: str, name: str) -> str:
+    """The PTX with such names replaced in the order in which they appear, without comments and without Numba's environment."""
+    lines = [line.rstrip() for line in ptx.splitlines()]
+    kept = [x for x in lines if x and not x.lstrip().startswith("//") and "NumbaEnv" not in x.partition("=")[0]]
+    text = "\n".join(kept) + "\n"
+    entries = re.findall(r"\.entry\s+([\w$]+)", text)
+    if len(entries) != 1:
+        raise CodegenError(f"{len(entries)} entry functions in its PTX")
+    text = re.sub(rf"\b{re.escape(entries[0])}(?=_param_|\b)", name, text)
+    names: dict[str, str] = {}
+    return _NUMBERED.sub(lambda m: names.setdefault(m[0], f"${name}_{len(names)}"), text)
+
+
+def _oldest_ptx(ptx: str, arch: Arch) -> str:
+    """The PTX with the lowest `.version` that ptxas accepts it with: a driver refuses what is newer than itself."""
+    own = re.search(r"^\.version\s+(\S+)", ptx, re.M)
+    assert own, "PTX without a version"
+    for version in PTX_VERSIONS:
+        if _number(version) >= _number(own[1]):
+            break
+        text = ptx.replace(own[0], f".version {version}", 1)
+        try:
+            assemble(text, arch.name)
+        except CodegenError:
+            continue
+        return text
+    return ptx
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+# --- The toolchain ---------------------------------------------------------------------------------------------------
+
+
+@memoised
+def _ptxas() -> str:
+    """The ptxas of the CUDA packages that Numba takes NVVM from; never one that happens to be on PATH."""
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility, load_nvidia_dynamic_lib
+
+        nvvm = Path(load_nvidia_dynamic_lib("nvvm").abs_path)
+    except Exception as error:
+        raise UsageError(
+            f"compiling needs the CUDA compiler packages; install them: pip install 'tccompile[compiler]' ({error})"
+        ) from error
+    name = "ptxas.exe" if sys.platform == "win32" else "ptxas"
+    beside = (folder / "bin" / name for folder in nvvm.parents[:4])
+    found = next((str(p) for p in beside if p.is_file()), None) or find_nvidia_binary_utility("ptxas")
+    if found is None:
+        raise UsageError(f"no ptxas beside {nvvm}; install the CUDA compiler packages: pip install 'tccompile[compiler]'")
+    return found
+
+
+@memoised
+def toolchain() -> dict[str, str]:
+    """Versions of the tools that make machine code, by name."""
+    import llvmlite
+    import numba
+    import numba_cuda
+
+    said = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"release \S+, V(\S+)", said)
+    return {
+        "numba": numba.__version__,
+        "numba-cuda": numba_cuda.__version__,
+        "llvmlite": llvmlite.__version__,
+        "ptxas": version[1] if version else said.strip(),
+    }
+
+
+@memoised
+def _targets() -> frozenset[str]:
+    """The generations that the installed ptxas knows, as sm_80."""
+    said = subprocess.run([_ptxas(), "--help"], capture_output=True, text=True).stdout
+    return frozenset(re.findall(r"\bsm_\d+[a-z]?\b", said))
+
+
+def check_toolchain(arch: Arch) -> None:
+    """Raise UsageError if the installed CUDA toolchain makes no code for the generation."""
+    if arch.name not in _targets():
+        raise UsageError(
+            f"the installed CUDA toolchain (ptxas {toolchain()['ptxas']}) makes no code for {arch.name}; "
+            f"it knows {', '.join(a for a in ARCHS if a in _targets())}. "
+            "CUDA 12.9 knows all of them: pip install 'numba-cuda[cu12]', or leave the generation out with --arch"
+        )
+
+
+# --- Keys ------------------------------------------------------------------------------------------------------------
+
+
+def _key(code: Code, arch: Arch, kind: str) -> str:
+    module = type(kernel_named(code.kernel)).__module__
+    return cache.key(
+        code.kernel, code.params, repr(arch), kind, toolchain(), cache.sources_of(module), cache.sources_of(__name__)
+    )
+
+
+# --- Many kernels ----------------------------------------------------------------------------------------------------
+
+
+def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | None = None) -> dict[Job, Image]:
+    """Compile many kernels, each once, in `jobs` processes (as many as cores if None).
+
+    The result has the order of `wanted`. Raises as `compile_code`: the first failure, in that order.
+    """
+    todo = list(dict.fromkeys(wanted))
+    images: dict[Job, Image] = {}
+    for job in todo:
+        if (found := cache.get(_key(*job))) is not None:
+            images[job] = _unpacked(found, *job)[0]
+    misses = [job for job in todo if job not in images]
+    done = len(images)
+    if progress:
+        progress(done, len(todo))
+
+    def finished(job: Job, image: Image) -> None:
+        nonlocal done
+        images[job] = image
+        done += 1
+        if progress:
+            progress(done, len(todo))
+
+    workers = min(jobs or os.cpu_count() or 1, len(misses))
+    if workers < 2 or len(misses) < POOL_FROM or not sys.executable:
+        for job in misses:
+            finished(job, compile_code(*job))
+    else:
+        _in_processes(misses, workers, finished)
+    if misses:
+        cache.evict()
+    return {job: images[job] for job in todo}
+
+
+def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Image], None]) -> None:
+    """Compile in worker processes of our own: multiprocessing's would run the caller's main module again."""
+    idle = [Worker() for _ in range(workers)]
+    failures: dict[int, TccompileError] = {}
+
+    def one(job: Job) -> Image:
+        worker = idle.pop()
+        try:
+            return worker.compile(job)
+        finally:
+            idle.append(worker)
+
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            futures = {threads.submit(one, job): i for i, job in enumerate(misses)}
+            for future in as_completed(futures):
+                i = futures[future]
+                error = future.exception()
+                if error is None:
+                    finished(misses[i], future.result())
+                elif isinstance(error, TccompileError):
+                    failures[i] = error
+                else:
+                    raise error
+        finally:
+            threads.shutdown(cancel_futures=True)
+            for worker in idle:
+                worker.close()
+    if failures:
+        raise failures[min(failures)]
+
+
+class Worker:
+    """A child process that compiles jobs: length-prefixed pickles over its standard streams, both ends this program's."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-c", "from tccompile.emit import serve; serve()"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def compile(self, job: Job) -> Image:
+        assert self.process.stdin and self.process.stdout
+        try:
+            _send(self.process.stdin, job)
+            result = _receive(self.process.stdout)
+        except (OSError, EOFError) as error:
+            code = self.process.wait()
+            raise CodegenError(
+                f"the process that compiled kernel {job[0].kernel} for {job[1].name} ended with status {code}"
+            ) from error
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def serve() -> None:
+    """A worker's whole life: read a job, write its image or the error, until there are no more."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is not an answer
+    while True:
+        try:
+            job = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            result: Any = compile_code(*job)
+        except TccompileError as error:
+            result = type(error)(str(error))
+        _send(answers, result)
+
+
+def _send(stream: BinaryIO, value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+def _receive(stream: BinaryIO) -> Any:
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
