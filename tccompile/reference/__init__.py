@@ -1,0 +1,104 @@
+"""What each Op means, in NumPy only: the CPU engine runs it, and the kernels' tests compare with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tccompile import weights
+from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Shape, Softmax
+from tccompile.reference.expressions import evaluate_expr
+from tccompile.reference.reductions import norm, reduce, softmax
+from tccompile.reference.storage import convert, elements, from_storage, store, to_storage
+from tccompile.reference.windows import conv, pool
+
+__all__ = ["MEANING", "compute", "convert", "elements", "evaluate", "from_storage", "store", "to_storage"]
+
+
+def gemm(op: Gemm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """a @ bᵀ: a (…, M, K), b (N, K) or (…, N, K)."""
+    a, b = values[op.a].astype(np.float32, copy=False), values[op.b].astype(np.float32, copy=False)
+    if b.ndim == 2:  # one matrix product instead of many
+        return (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b.T).reshape(shape)
+    return a @ b.swapaxes(-1, -2)
+
+
+def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """x resampled along one axis after the other: a weighted sum of taps."""
+    x = values[op.x].astype(np.float32, copy=False)
+    for axis, index, factors in zip(op.axes, op.index, op.weights, strict=True):
+        at, by = values[index], values[factors]  # (output extent, taps)
+        lie = [-1 if a == axis else 1 for a in range(x.ndim)]
+        total = np.take(x, at[:, 0], axis) * by[:, 0].reshape(lie)
+        for t in range(1, at.shape[1]):
+            total += np.take(x, at[:, t], axis) * by[:, t].reshape(lie)
+        x = total
+    return x
+
+
+MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
+    Conv: conv,
+    Gemm: gemm,
+    Norm: norm,
+    Pool: pool,
+    Reduce: reduce,
+    Resize: resize,
+    Softmax: softmax,
+}
+"""meaning(op, values, shape): what the op computes before its epilogue. A Pointwise is all epilogue."""
+
+
+def compute(op: Op, program: Program, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What `op` writes, epilogue and shuffle included: y's logical shape, in the type its expression computes in.
+
+    values  the logical arrays it reads, by tensor: in storage type (bf16 as its bits) or in compute type
+    """
+    shape = program.op_shape(op)
+    typed = {name: _typed(values[name], program, name) for name in op.inputs}
+    acc = None if isinstance(op, Pointwise) else MEANING[type(op)](op, typed, shape)
+    out = evaluate_expr(op.epilogue.expr, op.epilogue.loads, typed, shape, acc)
+    out = np.broadcast_to(out, shape)
+    b = op.epilogue.shuffle
+    if b > 1:
+        n, c, p, q = shape
+        out = out.reshape(n, b, b, c // (b * b), p, q).transpose(0, 3, 4, 1, 5, 2)  # (N, C, P, i, Q, j)
+    return out.reshape(program.tensors[op.y].shape)
+
+
+def _typed(values: np.ndarray, program: Program, name: str) -> np.ndarray:
+    dtype = program.tensors[name].dtype
+    return values if values.dtype == dtype.compute.numpy else from_storage(values, dtype)
+
+
+def evaluate(program: Program, feeds: Mapping[str, np.ndarray], sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The program's outputs by name, computed in float32, int64 and bool throughout: nothing is rounded to storage types.
+
+    feeds    the inputs' values by name; sources, the model's weights by name (see `weights.evaluate`)
+    """
+    tensors = program.tensors
+    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
+    last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
+    memory: dict[str, np.ndarray] = {}  # by the tensor that owns the storage
+
+    def put(name: str, values: np.ndarray) -> None:
+        owner = tensors[tensors[name].storage]
+        if owner.name not in memory:
+            memory[owner.name] = np.zeros(owner.span, owner.dtype.compute.numpy)
+        store(memory[owner.name], tensors[name], convert(values, owner.dtype.compute.numpy))
+
+    def get(name: str) -> np.ndarray:
+        return elements(memory[tensors[name].storage], tensors[name])
+
+    for name in program.inputs:
+        put(name, _typed(np.asarray(feeds[name]), program, name))
+    for i, op in enumerate(program.ops):
+        for name in op.inputs:
+            owner = tensors[name].storage
+            if owner in program.constants and owner not in memory:
+                put(owner, weights.evaluate(program.constants[owner], sources))
+        put(op.y, compute(op, program, {name: get(name) for name in op.inputs}))
+        for owner in [o for o in memory if last.get(o, -1) <= i]:
+            del memory[owner]
+    return {name: get(name).copy() for name in program.outputs}
