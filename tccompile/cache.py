@@ -102,7 +102,7 @@ def sources_of(module: str) -> str:
         name = waiting.pop()
         if name in texts:
             continue
-        texts[name] = _source(name)
+        texts[name] = _text(name)
         waiting += [i for i in _imports(texts[name], name) if i.partition(".")[0] in roots]
     digest = hashlib.sha256()
     for name in sorted(texts):
@@ -110,7 +110,12 @@ def sources_of(module: str) -> str:
     return digest.hexdigest()
 
 
-def _source(module: str) -> bytes:
+def source_of(module: str) -> str:
+    """SHA-256 of the source of one module."""
+    return hashlib.sha256(_text(module)).hexdigest()
+
+
+def _text(module: str) -> bytes:
     loaded = sys.modules.get(module)
     path = getattr(loaded, "__file__", None)
     if path is None:

@@ -108,9 +108,8 @@ def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:
         if warning := re.search(r".*\bC75\d\d\b.*", log):
             raise CodegenError(f"ptxas: {warning[0].strip()}")
         cubin = Path(folder, "kernel.cubin").read_bytes()
-    return cubin, Resources(
-        _figure(r"Used (\d+) registers", log), _figure(r"(\d+) bytes smem", log), _figure(r"(\d+) bytes stack", log)
-    )
+    figures = (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes stack")
+    return cubin, Resources(*(_figure(pattern, log) for pattern in figures))
 
 
 def _figure(pattern: str, log: str) -> int:
@@ -246,10 +245,9 @@ def check_toolchain(arch: Arch) -> None:
 
 
 def _key(code: Code, arch: Arch, kind: str) -> str:
-    module = type(kernel_named(code.kernel)).__module__
-    return cache.key(
-        code.kernel, code.params, repr(arch), kind, toolchain(), cache.sources_of(module), cache.sources_of(__name__)
-    )
+    """A name for what comes out: it depends on the sources of the kernel's module and all that it imports, and on this file."""
+    sources = cache.sources_of(type(kernel_named(code.kernel)).__module__)
+    return cache.key(code.kernel, code.params, repr(arch), kind, toolchain(), sources, cache.source_of(__name__))
 
 
 # --- Many kernels ----------------------------------------------------------------------------------------------------
