@@ -173,6 +173,9 @@ def quotient(index: Index, divisor: int, shape: Shape) -> Index:
     lo, hi = rest.bounds(shape)
     if lo // divisor == hi // divisor:
         return whole + lo // divisor
+    match rest:
+        case Index(((Quotient(inner, k), 1),), 0):  # floor(floor(i / k) / d) = floor(i / (k * d))
+            return whole + quotient(inner, k * divisor, shape)
     return whole + Index(((Quotient(rest, divisor), 1),))
 
 

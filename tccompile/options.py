@@ -1,0 +1,69 @@
+"""What a user can choose, once: the command line's flags and compile()'s arguments come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tccompile.arch import ARCHS
+from tccompile.errors import UsageError
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of each model input, by its name."""
+
+PRECISIONS = ("fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile a model.
+
+    entries        one set of input shapes each; one empty set for a model whose shapes are all fixed
+    archs          GPU generations to build for, by name (`tccompile.arch.ARCHS`); the plan also carries PTX for those in `arch.PTX`
+    precision      "fp16": fp16 storage and Tensor Cores; "fp32": fp32 storage everywhere
+    strip_weights  leave large weights out of the plan
+    dump           a folder to write every stage into, or None
+    jobs           processes that compile kernels; None for one a core
+    """
+
+    entries: tuple[Shapes, ...] = ({},)
+    archs: tuple[str, ...] = tuple(ARCHS)
+    precision: str = "fp16"
+    strip_weights: bool = False
+    dump: Path | None = None
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.archs:
+            if name not in ARCHS:
+                raise UsageError(f"unknown GPU generation {name!r}; choose from {', '.join(ARCHS)}, or all")
+        if not self.archs:
+            raise UsageError("no GPU generation to build for; leave --arch away for all of them")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
+        if not self.entries:
+            raise UsageError("no entry: give at least one set of input shapes")
+
+
+def parse_archs(text: str) -> tuple[str, ...]:
+    """`sm_80,sm_90a` or `all`"""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    return tuple(ARCHS) if names == ("all",) else names
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`NAME=1x3x224x224`; a scalar input is `NAME=`. The name may contain `=`."""
+    name, sign, dims = text.rpartition("=")
+    try:
+        shape = tuple(int(d) for d in dims.split("x")) if dims else ()
+    except ValueError:
+        shape = None
+    if not sign or not name or shape is None or any(d < 1 for d in shape):
+        raise UsageError(f"cannot read the shape {text!r}; write it as NAME=1x3x224x224")
+    return name, shape
+
+
+def parse_entry(text: str) -> dict[str, tuple[int, ...]]:
+    """`x=1x3x224x224,y=1x10`: one set of input shapes"""
+    return dict(parse_shape(part) for part in text.split(","))

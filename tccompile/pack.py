@@ -1,0 +1,70 @@
+"""choices + offsets + machine code → Plan: steps, images and weights, once each, whatever the number of sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tccompile.emit import Job
+from tccompile.place import Placement
+from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.program import Program, renamed
+from tccompile.schedule import Choice
+from tccompile.weights import SMALL, evaluate, same, sources_of
+
+
+@dataclass(frozen=True)
+class Build:
+    """One entry's program for one generation: what is chosen for each op, where tensors lie, and in what form its code comes.
+
+    kind  "cubin", or "ptx" for a section that the driver compiles
+    """
+
+    arch: str
+    kind: str
+    choices: Sequence[Choice]
+    placement: Placement
+
+
+def pack(
+    name: str,
+    producer: Mapping[str, str],
+    entries: Sequence[tuple[Program, Sequence[Build]]],
+    images: Mapping[Job, Image],
+    sources: Mapping[str, np.ndarray],
+    strip_weights: bool,
+    notes: Sequence[str],
+) -> Plan:
+    """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated."""
+    index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
+    weights: dict[str, bytes] = {}
+    packed: list[Entry] = []
+    for number, (program, builds) in enumerate(entries):
+        program = _with_own_constants(program, packed, number)
+        for constant, recipe in program.constants.items():
+            tensor = program.tensors[constant]
+            large = tensor.span * tensor.dtype.size > SMALL
+            if constant not in weights and not (strip_weights and large and sources_of(recipe)):
+                weights[constant] = pack_constant(tensor, evaluate(recipe, sources))
+        packed.append(Entry(program, tuple(_section(b, images, index) for b in builds)))
+    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
+
+
+def _with_own_constants(program: Program, earlier: Sequence[Entry], number: int) -> Program:
+    """The program with each constant renamed that another entry has under the same name with other values or layout."""
+    names: dict[str, str] = {}
+    for name, recipe in program.constants.items():
+        for entry in earlier:
+            other = entry.program.constants.get(name)
+            if other is not None and not (same(other, recipe) and entry.program.tensors[name] == program.tensors[name]):
+                names[name] = f"{name}@{number}"
+    if not names:
+        return program
+    return replace(
+        program,
+        tensors={names.get(n, n): replace(t, name=names.get(n, n)) for n, t in program.tensors.items()},
+        constants={names.get(n, n): r for n, r in program.constants.items()},
+        ops=tuple(renamed(op, names) for op in program.ops),
+    )
