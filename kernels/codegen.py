@@ -1,0 +1,194 @@
+"""Source text for kernels: pointwise expressions as straight-line Python, division by launch arguments, compiling the text.
+
+The text calls the names of `names()`. Memory is touched through the functions of ptx/memory.py only, so that a test can bind
+all of them to Python ones and run the text as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tccompile.expr import FUNCTIONS, DType, Expr
+from tccompile.kernels.spec import Value
+
+COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
+"""The names of the compute types in generated text."""
+
+APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
+"""Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
+
+
+# --- Expressions as JSON -----------------------------------------------------------------------------------------------
+
+
+def encode(expr: Expr) -> Value:
+    """The expression as nested tuples of strings and numbers: (fn, dtype, value, args…)."""
+    value = expr.value
+    if isinstance(value, float) and not math.isfinite(value):
+        value = str(value)  # JSON has no inf and nan
+    return (expr.fn, expr.dtype.value, value if value is not None else "", *map(encode, expr.args))  # type: ignore[return-value]
+
+
+def decode(text: Any) -> Expr:
+    fn, dtype, value, *args = text
+    if value == "" and isinstance(value, str):
+        value = None
+    elif isinstance(value, str):
+        value = float(value)
+    return Expr(fn, tuple(map(decode, args)), value, DType(dtype))
+
+
+# --- Expressions as text ---------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """Assignments, one operation each; the same operation is computed once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.known: dict[str, str] = {}
+
+    def let(self, text: str) -> str:
+        """The name that holds the value of `text`."""
+        if text not in self.known:
+            self.known[text] = f"v{len(self.known)}"
+            self.lines.append(f"{self.known[text]} = {text}")
+        return self.known[text]
+
+    def value(self, expr: Expr, leaf: Callable[[Expr], str]) -> str:
+        """The name that holds the expression's value; `leaf` gives that of an `acc` or a `load`."""
+        match expr.fn:
+            case "acc" | "load":
+                return leaf(expr)
+            case "const":
+                return self.let(constant(expr.value, expr.dtype))
+            case "cast":
+                return self.cast(self.value(expr.args[0], leaf), expr.args[0].dtype, expr.dtype)
+        function = FUNCTIONS[expr.fn]
+        args = [(self.value(a, leaf), a.dtype) for a in expr.args]
+        body = ast.parse(function.body, mode="eval").body
+        name, dtype = self._node(body, dict(zip(function.params, args, strict=True)), args[-1][1], expr.fn in APPROXIMATE)
+        return self.cast(name, dtype, expr.dtype)
+
+    def cast(self, name: str, source: DType, target: DType) -> str:
+        if source is target:
+            return name
+        if target is DType.BOOL:
+            return self.let(f"{name} != {COMPUTE[source]}(0)")
+        if source is DType.BOOL:
+            return self.let(f"select({name}, {COMPUTE[target]}(1), {COMPUTE[target]}(0))")
+        return self.let(f"to_float({name})" if target is DType.F32 else f"to_int({name})")
+
+    def stored(self, name: str, source: DType, target: DType) -> str:
+        """The value as `memory.store(target)` takes it, rounded as `reference.storage.to_storage` does."""
+        if source is DType.F32 and target is DType.U64:
+            return self.let(f"to_unsigned({name})")
+        value = self.cast(name, source, DType.BOOL if target is DType.BOOL else target.compute)
+        if target is DType.BOOL:
+            return self.cast(value, DType.BOOL, DType.I64)
+        if source is DType.F32 and not target.is_float and target is not DType.I64:
+            bits = 8 * target.size
+            low, high = (0, 2**bits - 1) if target.value.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            return self.let(f"maximum(minimum({value}, i64({high})), i64({low}))")
+        return value
+
+    def loaded(self, name: str, source: DType) -> str:
+        """What `memory.load(source)` gave, in the compute type."""
+        return self.let(f"{name} != i64(0)") if source is DType.BOOL else name
+
+    def _node(self, node: ast.expr, env: dict[str, tuple[str, DType]], like: DType, quick: bool) -> tuple[str, DType]:
+        match node:
+            case ast.Name(id):
+                return env[id]
+            case ast.Constant(value):
+                return self.let(constant(value, like)), like
+            case ast.UnaryOp(op, operand):
+                a, dtype = self._node(operand, env, like, quick)
+                if dtype is DType.BOOL:
+                    return self.let(f"{a} == boolean(0)"), dtype
+                return self.let(f"{'-' if isinstance(op, ast.USub) else '~'}{a}"), dtype
+            case ast.BinOp(left, op, right):
+                (a, dtype), (b, _) = self._node(left, env, like, quick), self._node(right, env, like, quick)
+                return self.let(_binary(type(op), a, b, dtype, quick)), dtype
+            case ast.Compare(left, [op], [right]):
+                (a, _), (b, _) = self._node(left, env, like, quick), self._node(right, env, like, quick)
+                return self.let(f"{a} {_COMPARE[type(op)]} {b}"), DType.BOOL
+            case ast.Call(ast.Name(name), args):
+                given = [self._node(a, env, like, quick) for a in args]
+                return self._builtin(name, [g[0] for g in given], given[-1][1])
+        raise AssertionError(f"a function's body has {ast.dump(node)}")
+
+    def _builtin(self, name: str, args: list[str], dtype: DType) -> tuple[str, DType]:
+        if name == "logical_not":
+            return self.let(f"{args[0]} == boolean(0)"), DType.BOOL
+        if dtype is not DType.F32:
+            if name in ("floor", "ceil", "rint"):
+                return args[0], dtype
+            if name in ("isnan", "isinf"):
+                return self.let("boolean(0)"), DType.BOOL
+            if dtype is DType.BOOL and name in ("minimum", "maximum"):
+                return self.let(_binary(ast.BitAnd if name == "minimum" else ast.BitOr, *args, dtype, False)), dtype
+        prefix = "" if dtype is DType.F32 or name in ("where", "minimum", "maximum") else "int_"
+        call = self.let(f"{prefix}{'select' if name == 'where' else name}({', '.join(args)})")
+        return call, DType.BOOL if name in ("isnan", "isinf") else dtype
+
+
+_COMPARE = {ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="}
+_BINARY = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
+
+
+def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
+    if dtype is DType.BOOL:  # without branches, and without a trip through integers
+        return {ast.BitAnd: f"select({a}, {b}, {a})", ast.BitOr: f"select({a}, {a}, {b})", ast.BitXor: f"{a} != {b}"}[op]
+    if op is ast.Div and dtype is DType.I64:
+        return f"int_trunc_div({a}, {b})"
+    if op is ast.Div and quick:
+        return f"quick_div({a}, {b})"
+    return f"{a} {_BINARY[op]} {b}"
+
+
+def constant(value: Any, dtype: DType) -> str:
+    """A literal of a compute type."""
+    if dtype is DType.F32:
+        value = float(value)
+        return f"f32({value!r})" if math.isfinite(value) else f"f32({'-' * (value < 0)}{str(abs(value))})"
+    return f"i64({int(value)})" if dtype is DType.I64 else f"boolean({int(value)})"
+
+
+# --- Division by what is known at launch -------------------------------------------------------------------------------
+
+
+def divider(d: int) -> tuple[int, int]:
+    """(multiplier, shift) with n // d == n * multiplier >> shift for 0 <= n < 2**31 (Granlund and Montgomery, 1994).
+
+    The multiplier is given as the signed number of its 32 bits, as a launch argument takes it.
+    """
+    shift = 31 + (d - 1).bit_length()
+    multiplier = -(-(1 << shift) // d)
+    return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, shift
+
+
+# --- Compiling -------------------------------------------------------------------------------------------------------
+
+
+def names() -> dict[str, Any]:
+    """What generated text may call. Imports Numba."""
+    from numba import cuda
+
+    from tccompile.kernels import device_math
+    from tccompile.kernels.ptx.core import f32, i32
+
+    return {
+        **device_math.NAMES, "f32": f32, "i32": i32, "i64": device_math.i64, "boolean": device_math.boolean, "cuda": cuda,
+        "inf": math.inf, "nan": math.nan,
+    }  # fmt: skip
+
+
+def execute(text: str, scope: dict[str, Any], name: str) -> Any:
+    """The function `name` that `text` defines over `scope`."""
+    scope = dict(scope)
+    exec(compile(text, f"<generated {name}>", "exec"), scope)
+    return scope[name]

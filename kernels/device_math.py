@@ -1,0 +1,179 @@
+"""The device side of `expr.BUILTINS`, casts, and division by numbers that are known at launch.
+
+float32 functions are good to a relative 1e-6; NaN goes through `minimum` and `maximum` as in NumPy. Everything is straight-line
+code: choices are selects, not branches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numba import cuda
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tccompile.expr import DType
+from tccompile.kernels.ptx.core import f32, i32, instruction, u32
+
+i64, boolean = types.int64, types.boolean
+
+inline = cuda.jit(device=True, inline="always")
+"""Decorates a helper that is expanded where it is called, which works without a GPU."""
+
+
+# --- Choices ---------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def select(typingctx, condition, a, b):
+    """a if condition else b, both computed; of the same type."""
+
+    def codegen(context, builder, sig, args):
+        return builder.select(*args)
+
+    return a(boolean, a, a), codegen
+
+
+def _extremum(symbol: str) -> Any:
+    def typer(typingctx, a, b):
+        def codegen(context, builder, sig, args):
+            x, y = args
+            if a is f32:  # a NaN is returned, whichever side it is on
+                first = builder.or_(builder.fcmp_ordered(symbol, x, y), builder.fcmp_unordered("uno", x, x))
+            else:
+                first = builder.icmp_signed(symbol, x, y)
+            return builder.select(first, x, y)
+
+        return a(a, a), codegen
+
+    return typer
+
+
+_less, _more = _extremum("<"), _extremum(">")
+
+
+@intrinsic
+def minimum(typingctx, a, b):
+    return _less(typingctx, a, b)
+
+
+@intrinsic
+def maximum(typingctx, a, b):
+    return _more(typingctx, a, b)
+
+
+# --- float32 ---------------------------------------------------------------------------------------------------------
+
+floor = instruction("cvt.rmi.f32.f32 $0, $1;", f32, f32, pure=True)
+ceil = instruction("cvt.rpi.f32.f32 $0, $1;", f32, f32, pure=True)
+rint = instruction("cvt.rni.f32.f32 $0, $1;", f32, f32, pure=True)
+trunc = instruction("cvt.rzi.f32.f32 $0, $1;", f32, f32, pure=True)
+absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
+quick_div = instruction("div.full.f32 $0, $1, $2;", f32, f32, f32, pure=True)
+"""a / b within 2 ulp: for functions that are not exact anyway."""
+
+
+@inline
+def fmod(a, b):
+    return math.fmod(a, b)
+
+
+@inline
+def floor_mod(a, b):
+    """The rest with the sign of b"""
+    r = math.fmod(a, b)
+    return select((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@inline
+def trunc_div(a, b):
+    return trunc(a / b)
+
+
+@inline
+def isinf(x):
+    return absolute(x) == f32(math.inf)
+
+
+# --- int64 -----------------------------------------------------------------------------------------------------------
+
+_quotient = instruction("div.s64 $0, $1, $2;", i64, i64, i64, pure=True)
+_rest = instruction("rem.s64 $0, $1, $2;", i64, i64, i64, pure=True)
+int_absolute = instruction("abs.s64 $0, $1;", i64, i64, pure=True)
+
+
+@inline
+def int_trunc_div(a, b):
+    """a / b rounded toward zero, 0 where b is 0"""
+    return select(b == 0, i64(0), _quotient(a, b))
+
+
+@inline
+def int_fmod(a, b):
+    """a - b * trunc(a / b), 0 where b is 0"""
+    return select(b == 0, i64(0), _rest(a, b))
+
+
+@inline
+def int_floor_mod(a, b):
+    """The rest with the sign of b, 0 where b is 0"""
+    r = int_fmod(a, b)
+    return select((r != 0) & ((r ^ b) < 0), r + b, r)
+
+
+@inline
+def int_power(a, b):
+    """a to the power b, modulo 2**64; a negative power is the exact result truncated, and 0 for a = 0"""
+    result, square, n = i64(1), a, b
+    while n > 0:
+        result = select((n & 1) != 0, result * square, result)
+        square, n = square * square, n >> 1
+    unit = select(a == 1, i64(1), select(a == -1, 1 - 2 * (b & 1), i64(0)))
+    return select(b < 0, unit, result)
+
+
+# --- casts -----------------------------------------------------------------------------------------------------------
+
+_to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
+_to_u64 = instruction("cvt.rzi.u64.f32 $0, $1;", i64, f32, pure=True)
+to_float = instruction("cvt.rn.f32.s64 $0, $1;", f32, i64, pure=True)
+unsigned_to_float = instruction("cvt.rn.f32.u64 $0, $1;", f32, i64, pure=True)
+
+
+@inline
+def to_int(x):
+    """x truncated and saturated, NaN gives 0"""
+    return select(x == x, _to_s64(x), i64(0))
+
+
+@inline
+def to_unsigned(x):
+    """The same for the range of uint64, as its bits"""
+    return select(x == x, _to_u64(x), i64(0))
+
+
+# --- division of 32-bit numbers by a launch argument -----------------------------------------------------------------
+
+divide = instruction(
+    "{ .reg .b64 t; mul.wide.u32 t, $1, $2; shr.u64 t, t, $3; cvt.u32.u64 $0, t; }", i32, i32, i32, u32, pure=True
+)
+"""divide(n, multiplier, shift): n // d for 0 <= n < 2**31 and (multiplier, shift) = `codegen.divider(d)`."""
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+NAMES: dict[str, Any] = {
+    # of float32
+    **{n: getattr(math, n) for n in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
+    **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
+    "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
+    "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div,
+    # of any type
+    "minimum": minimum, "maximum": maximum, "select": select,
+    # of int64
+    "int_absolute": int_absolute, "int_power": int_power, "int_fmod": int_fmod, "int_trunc_div": int_trunc_div,
+    "int_floor_mod": int_floor_mod,
+    # casts and divisions
+    "to_int": to_int, "to_unsigned": to_unsigned, "to_float": to_float, "divide": divide,
+}  # fmt: skip
+"""By the names that generated text calls them (see codegen.py)."""

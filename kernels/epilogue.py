@@ -1,0 +1,301 @@
+"""What happens to a kernel's results before and while they are stored: the epilogue's expression, its loads, y's layout.
+
+A kernel computes its op's result as rows m and groups of neighbouring lanes c, and hands each group of float32 values to
+`store`. Which axis is which is a `Frame`; how each tensor is read or written for it is `describe`'s choice:
+
+lanes  "vector": neighbours in memory, accesses of up to 16 bytes; "strided": one access a lane; "guarded": the same, lanes
+       at and beyond the result's channels not touched; "same": one element for all lanes
+rows   "none": the address does not depend on m; "linear": m times a stride; "general": a stride for each dimension of the
+       rows, and m is taken apart by multiplications with reciprocals (once for all accesses)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.errors import UnsupportedError
+from tccompile.expr import DType, Expr, Shape, View
+from tccompile.kernels.codegen import Lines, decode, divider, encode, execute, names
+from tccompile.kernels.spec import I32, Arg, Ptr, Value
+from tccompile.program import Conv, Gemm, Op, Pool, Program, Tensor
+
+Frame = tuple[int | None, ...]
+"""The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
+
+Convolutions have (n, p, q, c): the row of an output pixel is (n * P + p) * Q + q.
+"""
+
+
+def frame_of(op: Op, program: Program) -> Frame:
+    """The rows and lanes of an op's result: channels are the lanes of images, else y's innermost axis."""
+    rank = len(program.op_shape(op))
+    if isinstance(op, Conv | Pool):
+        return (0, 2, 3, 1) if rank == 4 else (0, None, 2, 1)
+    inner = program.tensors[op.y].inner
+    lane = rank - 1 if isinstance(op, Gemm) or inner is None else inner
+    rows = [a for a in range(rank) if a != lane]
+    return (*[None] * (3 - len(rows)), *rows, lane)
+
+
+@dataclass(frozen=True)
+class EpilogueSpec:
+    """How to store one op's results.
+
+    params  what `build` needs, for `code(…, epilogue=spec.params)`; without shapes, so that ops share codes
+    args    the arguments of the launch that the stored function takes as `e`
+    """
+
+    params: tuple[Value, ...]
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True)
+class _Access:
+    """One tensor as an affine function of the result's coordinates, in elements from its first one."""
+
+    tensor: Tensor
+    strides: tuple[int, ...]  # by axis of the result
+    offset: int
+
+
+def _access(program: Program, view: View, rank: int) -> _Access:
+    tensor = program.tensors[view.tensor]
+    strides, offset = [0] * rank, 0
+    for index, stride in zip(view.index, tensor.strides, strict=True):
+        assert index.affine is not None
+        offset += index.constant * stride
+        for axis, k in index.affine.items():
+            strides[axis] += k * stride
+    return _Access(tensor, tuple(strides), offset)
+
+
+def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> EpilogueSpec:
+    """How `op` stores groups of `lanes` (1, 2, 4 or 8) neighbouring results.
+
+    Groups with c at or beyond y's padded extent are ignored, those below it must all be stored, with any values beyond the
+    result's channels. Raises UnsupportedError for a tensor with a stride of 2**31 elements or more.
+    """
+    assert lanes in (1, 2, 4, 8)
+    shape, y, block = program.op_shape(op), program.tensors[op.y], op.epilogue.shuffle
+    lane = frame[-1]
+    assert lane is not None
+    for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True)):
+        assert axis == lane or n == padded, f"{y.name}: padding along axis {axis}, which holds rows"
+    accesses = [_access(program, view, len(shape)) for view in op.epilogue.loads]
+    rows = [a for a in frame[:-1] if a is not None and (shape[a] > 1 or block > 1)]
+    y_strides = list(y.strides)
+    if block > 1:
+        y_strides[2], y_strides[3] = block * y.strides[2], block * y.strides[3]
+    dims = _merged(rows, shape, [tuple(y_strides), *(a.strides for a in accesses)], block > 1)
+    inner = [extent for extent, _ in dims[1:]]
+
+    args: list[Arg] = [I32(v) for extent in inner for v in (extent, *divider(extent))]
+    channels, padded = shape[lane], y.padded[lane]
+    y_rows, y_args = _rows(dims, tuple(y_strides), y.name)
+    if block > 1:
+        whole = y.shape[1] % lanes == 0 and padded == y.shape[1]
+        mode = "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) and y.strides[1] == 1 else "strided"
+        args += [Ptr(op.y), *y_args, *map(I32, (channels, y.shape[1], padded, *divider(y.shape[1]), y.strides[1]))]
+        args += map(I32, (block, y.strides[2], y.strides[3]))
+        target = (y.dtype.value, mode, y_rows, False, True)
+    else:
+        vector = y.strides[lane] == 1 and padded % lanes == 0 and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
+        mode = "vector" if vector else "strided" if padded % lanes == 0 else "guarded"
+        args += [Ptr(op.y), *y_args, I32(channels), I32(padded), I32(y.strides[lane])]
+        target = (y.dtype.value, mode, y_rows, padded != channels, False)
+    sources = []
+    for access in accesses:
+        how, more = _rows(dims, access.strides, access.tensor.name)
+        step = access.strides[lane]
+        reach = -(-channels // lanes) * lanes  # lanes that a group may ask for
+        within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(access.strides) if s > 0 and a != lane)
+        covered = channels == reach or (step == 1 and within + reach <= access.tensor.span)
+        mode = "same" if step == 0 else "strided" if channels == reach else "guarded"
+        if step == 1 and covered and _aligned(access.tensor, lanes, access.offset, [access.strides[a] for a in rows]):
+            mode = "vector"
+        sources.append((access.tensor.dtype.value, mode, how))
+        args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(_small(step, access.tensor.name))]
+    return EpilogueSpec((lanes, len(dims), target, tuple(sources), encode(op.epilogue.expr)), tuple(args))
+
+
+Dims = list[tuple[int, list[int]]]
+"""Dimensions of the rows, outermost first: their extents, and the axes of the result that each is made of."""
+
+
+def _merged(rows: list[int], shape: Shape, strides: list[tuple[int, ...]], apart: bool) -> Dims:
+    """The fewest dimensions in which every access has one stride a dimension."""
+    dims: Dims = []
+    for axis in rows:
+        if dims and not apart and all(s[dims[-1][1][-1]] == s[axis] * shape[axis] for s in strides):
+            dims[-1] = (dims[-1][0] * shape[axis], [*dims[-1][1], axis])
+        else:
+            dims.append((shape[axis], [axis]))
+    return dims
+
+
+def _rows(dims: Dims, strides: tuple[int, ...], name: str) -> tuple[str, list[Arg]]:
+    """How an access depends on the row, and its strides as arguments."""
+    steps = [_small(strides[axes[-1]], name) for _, axes in dims]
+    if not any(steps):
+        return "none", []
+    if all(steps[i] == steps[i + 1] * dims[i + 1][0] for i in range(len(dims) - 1)):
+        return "linear", [I32(steps[-1])]
+    return "general", [I32(s) for s in steps]
+
+
+def _small(stride: int, name: str) -> int:
+    if not -(2**31) <= stride < 2**31:
+        raise UnsupportedError(f"tensor {name}: a stride of {stride} elements; kernels take strides below 2**31")
+    return stride
+
+
+def _aligned(tensor: Tensor, lanes: int, offset: int, strides: list[int]) -> bool:
+    """Whether groups of lanes begin at multiples of their size (16 bytes at most); storage itself is aligned to 16."""
+    width = min(16, lanes * tensor.dtype.size)
+    return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, offset, *strides))
+
+
+# --- The code --------------------------------------------------------------------------------------------------------
+
+
+def build(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The device function `store(acc, m, c, e)` and the Numba types of what `e` holds, for `EpilogueSpec.params`.
+
+    acc  `lanes` float32: the results of channels c … c + lanes - 1 (c a multiple of lanes) of row m (int32 both)
+    e    a tuple of the launch's `EpilogueSpec.args`
+    """
+    from numba import cuda
+    from numba.cuda import types
+
+    text, kinds, accesses = source(params)
+    scope = {**names(), **_memory(accesses)}
+    store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
+    return store, tuple(types.int64 if kind == "address" else types.int32 for kind in kinds)
+
+
+Accesses = dict[str, tuple[str, DType, int, bool]]
+"""The memory functions that generated text calls: name → ("load" or "store", dtype, elements, guarded)."""
+
+
+def _memory(accesses: Accesses) -> dict[str, Any]:
+    from tccompile.kernels.ptx import memory
+
+    return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
+
+
+class _Arguments:
+    """Names for the elements of `e`, in order."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def take(self, kind: str = "int") -> str:
+        self.kinds.append(kind)
+        return f"e[{len(self.kinds) - 1}]"
+
+
+def source(params: Any) -> tuple[str, list[str], Accesses]:
+    """The text of `store`, the kinds of its arguments ("address" or "int"), and the memory functions it calls."""
+    lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
+    expr, target = decode(encoded), DType(y_type)
+    accesses: Accesses = {}
+    arguments = _Arguments()
+    out = Lines()
+
+    # The row's coordinates, innermost last, if anything needs them.
+    inner = [(arguments.take(), arguments.take(), arguments.take()) for _ in range(rank - 1)]
+    digits: list[str] = []
+    if any(how == "general" for how in (y_rows, *(s[2] for s in sources))):
+        rest = "m"
+        for extent, multiplier, shift in reversed(inner):
+            whole = out.let(f"divide({rest}, {multiplier}, {shift})")
+            digits.insert(0, out.let(f"{rest} - {whole} * {extent}"))
+            rest = whole
+        digits.insert(0, rest)
+
+    def row(how: str, size: int) -> str:
+        """Bytes from the tensor's first element to the row's."""
+        steps = {"none": [], "linear": ["m"], "general": digits}[how]
+        return "".join(f" + i64({d}) * (i64({arguments.take()}) * {size})" for d in steps)
+
+    y = out.let(f"{arguments.take('address')}{row(y_rows, target.size)}")
+    if shuffle:
+        channels, remaining, padded = arguments.take(), arguments.take(), arguments.take()
+        multiplier, shift, y_step = arguments.take(), arguments.take(), arguments.take()
+        block, y_p, y_q = arguments.take(), arguments.take(), arguments.take()
+        limit = channels
+    else:
+        channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
+        limit = padded
+
+    # Loads: values[k][i] is load k in lane i.
+    values: list[list[str]] = []
+    for k, (kind, mode, how) in enumerate(sources):
+        dtype = DType(kind)
+        base = f"{arguments.take('address')}{row(how, dtype.size)}"
+        step = arguments.take()
+        n = lanes if mode == "vector" else 1
+        name = f"load{k}"
+        accesses[name] = ("load", dtype, n, mode == "guarded")
+        if mode == "same":
+            read = [out.let(f"{name}({base})")] * lanes
+        elif mode == "vector":
+            group = out.let(f"{name}({base} + i64(c) * {dtype.size})")
+            read = [out.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
+        else:
+            read = []
+            for i in range(lanes):
+                lane = f"c + {i}" if i else "c"
+                guard = f", {lane} < {channels}" if mode == "guarded" else ""
+                read.append(out.let(f"{name}({base} + i64({lane}) * (i64({step}) * {dtype.size}){guard})"))
+        values.append([out.loaded(r, dtype) for r in read])
+
+    def leaf(i: int) -> Callable[[Expr], str]:
+        return lambda e: f"acc[{i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
+
+    results = [out.stored(out.value(expr, leaf(i)), expr.dtype, target) for i in range(lanes)]
+    if mask:
+        zero = "f32(0)" if target.is_float else "i64(0)"
+        results = [out.let(f"select(c + {i} < {channels}, {r}, {zero})") for i, r in enumerate(results)]
+
+    body = out.lines
+    size = target.size
+    if shuffle:
+        accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
+        if y_mode == "strided":
+            accesses["pad"] = ("store", target, 1, False)
+        for i in range(1 if y_mode == "vector" else lanes):
+            # Channel (i * block + j) * remaining + k of the result goes to channel k of pixel (i, j) of the block.
+            body.append(f"t = divide(c + {i}, {multiplier}, {shift})")
+            body.append(f"k = c + {i} - t * {remaining}")
+            body.append("bi = t // block_")
+            body.append(f"at = {y} + (i64(bi) * i64({y_p}) + i64(t - bi * block_) * i64({y_q})) * {size}")
+            if y_mode == "vector":
+                body.append(f"put(at + i64(k) * {size}, {', '.join(results)})")
+            else:
+                body.append(f"put(at + i64(k) * (i64({y_step}) * {size}), {results[i]}, c + {i} < {channels})")
+                body.append(f"if c + {i} < {channels} and k == {remaining} - 1:")
+                zero = "f32(0)" if target.is_float else "i64(0)"
+                body.append(f"    for z in range({remaining}, {padded}):")
+                body.append(f"        pad(at + i64(z) * (i64({y_step}) * {size}), {zero})")
+        body.insert(0, f"block_ = {block}")
+    elif y_mode == "vector":
+        accesses["put"] = ("store", target, lanes, False)
+        body.append(f"put({y} + i64(c) * {size}, {', '.join(results)})")
+    else:
+        accesses["put"] = ("store", target, 1, y_mode == "guarded")
+        for i, r in enumerate(results):
+            guard = f", c + {i} < {padded}" if y_mode == "guarded" else ""
+            body.append(f"put({y} + i64(c + {i}) * (i64({y_step}) * {size}), {r}{guard})")
+    text = f"def store(acc, m, c, e):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
+    return text, arguments.kinds, accesses
+
+
+def flatten(body: Callable[..., None], fixed: int, extra: int) -> Callable[..., None]:
+    """A function of fixed + extra parameters that calls `body` with the first ones and a tuple of the others."""
+    first = ", ".join(f"a{i}" for i in range(fixed))
+    rest = ", ".join(f"e{i}" for i in range(extra))
+    text = f"def kernel({first}, {rest}):\n    body({first}, ({rest},))\n"
+    return execute(text, {"body": body}, "kernel")

@@ -1,0 +1,150 @@
+"""Loads and stores of one to eight neighbouring elements of any storage type, converted from and to the compute types.
+
+`load(dtype, n)` is a device function address → value (n = 1) or tuple of n values; `store(dtype, n)` one of (address,
+values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1). Each is one block of inline PTX with
+accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of the width. `guarded` adds a last
+int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba.cuda import types
+
+from tccompile.expr import DType
+from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+
+i64 = types.int64
+
+SPACES = ("global", "global.nc", "shared")
+"""State spaces: an address in shared memory is 32 bits, one in global memory 64."""
+
+
+@cache
+def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    """The device function that reads n elements of `dtype`."""
+    value = f32 if dtype.is_float else i64
+    address = f"${n}"
+    body, chunks = [], _chunks(dtype.size, n)
+    for at, width, word in chunks:
+        names = [f"w{at}_{k}" for k in range(width // word)]
+        vector, target = _braces(names)
+        body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
+        if guarded:
+            body += [f"mov.b{8 * max(word, 2)} {name}, 0;" for name in names]
+        kind = f"b{8 * word}" if word > 1 else "u8"
+        body.append(f"{'@p ' if guarded else ''}ld.{space}{vector}.{kind} {target}, [{address}+{at}];")
+        per_word = word // dtype.size
+        for k, name in enumerate(names):
+            first = at // dtype.size + k * per_word
+            body += _unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
+    params = (_address(space), i32) if guarded else (_address(space),)
+    return instruction(_block(body, f"${n + 1}" if guarded else ""), value if n == 1 else (value,) * n, *params)
+
+
+@cache
+def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before."""
+    value = f32 if dtype.is_float else i64
+    body = []
+    for at, width, word in _chunks(dtype.size, n):
+        names = [f"w{at}_{k}" for k in range(width // word)]
+        vector, source = _braces(names)
+        body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
+        per_word = word // dtype.size
+        for k, name in enumerate(names):
+            first = at // dtype.size + k * per_word
+            body += _pack(dtype, name, [f"${1 + first + j}" for j in range(per_word)])
+        kind = f"b{8 * word}" if word > 1 else "u8"
+        body.append(f"{'@p ' if guarded else ''}st.{space}{vector}.{kind} [$0+{at}], {source};")
+    params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
+    return instruction(_block(body, f"${n + 1}" if guarded else ""), void, *params)
+
+
+def _address(space: str) -> Any:
+    assert space in SPACES
+    return u32 if space == "shared" else u64
+
+
+def _chunks(size: int, n: int) -> list[tuple[int, int, int]]:
+    """How n elements are accessed: (byte offset, bytes, bytes of a register) of each instruction."""
+    width = min(16, size * n)
+    word = max(size, min(width, 4))
+    return [(at, width, word) for at in range(0, size * n, width)]
+
+
+def _braces(names: list[str]) -> tuple[str, str]:
+    """The vector suffix and the operand."""
+    return ("", names[0]) if len(names) == 1 else (f".v{len(names)}", "{" + ", ".join(names) + "}")
+
+
+def _block(body: list[str], predicate: str) -> str:
+    head = [".reg .pred p;", f"setp.ne.b32 p, {predicate}, 0;"] if predicate else []
+    return "{ " + " ".join(head + body) + " }"
+
+
+def _unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
+    """Convert the elements in the register `word` to compute values."""
+    halves = [f"{word}h{j}" for j in range(len(out))]
+    declared = f".reg .b16 {', '.join(halves)};"
+    if dtype is DType.F16:
+        split = [declared, f"mov.b32 {{{halves[0]}, {halves[1]}}}, {word};"] if len(out) == 2 else []
+        return split + [f"cvt.f32.f16 {o}, {h};" for o, h in zip(out, halves if len(out) == 2 else [word], strict=True)]
+    if dtype is DType.BF16:  # the upper half of a float32
+        split = [declared, f"mov.b32 {{{halves[0]}, {halves[1]}}}, {word};"] if len(out) == 2 else []
+        return split + [f"mov.b32 {o}, {{0, {h}}};" for o, h in zip(out, halves if len(out) == 2 else [word], strict=True)]
+    if dtype is DType.F32:
+        return [f"mov.b32 {out[0]}, {word};"]
+    if dtype is DType.F64:
+        return [f"cvt.rn.f32.f64 {out[0]}, {word};"]
+    if dtype.size == 8:
+        return [f"mov.b64 {out[0]}, {word};"]
+    sign = "s" if dtype in (DType.I8, DType.I16, DType.I32) else "u"
+    if dtype.size == 4:
+        return [f"cvt.s64.{sign}32 {out[0]}, {word};"]
+    bits = 8 * dtype.size
+    if len(out) == 1:  # a register of 16 bits
+        return [f"cvt.s64.{sign}{bits} {out[0]}, {word};"]
+    fields = [f"{word}f{j}" for j in range(len(out))]
+    lines = [f".reg .b32 {', '.join(fields)};"]
+    for j, (o, f) in enumerate(zip(out, fields, strict=True)):
+        lines += [f"bfe.{sign}32 {f}, {word}, {bits * j}, {bits};", f"cvt.s64.{sign}32 {o}, {f};"]
+    return lines
+
+
+def _pack(dtype: DType, word: str, values: list[str]) -> list[str]:
+    """Convert compute values to storage and join them in the register `word`."""
+    halves = [f"{word}h{j}" for j in range(len(values))]
+    if dtype is DType.F16:
+        if len(values) == 1:
+            return [f"cvt.rn.f16.f32 {word}, {values[0]};"]
+        lines = [f".reg .b16 {', '.join(halves)};"]
+        lines += [f"cvt.rn.f16.f32 {h}, {v};" for h, v in zip(halves, values, strict=True)]
+        return [*lines, f"mov.b32 {word}, {{{halves[0]}, {halves[1]}}};"]
+    if dtype is DType.BF16:
+        lines = []
+        for j, v in enumerate(values):  # round to nearest even: add 0x7fff and the lowest kept bit; a NaN becomes 0x7fff
+            b, odd, q = f"{word}b{j}", f"{word}o{j}", f"{word}q{j}"
+            lines += [f".reg .b32 {b}, {odd}; .reg .pred {q};", f"mov.b32 {b}, {v};", f"bfe.u32 {odd}, {b}, 16, 1;"]
+            lines += [f"add.u32 {b}, {b}, {odd};", f"add.u32 {b}, {b}, 0x7fff;", f"shr.u32 {b}, {b}, 16;"]
+            lines += [f"setp.nan.f32 {q}, {v}, {v};", f"selp.b32 {b}, 0x7fff, {b}, {q};"]
+        if len(values) == 1:
+            return [*lines, f"cvt.u16.u32 {word}, {word}b0;"]
+        return [*lines, f"bfi.b32 {word}, {word}b1, {word}b0, 16, 16;"]
+    if dtype is DType.F32:
+        return [f"mov.b32 {word}, {values[0]};"]
+    if dtype is DType.F64:
+        return [f"cvt.f64.f32 {word}, {values[0]};"]
+    if dtype.size == 8:
+        return [f"mov.b64 {word}, {values[0]};"]
+    if dtype.size == 4:
+        return [f"cvt.u32.u64 {word}, {values[0]};"]
+    if len(values) == 1:
+        return [f"cvt.u16.u64 {word}, {values[0]};"]
+    bits = 8 * dtype.size
+    fields = [f"{word}f{j}" for j in range(len(values))]
+    lines = [f".reg .b32 {', '.join(fields)};"] + [f"cvt.u32.u64 {f}, {v};" for f, v in zip(fields, values, strict=True)]
+    lines.append(f"mov.b32 {word}, {fields[0]};")
+    return lines + [f"bfi.b32 {word}, {f}, {word}, {bits * j}, {bits};" for j, f in enumerate(fields) if j]
