@@ -165,7 +165,7 @@ class Kernel:
         raise NotImplementedError
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        """The code for one `Code.params`; runs in a process without a GPU. May import Numba; the rest of a kernel's module may not."""
+        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of a kernel's module may not."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """A numbered dump of every stage: ONNX files while the graph is still ONNX, text afterwards, and each kernel's code.
 
-    00-load.onnx  01-rewrite.onnx  02-lower.txt  03-fuse.txt  04-precision.txt
-    05-schedule.sm_90a.txt …       06-place.sm_90a.txt …      kernels/NAME-DIGEST.sm_90a.cubin …
+00-load.onnx  01-rewrite.onnx  02-lower.txt  03-fuse.txt  04-precision.txt
+05-schedule.sm_90a.txt …       06-place.sm_90a.txt …      kernels/NAME-DIGEST.sm_90a.cubin …
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Dump:
     def choices(self, number: int, stage: str, arch: str, program: Program, choices: Sequence[Choice]) -> None:
         lines = [
             f"{op.nodes[0]}: {type(op).__name__} by {choice.kernel.name} {dict(choice.config)}\n    {choice.reason}\n"
-            + "".join(f"    {launch.code.kernel} grid {launch.grid} block {launch.block} smem {launch.smem}\n" for launch in choice.work.launches)
+            + "".join(
+                f"    {launch.code.kernel} grid {launch.grid} block {launch.block} smem {launch.smem}\n"
+                for launch in choice.work.launches
+            )
             for op, choice in zip(program.ops, choices, strict=True)
         ]
         self._text(f"{number:02}-{stage}{self.suffix}.{arch}.txt", "".join(lines))
@@ -52,7 +55,10 @@ class Dump:
     def placement(self, number: int, stage: str, arch: str, program: Program, placement: Placement) -> None:
         lines = [f"arena {placement.arena} bytes, counters {placement.counters} bytes\n"]
         lines += [f"{offset:12} {name}\n" for name, offset in sorted(placement.offsets.items(), key=lambda item: item[1])]
-        lines += [f"step {i} {op.nodes[0]} after {list(after)}\n" for i, (op, after) in enumerate(zip(program.ops, placement.after, strict=True))]
+        lines += [
+            f"step {i} {op.nodes[0]} after {list(after)}\n"
+            for i, (op, after) in enumerate(zip(program.ops, placement.after, strict=True))
+        ]
         self._text(f"{number:02}-{stage}{self.suffix}.{arch}.txt", "".join(lines))
 
     def images(self, images: Sequence[Image]) -> None:

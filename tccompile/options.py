@@ -20,7 +20,7 @@ class Options:
     """How to compile a model.
 
     entries        one set of input shapes each; one empty set for a model whose shapes are all fixed
-    archs          GPU generations to build for, by name (`tccompile.arch.ARCHS`); the plan also carries PTX for those in `arch.PTX`
+    archs          GPU generations to build for (names in `arch.ARCHS`); the plan also carries PTX for those in `arch.PTX`
     precision      "fp16": fp16 storage and Tensor Cores; "fp32": fp32 storage everywhere
     strip_weights  leave large weights out of the plan
     dump           a folder to write every stage into, or None

@@ -322,7 +322,7 @@ def _verify_expressions(program: Program, op: Op, where: str) -> None:
         if not view.valid and 0 not in shape:
             for i, n in zip(view.index, program.tensors[view.tensor].shape, strict=True):
                 lo, hi = i.bounds(shape)
-                assert 0 <= lo and hi < n, f"{where}: reads {view.tensor} at {lo}…{hi} of {n}"
+                assert lo >= 0 and hi < n, f"{where}: reads {view.tensor} at {lo}…{hi} of {n}"
     for e in walk(op.epilogue.expr):
         assert e.fn != "acc" or not isinstance(op, Pointwise), f"{where}: a Pointwise has no acc"
         if e.fn == "load":

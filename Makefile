@@ -1,0 +1,38 @@
+# make demo and make test set up their own environment; they need Python >= 3.11 and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check gpu-test bench kernels dump clean
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)  ## compile a small network, run it on a photograph, show the result
+	$(BIN)/python docs/examples/superres/demo.py
+
+test: $(READY)  ## every test that needs no GPU (and those that do, if there is one)
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+gpu-test: $(READY)  ## every kernel in every config against its reference, on a GPU
+	$(BIN)/python -m pytest tests/gpu --all
+
+kernels: $(READY)  ## compile every config of every kernel for every generation
+	$(BIN)/python -m pytest tests/kernels --all
+
+bench: $(READY)  ## whole networks on a GPU: the table of docs/benchmarks.md
+	$(BIN)/python -m tests.bench.networks
+
+dump: $(READY)  ## every stage of compiling MODEL, as files in out/
+	$(BIN)/tccompile $(MODEL) -o out/model.plan --dump out/
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

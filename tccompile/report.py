@@ -1,0 +1,145 @@
+"""What is in a plan, as data that prints as text or as JSON: `tccompile --explain` and `tcinspect`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tccompile.plan import Entry, Plan, Section, Step
+from tccompile.program import Conv, Gemm, Op, Program
+
+Json = dict[str, Any]
+
+
+def inspect(plan: Plan) -> Json:
+    """Inputs and outputs, entries, generations, steps and sizes (bytes)."""
+    return {
+        "name": plan.name,
+        "producer": dict(plan.producer),
+        "notes": list(plan.notes),
+        "entries": [_entry(plan, entry) for entry in plan.entries],
+        "weights": {
+            "constants": len({n for e in plan.entries for n in e.program.constants}),
+            "bytes": sum(len(w) for w in plan.weights.values()),
+            "left_out": len({n for e in plan.entries for n in e.program.constants} - set(plan.weights)),
+        },
+        "code": {"images": len(plan.images), "bytes": sum(len(i.code) for i in plan.images)},
+    }
+
+
+def _entry(plan: Plan, entry: Entry) -> Json:
+    p = entry.program
+    return {
+        "inputs": [_value(p, n) for n in p.inputs],
+        "outputs": [_value(p, n) for n in p.outputs],
+        "ops": len(p.ops),
+        "sections": [
+            {
+                "arch": s.arch,
+                "code": section_kind(plan, s),
+                "steps": len(s.steps),
+                "launches": sum(len(step.launches) for step in s.steps),
+                "tensor_core_steps": sum(step.tensor_cores for step in s.steps),
+                "arena_bytes": s.arena,
+            }
+            for s in entry.sections
+        ],
+    }
+
+
+def section_kind(plan: Plan, section: Section) -> str:
+    """In what form a section's code comes: cubin or ptx."""
+    return next((plan.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
+
+
+def _value(program: Program, name: str) -> Json:
+    t = program.tensors[name]
+    return {"name": name, "shape": list(t.shape), "dtype": t.dtype.value}
+
+
+def explain(plan: Plan) -> list[Json]:
+    """For each section, each step: the user's nodes, kernel, config, Tensor Cores or why not, and the padding added."""
+    return [
+        {
+            "entry": number,
+            "arch": section.arch,
+            "code": section_kind(plan, section),
+            "steps": [_step(entry.program, s) for s in section.steps],
+        }
+        for number, entry in enumerate(plan.entries)
+        for section in entry.sections
+    ]
+
+
+def _step(program: Program, step: Step) -> Json:
+    op = program.ops[step.op]
+    y = program.tensors[op.y]
+    return {
+        "nodes": list(op.nodes),
+        "op": type(op).__name__,
+        "output": {"shape": list(y.shape), "dtype": y.dtype.value},
+        "kernel": step.kernel,
+        "config": dict(step.config),
+        "launches": len(step.launches),
+        "tensor_cores": step.tensor_cores,
+        "reason": step.reason,
+        "padding": _padding(program, op),
+    }
+
+
+def _padding(program: Program, op: Op) -> list[str]:
+    """The padding of what Tensor Cores multiply, as `x 3→8 channels`."""
+    if not isinstance(op, Conv | Gemm):
+        return []
+    x, w = (op.x, op.w) if isinstance(op, Conv) else (op.a, op.b)
+    out = []
+    for label, name in (("input", x), ("weights", w), ("output", op.y)):
+        t = program.tensors[name]
+        out += [f"{label} {n}→{p}" for n, p in zip(t.shape, t.padded, strict=True) if n != p]
+    return out
+
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+
+
+def inspect_text(data: Json) -> str:
+    lines = [f"{data['name'] or 'model'}  ({', '.join(f'{k} {v}' for k, v in data['producer'].items())})"]
+    for number, entry in enumerate(data["entries"]):
+        if len(data["entries"]) > 1:
+            lines.append(f"entry {number}")
+        for kind in ("inputs", "outputs"):
+            lines += [f"  {kind[:-1]:7} {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
+        lines.append("  target           steps  launches  on Tensor Cores  arena")
+        for s in entry["sections"]:
+            target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
+            cores, arena = s["tensor_core_steps"], size_text(s["arena_bytes"])
+            lines.append(f"  {target:15}  {s['steps']:5}  {s['launches']:8}  {cores:15}  {arena}")
+    w, c = data["weights"], data["code"]
+    left = f", {w['left_out']} left out (tcrun --weights MODEL.onnx fills them in)" if w["left_out"] else ""
+    lines.append(f"  weights  {size_text(w['bytes'])} in {w['constants']} constants{left}")
+    lines.append(f"  code     {size_text(c['bytes'])} in {c['images']} kernels")
+    lines += [f"  note     {note}" for note in data["notes"]]
+    return "\n".join(lines)
+
+
+def explain_text(sections: list[Json]) -> str:
+    lines: list[str] = []
+    for section in sections:
+        entry = f"entry {section['entry']}, " if any(s["entry"] for s in sections) else ""
+        lines.append(f"{entry}{section['arch']}{' (PTX)' if section['code'] == 'ptx' else ''}")
+        for number, step in enumerate(section["steps"]):
+            config = " ".join(f"{k}={v}" for k, v in step["config"].items())
+            cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
+            shape = "×".join(map(str, step["output"]["shape"]))
+            lines.append(f"  {number:3}  {' + '.join(step['nodes'])}")
+            lines.append(f"       {step['op']} → {step['output']['dtype']} {shape}")
+            lines.append(f"       {step['kernel']} ({config}) on {cores}; {step['reason']}")
+            if step["padding"]:
+                lines.append(f"       padding: {', '.join(step['padding'])}")
+    return "\n".join(lines)
+
+
+def size_text(size: int) -> str:
+    """12.3 MiB"""
+    unit = min(int(math.log(max(size, 1), 1024)), 3)
+    return f"{size} B" if unit == 0 else f"{size / 1024**unit:.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}"
