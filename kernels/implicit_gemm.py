@@ -1,0 +1,286 @@
+"""Convolutions and matrix products as one thing: batches of y[m, n] = sum over k of A[m, k] * B[n, k].
+
+For a convolution m is an output pixel (n, p, q), n an output channel of one group, and k = (r, s, c) a tap and an input channel;
+A is never written down: its rows are gathered from x. A Gemm is the case of one tap. Everything here is plain arithmetic on
+the host, shared by the kernels of all generations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels.spec import LAUNCH_US
+from tccompile.program import Conv, Gemm, Op, Program, Tensor
+
+CHUNK = 8
+"""Halves that are copied at once: 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An op as an implicit GEMM. Strides are in elements.
+
+    batch      independent products: (1, groups) of a Conv, two levels of leading axes of a batched Gemm
+    pixels     (N, P, Q) a batch: row m = (n*P + p)*Q + q
+    columns    a batch; the last batch also stores y's padding, up to `stored` columns
+    taps       (R, S); channels, those of one tap: `channels` has the model's, `padded` what w has in memory
+    image      (H, W): a tap outside reads zeros
+    x_batch    strides of x between batches (outer, inner), as w_batch
+    x_pixel    strides of x: (n, h, w, c)
+    w_column   stride of w between columns; w_tap its strides (r, s, c)
+    row_batch  rows of y between batches, column_batch columns of y
+    """
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    batch: tuple[int, int]
+    pixels: tuple[int, int, int]
+    columns: int
+    stored: int
+    taps: tuple[int, int]
+    channels: int
+    padded: int
+    image: tuple[int, int]
+    x_batch: tuple[int, int]
+    w_batch: tuple[int, int]
+    x_pixel: tuple[int, int, int, int]
+    w_column: int
+    w_tap: tuple[int, int, int]
+    row_batch: int
+    column_batch: int
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int] = (0, 0)
+    dilations: tuple[int, int] = (1, 1)
+
+    @property
+    def batches(self) -> int:
+        return self.batch[0] * self.batch[1]
+
+    @property
+    def rows(self) -> int:
+        """M: rows of a batch."""
+        return math.prod(self.pixels)
+
+    @property
+    def depth(self) -> int:
+        """K, with the channels' padding."""
+        return self.taps[0] * self.taps[1] * self.padded
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations that the model asks for."""
+        return 2.0 * self.batches * self.rows * self.columns * self.taps[0] * self.taps[1] * self.channels
+
+    @property
+    def linear(self) -> bool:
+        """Whether row m of A begins at m times one stride: one tap, no stride, no padding of the image."""
+        (_, p, q), (n, h, w, _) = self.pixels, self.x_pixel
+        plain = self.taps == (1, 1) and self.strides == (1, 1) and self.pads == (0, 0) and self.pixels[1:] == self.image
+        return plain and (p == 1 or h == q * w) and (self.pixels[0] == 1 or n == p * q * w)
+
+
+def describe(op: Op, program: Program) -> Problem | str:
+    """The op as an implicit GEMM, or the reason why it is none."""
+    if isinstance(op, Conv):
+        return _conv(op, program)
+    assert isinstance(op, Gemm)
+    return _gemm(op, program)
+
+
+def _conv(op: Conv, program: Program) -> Problem:
+    x, w, y = (program.tensors[n] for n in (op.x, op.w, op.y))
+    shape = program.op_shape(op)
+    flat = x.rank == 3  # (N, C, W): an image of height 1
+
+    def spatial(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+        return (missing, values[0]) if flat else (values[0], values[1])
+
+    groups, columns, channels = op.groups, shape[1] // op.groups, w.shape[1]
+    xh, xw = spatial(x.strides[2:], 0)
+    wr, ws = spatial(w.strides[2:], 0)
+    p, q = spatial(shape[2:], 1)
+    return Problem(
+        x=x,
+        w=w,
+        y=y,
+        batch=(1, groups),
+        pixels=(shape[0], p, q),
+        columns=columns,
+        stored=_stored(op, program, axis=1) - (groups - 1) * columns,
+        taps=spatial(w.shape[2:], 1),
+        channels=channels,
+        padded=w.padded[1],
+        image=spatial(x.shape[2:], 1),
+        x_batch=(0, channels * x.strides[1]),
+        w_batch=(0, columns * w.strides[0]),
+        x_pixel=(x.strides[0], xh, xw, x.strides[1]),
+        w_column=w.strides[0],
+        w_tap=(wr, ws, w.strides[1]),
+        row_batch=0,
+        column_batch=columns,
+        strides=spatial(op.strides, 1),
+        pads=spatial(op.pads, 0),
+        dilations=spatial(op.dilations, 1),
+    )
+
+
+def _gemm(op: Gemm, program: Program) -> Problem | str:
+    a, b, y = (program.tensors[n] for n in (op.a, op.b, op.y))
+    shape = program.op_shape(op)
+    if b.rank > 2:
+        leading = _merged(shape[:-2], [a.strides[:-2], b.strides[:-2]], 2)
+        if leading is None:
+            return f"its batches {shape[:-2]} lie at more than two different strides"
+        batch, (a_batch, b_batch) = leading
+        pixels, (rows,) = (1, 1, shape[-2]), ((0, 0, a.strides[-2]),)
+    else:
+        leading = _merged(shape[:-1], [a.strides[:-1]], 3)
+        if leading is None:
+            return f"its rows {shape[:-1]} lie at more than three different strides"
+        pixels, (rows,) = leading
+        batch, a_batch, b_batch = (1, 1), (0, 0), (0, 0)
+    return Problem(
+        x=a,
+        w=b,
+        y=y,
+        batch=(batch[0], batch[1]),
+        pixels=(pixels[0], pixels[1], pixels[2]),
+        columns=shape[-1],
+        stored=_stored(op, program, axis=len(shape) - 1),
+        taps=(1, 1),
+        channels=b.shape[-1],
+        padded=b.padded[-1],
+        image=(pixels[1], pixels[2]),
+        x_batch=(a_batch[0], a_batch[1]),
+        w_batch=(b_batch[0], b_batch[1]),
+        x_pixel=(rows[0], rows[1], rows[2], a.strides[-1]),
+        w_column=b.strides[-2],
+        w_tap=(0, 0, b.strides[-1]),
+        row_batch=shape[-2] if b.rank > 2 else 0,
+        column_batch=0,
+    )
+
+
+def _stored(op: Op, program: Program, axis: int) -> int:
+    """Columns that the epilogue stores, y's padding included."""
+    channels = program.op_shape(op)[axis]
+    return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
+
+
+def _merged(
+    extents: tuple[int, ...], strides: list[tuple[int, ...]], depth: int
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]] | None:
+    """Nested loops with neighbours merged where all strides allow it, filled up to `depth` with loops of one turn; or None."""
+    loops: list[tuple[int, list[int]]] = []
+    for i, n in enumerate(extents):
+        steps = [s[i] for s in strides]
+        if n == 1:
+            continue
+        if loops and all(outer == n * inner for outer, inner in zip(loops[-1][1], steps, strict=True)):
+            loops[-1] = loops[-1][0] * n, steps
+        else:
+            loops.append((n, steps))
+    if len(loops) > depth:
+        return None
+    loops = [(1, [0] * len(strides))] * (depth - len(loops)) + loops
+    return tuple(n for n, _ in loops), [tuple(steps[k] for _, steps in loops) for k in range(len(strides))]
+
+
+# --- What Tensor Core kernels need -----------------------------------------------------------------------------------
+
+
+def unfit(problem: Problem, program: Program) -> str | None:
+    """None if 16-byte copies of half-precision operands can feed Tensor Cores, else the rule that does not hold."""
+    x, w = problem.x, problem.w
+    for t in (x, w):
+        if t.dtype is not DType.F16:
+            return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with float16"
+    if problem.batch[1] > 1 and problem.column_batch:  # a grouped convolution
+        for what, n in (("input", problem.channels), ("output", problem.columns)):
+            if n % CHUNK:
+                return f"its groups have {n} {what} channels, not a multiple of {CHUNK}"
+    if problem.padded % CHUNK:
+        return f"{w.name} has rows of {problem.padded} elements a tap, not a multiple of {CHUNK}"
+    channel_axis = 1 if problem.column_batch else x.rank - 1
+    if problem.batches == 1 or not problem.column_batch:
+        if x.padded[channel_axis] < problem.padded:
+            return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {problem.padded} of {w.name}"
+    if problem.x_pixel[3] != 1 and problem.padded > 1:
+        return f"neighbouring channels of {x.name} are {problem.x_pixel[3]} elements apart in memory"
+    r, s = problem.taps
+    wr, ws, wc = problem.w_tap
+    if (wc != 1) or (s > 1 and ws != problem.padded) or (r > 1 and wr != s * problem.padded):
+        return f"the taps and channels of {w.name} are not neighbours in memory"
+    steps = {x.name: (x.offset, *problem.x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *problem.w_batch, problem.w_column)}
+    for name, values in steps.items():
+        for v in values:
+            if v % CHUNK:
+                return f"rows of {name} begin at multiples of {v} elements, not of 16 bytes"
+    for t in (x, w):
+        if t.span // CHUNK >= 2**31:
+            return f"{t.name} has {t.span} elements; offsets of 16 bytes are counted in 31 bits"
+    return None
+
+
+# --- Cost ------------------------------------------------------------------------------------------------------------
+
+
+def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int]:
+    """Tiles along the rows and the columns of one batch."""
+    return -(-problem.rows // bm), -(-problem.stored // bn)
+
+
+def split_steps(steps: int, splits: int) -> tuple[int, int]:
+    """(splits, steps each) that cover `steps` steps of K with at most `splits` parts, none of them empty."""
+    each = max(1, -(-steps // max(1, splits)))
+    return max(1, -(-steps // each)), each
+
+
+def bytes_moved(problem: Problem, arch: Arch) -> float:
+    """Time in microseconds to bring x and w in and y out once at the memory's bandwidth."""
+    total = sum(math.prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
+    return total / (arch.gbps * 1e3 * 0.9)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one kernel reaches on a generation.
+
+    flops_us  floating-point operations a microsecond of one multiprocessor with its pipelines full
+    step_us   least time of one step of a block's main loop, when nothing else runs beside it
+    start_us  from a block's start to its first multiplication, and from its last to its end, together
+    """
+
+    flops_us: float
+    step_us: float
+    start_us: float
+
+
+def time_us(problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, splits: int, resident: int) -> float:
+    """Time of a grid of tiles of bm×bn in which each block takes steps of bk, `resident` blocks a multiprocessor, in µs.
+
+    Waves of blocks; in each a multiprocessor's blocks share its arithmetic, and a block alone is bound by its own steps; or
+    the time to move every tile's operands through L2, or all tensors through memory, if that is longer.
+    """
+    tm, tn = tiles(problem, bm, bn)
+    steps = -(-problem.depth // bk)
+    splits, each = split_steps(steps, splits)
+    blocks = tm * tn * splits * problem.batches
+    work = 2.0 * bm * bn * bk / rates.flops_us
+    full, rest = divmod(blocks, arch.sms * resident)
+
+    def wave(together: int) -> float:
+        return each * max(rates.step_us, together * work) + rates.start_us
+
+    compute = full * wave(resident) + (wave(-(-rest // arch.sms)) if rest else 0.0)
+    operands = blocks * (bm + bn) * bk * each * problem.x.dtype.size
+    l2 = operands / (arch.gbps * 1e3 * 2.0)
+    reduction = 0.0
+    if splits > 1:  # each tile is written by every split, and read by the last
+        partial = tm * tn * problem.batches * splits * bm * bn * 4
+        reduction = 1.0 + partial / (arch.gbps * 1e3 * 1.5) + splits * bm * bn * 4 / 100e3
+    return LAUNCH_US + max(compute, l2, bytes_moved(problem, arch)) + reduction

@@ -1,0 +1,286 @@
+"""Tensor Core instructions of the mma.sync kind, and what feeds them: ldmatrix, cp.async, 16-byte copies, counters.
+
+A warp multiplies blocks of 16 rows by 16 columns by 16 of K, held in registers as fragments. `Fragments` describes how one
+generation's instruction lays them out over the lanes (PTX ISA, "Warp-level matrix fragment" figures), so that one kernel body
+serves mma.m8n8k4 (sm_70), m16n8k8 (sm_75) and m16n8k16 (sm_80 and later).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+@intrinsic
+def shared_address(typingctx, array):
+    """The 32-bit address in shared memory of a `cuda.shared.array`."""
+
+    def codegen(context, builder, sig, args):
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        function = ir.FunctionType(I32, [I64])
+        text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+        return builder.call(ir.InlineAsm(function, text, "=r,l", side_effect=False), [builder.ptrtoint(data, I64)])
+
+    return u32(array), codegen
+
+
+# --- Copies of 16 bytes ----------------------------------------------------------------------------------------------
+
+cp_async = instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", void, u32, u64, i32)
+"""Copies $2 = 16 bytes to shared memory when it gets to it, or writes 16 zero bytes and reads nothing for $2 = 0."""
+
+cp_async_commit = instruction("cp.async.commit_group;", void)
+
+
+@cache
+def cp_async_wait(pending: int) -> Any:
+    """Waits until at most `pending` of this thread's groups of copies are under way."""
+    return instruction(f"cp.async.wait_group {pending};", void)
+
+
+load_chunk = instruction(
+    "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+    " @p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }".replace("$0,", "&$0,").replace("&", ""),
+    (u32, u32, u32, u32),
+    u64,
+    i32,
+)
+"""Four words from global memory, or zeros and no access where the last parameter is 0."""
+
+store_chunk = instruction("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", void, u32, u32, u32, u32, u32)
+
+
+# --- Counting blocks -------------------------------------------------------------------------------------------------
+
+fence_device = instruction("membar.gl;", void)
+"""What this thread wrote before is seen by every thread of the GPU before what it writes afterwards."""
+
+count_up = instruction("atom.global.add.u32 $0, [$1], 1;", u32, u64)
+"""Adds one to a counter in global memory and gives what it was."""
+
+store_word = instruction("st.global.b32 [$0], $1;", void, u64, u32)
+
+
+# --- Fragments -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """How one instruction spreads a 16×16 block over a warp's lanes.
+
+    Shared memory holds rows of A (and of B: its columns) as chunks of 8 halves. A lane reads chunk 2*step + half of a row:
+    (a_row, a_half) and (b_row, b_half) as functions of the lane. Of the accumulators it has four pairs of neighbouring
+    columns: pair t lies in row `row + (t % 2) * row_step` and column `column + (t // 2) * 8`.
+    """
+
+    instruction: str
+    ldmatrix: bool
+    row_step: int
+
+    def a_lane(self, lane: int) -> tuple[int, int]:
+        return (lane % 16, lane // 16) if self.ldmatrix else (lane % 8 + lane // 16 * 8, 0)
+
+    def b_lane(self, lane: int) -> tuple[int, int]:
+        if self.ldmatrix:
+            return lane % 8 + lane // 16 * 8, lane // 8 % 2
+        return lane % 4 + lane // 8 % 2 * 4 + lane // 16 * 8, 0
+
+    def acc_lane(self, lane: int) -> tuple[int, int]:
+        if self.ldmatrix:
+            return lane // 4, lane % 4 * 2
+        return lane % 2 + lane // 4 % 2 * 4 + lane // 16 * 8, lane // 2 % 2 * 2 + lane // 8 % 2 * 4
+
+
+FRAGMENTS = {
+    "mma.m8n8k4": Fragments("mma.m8n8k4", ldmatrix=False, row_step=2),
+    "mma.m16n8k8": Fragments("mma.m16n8k8", ldmatrix=True, row_step=8),
+    "mma.m16n8k16": Fragments("mma.m16n8k16", ldmatrix=True, row_step=8),
+}
+
+
+def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list, effect: bool) -> Any:
+    function = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
+
+
+def _parts(builder: ir.IRBuilder, struct: Any, n: int) -> list:
+    return [builder.extract_value(struct, i) for i in range(n)]
+
+
+def _array(builder: ir.IRBuilder, values: list) -> Any:
+    """A Numba UniTuple's value."""
+    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, v in enumerate(values):
+        out = builder.insert_value(out, v, i)
+    return out
+
+
+def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int) -> list:
+    """Four registers: a 16×16 block of halves, as the instruction takes it."""
+    words = ir.LiteralStructType([I32] * 4)
+    name = "ldmatrix.sync.aligned.m8n8.x4.shared.b16" if fragments.ldmatrix else "ld.shared.v4.b32"
+    text = f"{name} {{$0, $1, $2, $3}}, [$4+{offset}];"
+    return _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
+
+
+def _multiply(builder: ir.IRBuilder, fragments: Fragments, acc: list, a: list, b: list) -> list:
+    """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b as `_fragment` gives them."""
+
+    def mma(shape: str, acc: list, a: list, b: list) -> list:
+        n, types_ = len(acc), "row.col.f32.f16.f16.f32"
+        names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
+        d, rest = ", ".join(names[:n]), names[n:]
+        text = f"mma.sync.aligned.{shape}.{types_} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
+        text += f"{{{', '.join(rest[len(a) : len(a) + len(b)])}}}, {{{d}}};"
+        constraints = ",".join(["=f"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
+        out = _asm(builder, text, constraints, ir.LiteralStructType([F32] * n), [*a, *b, *acc], False)
+        return _parts(builder, out, n)
+
+    if fragments.instruction == "mma.m8n8k4":
+        for k in range(0, 8, 2):
+            acc = mma("m8n8k4", acc, a[k : k + 2], b[k : k + 2])
+        return acc
+    out = []
+    for half in range(2):  # columns 0-7 and 8-15
+        part, bs = acc[4 * half : 4 * half + 4], b[2 * half : 2 * half + 2]
+        if fragments.instruction == "mma.m16n8k16":
+            part = mma("m16n8k16", part, a, bs)
+        else:
+            part = mma("m16n8k8", mma("m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
+        out += part
+    return out
+
+
+@cache
+def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
+    """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
+
+    acc: mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
+    row and of chunk `half`; rows are bk halves, and chunk c of a row lies at c ^ swizzle(row): xor with 2*step*16 bytes walks K.
+    The next step's fragments are read before the current one is multiplied.
+    """
+    fragments = FRAGMENTS[instruction]
+    count, pitch = mi * nj * 8, 2 * bk
+    ty = types.UniTuple(f32, count)
+
+    def fragment(builder: ir.IRBuilder, base: Any, step: int, blocks: int) -> list[list]:
+        def at(offset: int) -> Any:
+            return builder.xor(base, ir.Constant(I32, offset)) if offset else base
+
+        halves = [at(32 * step)] if fragments.ldmatrix else [at(32 * step), at(32 * step + 16)]
+        return [sum((_chunks(builder, fragments, h, i * 16 * pitch) for h in halves), []) for i in range(blocks)]
+
+    @intrinsic
+    def multiply(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            values = _parts(builder, args[0], count)
+            steps = bk // 16
+            ready = fragment(builder, args[1], 0, mi), fragment(builder, args[2], 0, nj)
+            for step in range(steps):
+                left, right = ready
+                if step + 1 < steps:
+                    ready = fragment(builder, args[1], step + 1, mi), fragment(builder, args[2], step + 1, nj)
+                for i in range(mi):
+                    for j in range(nj):
+                        at = 8 * (i * nj + j)
+                        values[at : at + 8] = _multiply(builder, fragments, values[at : at + 8], left[i], right[j])
+            return _array(builder, values)
+
+        return ty(ty, u32, u32), codegen
+
+    return multiply
+
+
+@cache
+def zeros(count: int) -> Any:
+    """The device function () → count float32 zeros."""
+    ty = types.UniTuple(f32, count)
+
+    @intrinsic
+    def zero(typingctx):
+        def codegen(context, builder, sig, args):
+            return ir.Constant(ir.ArrayType(F32, count), [ir.Constant(F32, 0.0)] * count)
+
+        return ty(), codegen
+
+    return zero
+
+
+@cache
+def spill_blocks(instruction: str, mi: int, nj: int, first: int, last: int, pitch: int) -> Any:
+    """The device function (acc, address) that writes block rows first … last-1 to shared memory, as rows of `pitch` floats.
+
+    address: of this lane's first pair, `acc_lane` from the region's start.
+    """
+    fragments = FRAGMENTS[instruction]
+    ty = types.UniTuple(f32, mi * nj * 8)
+
+    @intrinsic
+    def spill(typingctx, acc, address):
+        def codegen(context, builder, sig, args):
+            for i in range(first, last):
+                for j in range(nj):
+                    for t in range(4):
+                        row, column = (i - first) * 16 + t % 2 * fragments.row_step, j * 16 + t // 2 * 8
+                        at = 8 * (i * nj + j) + 2 * t
+                        pair = [builder.extract_value(args[0], at + e) for e in range(2)]
+                        text = f"st.shared.v2.f32 [$0+{4 * (row * pitch + column)}], {{$1, $2}};"
+                        _asm(builder, text, "r,f,f,~{memory}", ir.VoidType(), [args[1], *pair], True)
+            return context.get_dummy_value()
+
+        return void(ty, u32), codegen
+
+    return spill
+
+
+@cache
+def store_partial(count: int, threads: int) -> Any:
+    """The device function (acc, address) that writes a thread's accumulators to global memory, four at a time.
+
+    address: of the block's tile plus 16 bytes a thread; the tile is count*threads floats.
+    """
+    ty = types.UniTuple(f32, count)
+
+    @intrinsic
+    def store(typingctx, acc, address):
+        def codegen(context, builder, sig, args):
+            values = _parts(builder, args[0], count)
+            for k in range(0, count, 4):
+                text = f"st.global.v4.f32 [$0+{4 * k * threads}], {{$1, $2, $3, $4}};"
+                _asm(builder, text, "l,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
+            return context.get_dummy_value()
+
+        return void(ty, u64), codegen
+
+    return store
+
+
+@cache
+def add_partial(count: int, threads: int) -> Any:
+    """The device function acc, address → acc plus what `store_partial` wrote there, read through L2."""
+    ty = types.UniTuple(f32, count)
+
+    @intrinsic
+    def add(typingctx, acc, address):
+        def codegen(context, builder, sig, args):
+            values = _parts(builder, args[0], count)
+            quad = ir.LiteralStructType([F32] * 4)
+            read: list = []
+            for k in range(0, count, 4):
+                text = f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * k * threads}];"
+                out = _asm(builder, text, "=f,=f,=f,=f,l,~{memory}", quad, [args[1]], True)
+                read += _parts(builder, out, 4)
+            return _array(builder, [builder.fadd(v, r) for v, r in zip(values, read, strict=True)])
+
+        return ty(ty, u64), codegen
+
+    return add
