@@ -1,0 +1,501 @@
+"""One pass over a graph whose input shapes are known: infers every shape, and folds away whatever does not depend on inputs.
+
+Shapes are static, so `Shape` is a constant at once, and all arithmetic on shapes folds with it. Types come from ONNX's own
+rules, one node at a time; values from NumPy or ONNX's reference evaluator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.defs
+import onnx.helper
+import onnx.numpy_helper
+import onnx.reference
+import onnx.shape_inference
+
+from tccompile.constants import Weight, derived, literal
+from tccompile.errors import ModelError, TccompileError, UnsupportedError
+from tccompile.opset import NEWEST
+
+MAX_NODES = 2**20
+MAX_BYTES = 2**40  # of one tensor
+LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
+
+RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor's element type (as in ONNX's TensorProto) and static shape."""
+
+    elem: int
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return onnx.helper.tensor_dtype_to_np_dtype(self.elem)
+
+    @property
+    def proto(self) -> onnx.TypeProto:
+        return onnx.helper.make_tensor_type_proto(self.elem, self.shape)
+
+
+def static_type(proto: onnx.TypeProto) -> Type | None:
+    """The tensor type, or None if it is not a tensor's or some extent is not known."""
+    if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
+        return None
+    dims = proto.tensor_type.shape.dim
+    if not proto.tensor_type.elem_type or any(d.WhichOneof("value") != "dim_value" or d.dim_value < 0 for d in dims):
+        return None
+    return Type(proto.tensor_type.elem_type, tuple(d.dim_value for d in dims))
+
+
+def first_line(error: Exception) -> str:
+    """What another library says about a failure, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def title(node: onnx.NodeProto) -> str:
+    """What an error calls a node."""
+    op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return f"node {node.name or next(iter(node.output), '')!r} ({op})"
+
+
+def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> dict[str, Type]:
+    """Folds the graph in place, adding to `constants`; gives the type of every tensor that is left.
+
+    Nodes are in topological order and of opset 23, inputs have static shapes, constants are in `constants` alone.
+    """
+    return _Folder(graph, constants, domains).run()
+
+
+class _Folder:
+    def __init__(self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.constants = constants
+        self.opsets = [onnx.helper.make_opsetid(d, v) for d, v in domains.items()]
+        self.domains = domains
+        self.alias: dict[str, str] = {}  # tensors that are the same as another
+        self.types: dict[str, Type] = {}
+        self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
+        self.kept: list[onnx.NodeProto] = []
+        self.pending = deque(graph.node)
+
+    def run(self) -> dict[str, Type]:
+        for value in self.graph.input:
+            self.types[value.name] = static_type(value.type)  # type: ignore[assignment]
+        while self.pending:
+            node = self.pending.popleft()
+            _rename_inputs(node, self.alias)
+            self.visit(node)
+            if len(self.kept) + len(self.pending) > MAX_NODES:
+                raise UnsupportedError("the model has more than 2^20 nodes")
+        self.name_outputs()
+        self.drop_unused()
+        del self.graph.node[:], self.graph.value_info[:]
+        self.graph.node.extend(self.kept)
+        return self.types
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        standard = node.domain in ("", "ai.onnx")
+        if standard and self.simplify(node):
+            return
+        self.infer(node)
+        inputs = [self.constants.get(name) for name in node.input if name]
+        if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
+            for name, weight in zip(node.output, self.evaluate(node), strict=False):
+                if name:
+                    self.set_constant(name, weight)
+        else:
+            self.kept.append(node)
+
+    # --- what needs no evaluation
+
+    def simplify(self, node: onnx.NodeProto) -> bool:
+        """Removes the node if it computes nothing: True if that was so."""
+        match node.op_type:
+            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size" if node.input[0] in self.constants:
+                x = self.type_of(node.input[0], node)
+            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size":
+                x = self.types.get(node.input[0])
+                if x is None:
+                    return False
+        match node.op_type:
+            case "Constant":
+                self.set_constant(node.output[0], _constant_node(node))
+                return True
+            case "If":
+                condition = self.constants.get(node.input[0])
+                if condition is not None and condition.values.size == 1:
+                    self.inline_branch(node, bool(condition.values.item()))
+                    return True
+                return False
+            case "CastLike":
+                to = self.type_of(node.input[1], node).elem
+                node.op_type = "Cast"
+                del node.attribute[:], node.input[1:]
+                node.attribute.append(onnx.helper.make_attribute("to", to))
+                return self.simplify(node)
+            case "Cast" if onnx.helper.get_node_attr_value(node, "to") == x.elem:
+                self.same(node.output[0], node.input[0])
+                return True
+            case "Identity":
+                self.same(node.output[0], node.input[0])
+                return True
+            case "Dropout" if not self.trains(node):
+                self.same(node.output[0], node.input[0])
+                if len(node.output) > 1 and node.output[1]:
+                    self.set_constant(node.output[1], literal("", np.broadcast_to(np.True_, x.shape)))
+                return True
+            case "Shape":
+                start, end = (_attribute(node, n, d) for n, d in (("start", 0), ("end", len(x.shape))))
+                self.set_constant(node.output[0], literal("", x.shape[start:end], np.int64))
+                return True
+            case "Size":
+                self.set_constant(node.output[0], literal("", int(np.prod(x.shape, dtype=object)), np.int64))
+                return True
+        return False
+
+    def trains(self, node: onnx.NodeProto) -> bool:
+        if len(node.input) < 3 or not node.input[2]:
+            return False
+        mode = self.constants.get(node.input[2])
+        return mode is None or bool(mode.values.any())
+
+    def same(self, name: str, as_name: str) -> None:
+        """`name` is another name of the tensor `as_name`."""
+        if as_name in self.constants:
+            self.set_constant(name, self.constants[as_name])
+        else:
+            self.alias[name] = as_name
+
+    def set_constant(self, name: str, weight: Weight) -> None:
+        self.constants[name] = Weight(name, weight.values, weight.recipe)
+
+    def inline_branch(self, node: onnx.NodeProto, condition: bool) -> None:
+        """Puts the nodes of an If's branch in its place, with names of their own."""
+        branch = onnx.helper.get_node_attr_value(node, "then_branch" if condition else "else_branch")
+        prefix = node.name or node.output[0]
+        local = {y for n in branch.node for y in n.output if y} | {t.name for t in branch.initializer}
+        names = {name: f"{prefix}/{name}" for name in local}
+        for tensor in branch.initializer:
+            self.set_constant(names[tensor.name], literal("", _tensor_values(tensor, title(node))))
+        inner = list(branch.node)
+        for n in inner:
+            _rename_inputs(n, names)
+            n.output[:] = [names.get(y, y) for y in n.output]
+        for y, result in zip(node.output, branch.output, strict=False):
+            inner.append(onnx.helper.make_node("Identity", [names.get(result.name, result.name)], [y]))
+        self.pending.extendleft(reversed(inner))
+
+    # --- types
+
+    def type_of(self, name: str, node: onnx.NodeProto) -> Type:
+        weight = self.constants.get(name)
+        if weight is not None:
+            return Type(onnx.helper.np_dtype_to_tensor_dtype(weight.values.dtype), weight.values.shape)
+        if name not in self.types:
+            raise ModelError(f"{title(node)} reads {name!r}, which nothing before it computes")
+        return self.types[name]
+
+    def infer(self, node: onnx.NodeProto) -> None:
+        outputs = {name: self.said.get(name) for name in node.output if name}
+        failure = "its shape depends on values that are known only when the model runs"
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
+        except onnx.defs.SchemaError:
+            failure = "the operator is not one of ONNX's; export the model with standard operators only"
+        else:
+            captured = [name for name in _reads(node) if name]
+            types = {name: self.type_of(name, node).proto for name in captured}
+            data = {
+                name: onnx.numpy_helper.from_array(np.ascontiguousarray(weight.values), name)
+                for name in captured
+                if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
+            }
+            try:
+                found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
+            except Exception as e:
+                raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
+            outputs = {name: static_type(found[name]) if name in found else None for name in outputs} | {
+                name: said for name, said in outputs.items() if name not in found or static_type(found[name]) is None
+            }
+        for name, type_ in outputs.items():
+            if type_ is None:
+                raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
+            size = int(np.prod(type_.shape, dtype=object)) * type_.dtype.itemsize
+            if size > MAX_BYTES:
+                raise UnsupportedError(f"{title(node)}: its output {name!r} takes {size} bytes; at most 2^40 are supported")
+            if name in self.types or name in self.constants:
+                raise ModelError(f"{title(node)} writes {name!r}, which has been written before")
+            self.types[name] = type_
+
+    # --- values
+
+    def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
+        if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type == "Dropout":
+            return False
+        made_of = sum(w.values.nbytes for w in inputs)
+        made = sum(int(np.prod(t.shape, dtype=object)) * t.dtype.itemsize for y in node.output if y and (t := self.types[y]))
+        return made <= max(LARGE, 4 * made_of)
+
+    def evaluate(self, node: onnx.NodeProto) -> list[Weight]:
+        inputs = [self.constants.get(name) for name in node.input]
+        try:
+            how = TRANSFORMED.get(node.op_type)
+            result = how(node, inputs, self.types[node.output[0]]) if how else None
+            if result is None:
+                result = _reference(node, inputs, self.opsets)
+        except TccompileError:
+            raise
+        except Exception as e:
+            raise ModelError(f"{title(node)}: its constant inputs cannot be evaluated: {first_line(e)}") from e
+        for name, weight in zip(node.output, result, strict=False):
+            if name:
+                expected = self.types.pop(name)
+                if weight.values.dtype != expected.dtype or weight.values.shape != expected.shape:
+                    raise ModelError(
+                        f"{title(node)}: its constant output {name!r} should be {expected.dtype}{list(expected.shape)} and is "
+                        f"{weight.values.dtype}{list(weight.values.shape)}"
+                    )
+        return result
+
+    # --- the end
+
+    def name_outputs(self) -> None:
+        """Gives the model's outputs their names back where a node that computes nothing was removed."""
+        rename: dict[str, str] = {}
+        inputs, outputs = {v.name for v in self.graph.input}, {v.name for v in self.graph.output}
+        for name in dict.fromkeys(v.name for v in self.graph.output):
+            target = self.alias.get(name)
+            if target is None:
+                if name not in self.types and name not in self.constants:
+                    raise ModelError(f"nothing computes the model's output {name!r}")
+            elif target in inputs or target in outputs or target in rename:
+                self.kept.append(onnx.helper.make_node("Identity", [target], [name], name))
+                self.types[name] = self.types[target]
+            else:
+                rename[target] = name
+                self.types[name] = self.types.pop(target)
+        for node in self.kept if rename else ():
+            _rename_inputs(node, rename)
+            node.output[:] = [rename.get(y, y) for y in node.output]
+
+    def drop_unused(self) -> None:
+        used = {v.name for v in self.graph.output}
+        alive = []
+        for node in reversed(self.kept):
+            if used.intersection(node.output):
+                alive.append(node)
+                used.update(_reads(node))
+        self.kept = alive[::-1]
+        for name in [name for name in self.constants if name not in used]:
+            del self.constants[name]
+        live = used | {v.name for v in self.graph.input} | {y for node in self.kept for y in node.output}
+        self.types = {name: t for name, t in self.types.items() if name in live}
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """The names a node reads, those that graphs inside it take from around it included."""
+    names = list(node.input)
+    for graph in _subgraphs(node):
+        inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        for inner in graph.node:
+            names += [name for name in _reads(inner) if name not in inside]
+            inside.update(inner.output)
+        names += [v.name for v in graph.output if v.name not in inside]
+    return list(dict.fromkeys(names))
+
+
+def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    for i, name in enumerate(node.input):
+        if name in names:
+            node.input[i] = names[name]
+    for graph in _subgraphs(node):
+        for inner in graph.node:
+            _rename_inputs(inner, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def _tensor_values(tensor: onnx.TensorProto, where: str) -> np.ndarray:
+    try:
+        return widened(onnx.numpy_helper.to_array(tensor))
+    except Exception as e:
+        raise ModelError(f"{where}: the constant in it is broken: {first_line(e)}") from e
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """Values in a type that NumPy has: bf16, fp8 and fp4 as float32, int4 as int8."""
+    if values.dtype.kind in "biufc":
+        return values
+    return values.astype(
+        {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(values.dtype.name, np.float32)
+    )
+
+
+def _constant_node(node: onnx.NodeProto) -> Weight:
+    (attribute,) = node.attribute
+    value = onnx.helper.get_attribute_value(attribute)
+    match attribute.name:
+        case "value":
+            if value.data_type == onnx.TensorProto.STRING:
+                raise UnsupportedError(f"{title(node)} holds strings; only numbers and booleans can be compiled")
+            return literal("", _tensor_values(value, title(node)))
+        case "value_float" | "value_floats":
+            return literal("", value, np.float32)
+        case "value_int" | "value_ints":
+            return literal("", value, np.int64)
+        case "sparse_value":
+            return literal("", dense_values(value))
+    raise UnsupportedError(f"{title(node)} holds strings; only numbers and booleans can be compiled")
+
+
+def dense_values(sparse: onnx.SparseTensorProto) -> np.ndarray:
+    """The values of a sparse tensor, zeros filled in."""
+    values, indices = widened(onnx.numpy_helper.to_array(sparse.values)), onnx.numpy_helper.to_array(sparse.indices)
+    out = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        out.reshape(-1)[indices] = values
+    else:
+        out[tuple(indices.T)] = values
+    return out
+
+
+# --- Values of one node ----------------------------------------------------------------------------------------------
+
+
+def _reference(node: onnx.NodeProto, inputs: list[Weight | None], opsets: list[onnx.OperatorSetIdProto]) -> list[Weight]:
+    """The node's outputs by ONNX's reference evaluator, as literals."""
+    names = list(dict.fromkeys(name for name in node.input if name))
+    graph = onnx.helper.make_graph(
+        [node], "constant", [onnx.helper.make_empty_tensor_value_info(n) for n in names],
+        [onnx.helper.make_empty_tensor_value_info(y) for y in node.output if y],
+    )  # fmt: skip
+    feeds = {name: w.values for name, w in zip(node.input, inputs, strict=True) if w is not None}
+    with np.errstate(all="ignore"):
+        out = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
+    values = iter(out)
+    return [literal("", widened(np.asarray(next(values)))) if y else literal("", 0) for y in node.output]
+
+
+How = Callable[[onnx.NodeProto, list[Any], Type], "list[Weight] | None"]
+"""A node as a transform of its constant inputs, so that the provenance stays; None if no transform says what it does."""
+
+
+def _plain(fn: str, floats_only: bool = False) -> How:
+    def how(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+        if floats_only and y.dtype.kind != "f":
+            return None
+        with np.errstate(all="ignore"):
+            return [derived("", fn, *x)]
+
+    return how
+
+
+def _reshape(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    return [derived("", "reshape", x[0], shape=y.shape)]
+
+
+def _expand(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    return [derived("", "expand", x[0], shape=y.shape)]
+
+
+def _transpose(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    axes = _attribute(node, "perm", tuple(reversed(range(len(y.shape)))))
+    return [derived("", "transpose", x[0], axes=tuple(axes))]
+
+
+def _cast(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    if y.dtype.kind not in "biuf":
+        return None
+    with np.errstate(all="ignore"):
+        return [derived("", "cast", x[0], dtype=y.dtype.name)]
+
+
+def _concat(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    return [derived("", "concat", *x, axis=_attribute(node, "axis"))]
+
+
+def _gather(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    return [derived("", "take", *x, axis=_attribute(node, "axis", 0))]
+
+
+def _slice(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    shape = x[0].values.shape
+    starts, ends = x[1].values.tolist(), x[2].values.tolist()
+    axes = x[3].values.tolist() if len(x) > 3 and x[3] is not None else range(len(starts))
+    steps = x[4].values.tolist() if len(x) > 4 and x[4] is not None else [1] * len(starts)
+    cut = [(0, n, 1) for n in shape]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        first, last, _ = slice(start, end, step).indices(shape[axis])
+        cut[axis] = first, (None if last < 0 else last), step  # type: ignore[assignment]
+    first, last, step = zip(*cut, strict=True)
+    return [derived("", "slice", x[0], starts=first, ends=last, steps=step)]
+
+
+def _pad(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    zero = len(x) < 3 or x[2] is None or not x[2].values.any()
+    pads = x[1].values.tolist()
+    if _attribute(node, "mode", b"constant") != b"constant" or not zero or min(pads, default=0) < 0 or len(x) > 3:
+        return None
+    rank = len(pads) // 2
+    return [derived("", "pad", x[0], before=tuple(pads[:rank]), after=tuple(pads[rank:]))]
+
+
+def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    """(x - zero_point) * scale, with one scale a tensor or one an extent of `axis`."""
+    values, scale, zero = x[0], x[1], x[2] if len(x) > 2 else None
+    if scale.values.ndim > 1 or _attribute(node, "block_size", 0) or scale.values.dtype != np.float32:
+        return None
+    shape = [1] * values.values.ndim
+    if scale.values.ndim == 1 and scale.values.size > 1:
+        shape[_attribute(node, "axis", 1)] = -1
+    out = derived("", "cast", values, dtype="float32")
+    if zero is not None:
+        zero = derived("", "cast", zero, dtype="float32")
+        out = derived("", "sub", out, derived("", "reshape", zero, shape=tuple(shape if zero.values.ndim else ())))
+    return [derived("", "mul", out, derived("", "reshape", scale, shape=tuple(shape if scale.values.ndim else ())))]
+
+
+TRANSFORMED: dict[str, How] = {
+    "Add": _plain("add"),
+    "Cast": _cast,
+    "Concat": _concat,
+    "DequantizeLinear": _dequantize,
+    "Div": _plain("div", floats_only=True),
+    "Expand": _expand,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "MatMul": _plain("matmul", floats_only=True),
+    "Mul": _plain("mul"),
+    "Neg": _plain("neg"),
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Sqrt": _plain("sqrt"),
+    "Squeeze": _reshape,
+    "Sub": _plain("sub"),
+    "Transpose": _transpose,
+    "Unsqueeze": _reshape,
+}

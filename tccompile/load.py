@@ -1,0 +1,298 @@
+"""An ONNX file to a checked graph: one opset, shapes bound, constants folded, every constant with its provenance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.inliner
+import onnx.numpy_helper
+import onnx_graphsurgeon as gs
+
+from tccompile.constants import Weight
+from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
+from tccompile.fold import MAX_BYTES, MAX_NODES, Type, dense_values, first_line, fold, widened
+from tccompile.opset import NEWEST, OLDEST, Scope, upgrade_nodes
+from tccompile.weights import SMALL, Source
+
+IR_VERSION = 11  # the first that knows opset 23
+PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # several values a byte
+
+Model = str | Path | onnx.ModelProto
+
+
+def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
+    """The model's graph: legal ONNX at opset 23, all shapes static, constants folded, nothing unused.
+
+    shapes  the shape of each input that has symbolic dimensions, by the input's name
+
+    Every constant is a `Weight`, so `constants.recipe_of` says where its values come from. Raises ModelError for a file
+    that is not valid ONNX, UnsupportedError for a valid one that cannot be compiled, UsageError for shapes that do not fit.
+    """
+    proto, weights = _read(model)
+    proto = _one_opset(proto, weights)
+    _bind(proto.graph, set(weights), shapes or {})
+    constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
+    types = fold(proto.graph, constants, {o.domain: o.version for o in proto.opset_import})
+    return _import(proto, types, constants)
+
+
+def sources(model: Model) -> Mapping[str, np.ndarray]:
+    """The model's weights by the names that recipes call them: what fills a plan that was made without them."""
+    return _read(model)[1]
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The checked model without the values of its weights, and those by name.
+
+    Weights become graph inputs of the same name, type and shape, so that no call into ONNX's C++ ever sees their values.
+    """
+    path = None
+    proto = onnx.ModelProto()
+    if isinstance(model, onnx.ModelProto):
+        proto.CopyFrom(model)
+    else:
+        path = Path(model)
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise UsageError(f"cannot read the model {path}: {e.strerror}") from e
+        _guard(f"{path} is not an ONNX file", proto.ParseFromString, data)
+    if not proto.HasField("graph"):
+        raise ModelError(f"{path or 'the model'} is not an ONNX model: it holds no graph")
+    _opset(proto)
+    if len(proto.graph.node) > MAX_NODES:
+        raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
+    weights = _hold_aside(proto.graph, path)
+    _guard("the model is not valid ONNX", onnx.checker.check_model, proto)
+    return proto, weights
+
+
+def _guard(what: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """fn(*args), with whatever another library raises about a broken model as a ModelError."""
+    try:
+        return fn(*args)
+    except TccompileError:
+        raise
+    except Exception as e:
+        raise ModelError(f"{what}: {first_line(e)}") from e
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    versions = [o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    if len(versions) != 1:
+        raise ModelError(f"the model names {len(versions)} versions of ONNX's operator set; it must name one")
+    if not OLDEST <= versions[0] <= NEWEST:
+        raise UnsupportedError(
+            f"the model uses opset {versions[0]}; opsets {OLDEST} to {NEWEST} are supported: export it with one of these, "
+            "or convert it with onnx.version_converter"
+        )
+    return versions[0]
+
+
+def _hold_aside(graph: onnx.GraphProto, path: Path | None) -> dict[str, np.ndarray]:
+    """Takes the values out of a graph: all initializers, and large Constant nodes."""
+    weights: dict[str, np.ndarray] = {}
+    inputs = {i.name for i in graph.input}
+
+    def hold(name: str, values: np.ndarray, elem: int, shape: tuple[int, ...]) -> None:
+        if name in weights:
+            raise ModelError(f"two constants are called {name!r}")
+        weights[name] = widened(values)
+        if name not in inputs:  # before IR version 4 initializers were inputs as well
+            graph.input.append(onnx.helper.make_tensor_value_info(name, elem, shape))
+
+    for tensor in graph.initializer:
+        hold(tensor.name, _values(tensor, tensor.name, path), tensor.data_type, tuple(tensor.dims))
+    for sparse in graph.sparse_initializer:
+        values = _guard(f"the sparse constant {sparse.values.name!r} is broken", dense_values, sparse)
+        hold(sparse.values.name, values, sparse.values.data_type, tuple(sparse.dims))
+    kept = []
+    for node in graph.node:
+        tensor = node.attribute[0].t if node.op_type == "Constant" and len(node.attribute) == 1 else None
+        if tensor is not None and node.attribute[0].name == "value" and math.prod(tensor.dims) * 4 > SMALL:
+            hold(node.output[0], _values(tensor, node.output[0], path), tensor.data_type, tuple(tensor.dims))
+        else:
+            kept.append(node)
+    del graph.initializer[:], graph.sparse_initializer[:]
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+    return weights
+
+
+def _values(tensor: onnx.TensorProto, name: str, path: Path | None) -> np.ndarray:
+    """A tensor's values: a view of the file or of the message where its type is one that NumPy has."""
+    where = f"the constant {name!r} is broken"
+    if tensor.data_type == onnx.TensorProto.STRING:
+        raise UnsupportedError(f"the constant {name!r} holds strings; only numbers and booleans can be compiled")
+    dtype = _guard(where, onnx.helper.tensor_dtype_to_np_dtype, tensor.data_type)
+    if any(d < 0 for d in tensor.dims):
+        raise ModelError(f"{where}: its shape is {tuple(tensor.dims)}")
+    size = math.prod(tensor.dims) * dtype.itemsize
+    if size > MAX_BYTES:
+        raise UnsupportedError(f"the constant {name!r} takes {size} bytes; at most 2^40 are supported")
+    packed = dtype.name in PACKED
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raw = _external(tensor, name, path, None if packed else size)
+    elif tensor.HasField("raw_data"):
+        raw = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        return _guard(where, onnx.numpy_helper.to_array, tensor)
+    if packed:
+        bare = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw.tobytes())
+        return _guard(where, onnx.numpy_helper.to_array, bare)
+    if raw.size != size:
+        raise ModelError(f"{where}: it has {raw.size} bytes, its type and shape need {size}")
+    return raw.view(dtype).reshape(tuple(tensor.dims))
+
+
+def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int | None) -> np.ndarray:
+    """The bytes of a tensor that lies in a file beside the model, mapped. Never reads outside the model's folder."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if model is None:
+        raise ModelError(f"the constant {name!r} lies in the file {location!r}: give the model's path, not its ModelProto")
+    path = (model.parent / location).resolve()
+    # a model that is a link (as in the caches of model hubs) has its weights beside the link or beside the file it names
+    inside = any(path.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
+        raise ModelError(f"the constant {name!r} lies in {location!r}, outside the model's folder; it will not be read")
+    if not path.is_file():
+        raise ModelError(f"the constant {name!r} lies in {location!r}, and there is no such file beside the model")
+    available = path.stat().st_size
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", available - offset if size is None else size))
+    except ValueError as e:
+        raise ModelError(f"the constant {name!r} has an offset or length in {location!r} that is not a number") from e
+    if offset < 0 or not 0 <= length <= available - offset or (size is not None and length != size):
+        raise ModelError(
+            f"the constant {name!r} needs {size} bytes; the model says they are the {length} from {offset} on of {location!r}, "
+            f"which has {available}"
+        )
+    return np.memmap(path, np.uint8, "r", offset, (length,)) if length else np.empty(0, np.uint8)
+
+
+# --- Opset, functions, types -----------------------------------------------------------------------------------------
+
+
+def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The model at opset 23, without local functions, bf16 widened to float32 inside."""
+    opset = _opset(proto)
+    own = [next((o.version for o in f.opset_import if o.domain in ("", "ai.onnx")), opset) for f in proto.functions]
+    if any(version != opset for version in own):  # then all must be at one opset before they can become one graph
+        for function, version in zip(proto.functions, own, strict=True):
+            _upgrade(function, version, {})
+        _upgrade(proto.graph, opset, weights)
+        for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
+            _set_opset(imports)
+        opset = NEWEST
+    proto.ir_version = IR_VERSION
+    if proto.functions:
+        proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
+    _upgrade(proto.graph, opset, weights)
+    _set_opset(proto.opset_import)
+    _widen(proto.graph)
+    return proto
+
+
+def _set_opset(imports: Any) -> None:
+    others = [o for o in imports if o.domain not in ("", "ai.onnx")]
+    del imports[:]
+    imports.extend([onnx.helper.make_opsetid("", NEWEST), *others])
+
+
+def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: Mapping[str, np.ndarray]) -> None:
+    if opset == NEWEST:
+        return
+    small = {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
+
+    def values(name: str) -> np.ndarray | None:
+        return weights[name] if name in weights else onnx.numpy_helper.to_array(small[name]) if name in small else None
+
+    taken = {name for n in graph.node for name in (*n.input, *n.output)} | set(weights)
+    nodes = upgrade_nodes(graph.node, opset, Scope(values, taken))
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _widen(graph: onnx.GraphProto) -> None:
+    """float32 in place of bf16 everywhere inside; the model's own inputs and outputs keep their type behind a Cast."""
+    bf16, f32 = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+
+
+# --- Shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _bind(graph: onnx.GraphProto, weights: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Gives the model's inputs the shapes that the user says; all are static afterwards."""
+    for value in [v for v in graph.input if v.name in weights]:
+        graph.input.remove(value)
+    names = [v.name for v in graph.input]
+    for name in shapes:
+        if name not in names:
+            raise UsageError(f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names)) or 'none'}")
+    for value in graph.input:
+        _bind_input(value, shapes.get(value.name))
+
+
+def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None) -> None:
+    name, kind = value.name, value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise UnsupportedError(f"the input {name!r} is a {kind or 'value without a type'}; only tensors can be compiled")
+    tensor = value.type.tensor_type
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        raise UnsupportedError(f"the input {name!r} holds strings; only numbers and booleans can be compiled")
+    if not tensor.HasField("shape"):
+        if shape is None:
+            raise UsageError(f"the input {name!r} has no shape: give it with --shape {name}=1x3x224x224 (its own extents)")
+        tensor.shape.SetInParent()
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
+    dims = tensor.shape.dim
+    said = [d.dim_value if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 else d.dim_param or "?" for d in dims]
+    text = "x".join(map(str, said))
+    if shape is None:
+        if all(isinstance(d, int) for d in said):
+            return
+        example = "x".join(str(d) if isinstance(d, int) else "1" for d in said)
+        free = ", ".join(repr(d) for d in said if not isinstance(d, int))
+        raise UsageError(
+            f"the input {name!r} is {text}, and {free} can be anything: say what it is, as in --shape {name}={example}"
+        )
+    if len(shape) != len(said):
+        raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} has {len(shape)} extents; the input is {text}")
+    for dim, extent, fixed in zip(dims, shape, said, strict=True):
+        if extent < 0 or (isinstance(fixed, int) and fixed != extent):
+            raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} does not fit: the input is {text}")
+        dim.dim_value = extent
+
+
+# --- gs.Graph --------------------------------------------------------------------------------------------------------
+
+
+def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mapping[str, Weight]) -> gs.Graph:
+    inputs = {v.name for v in proto.graph.input}
+    known = {name: t.proto for name, t in types.items() if name not in inputs}
+    known |= {
+        c.name: onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(c.dtype), c.shape)
+        for c in constants.values()
+    }
+    proto.graph.value_info.extend(onnx.helper.make_value_info(name, t) for name, t in known.items())
+    for value in proto.graph.output:
+        value.type.CopyFrom(known.get(value.name, value.type))
+    graph = _guard("the model cannot be imported", gs.import_onnx, proto)
+    for name, tensor in graph.tensors().items():
+        if name in constants:
+            tensor.to_constant(constants[name].values)
+            tensor.__class__, tensor.recipe = Weight, constants[name].recipe
+    return graph
