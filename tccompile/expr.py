@@ -215,9 +215,11 @@ def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
         case Remainder(index, k):
             return 0, k - 1
         case Least(a, b):
-            return min(a.bounds(shape)[0], b.bounds(shape)[0]), min(a.bounds(shape)[1], b.bounds(shape)[1])
+            lo, hi = min(a.bounds(shape)[0], b.bounds(shape)[0]), min(a.bounds(shape)[1], b.bounds(shape)[1])
+            return (lo, hi) if (a + b).terms else (lo, min(hi, (a + b).constant // 2))  # min(i, c - i) <= c / 2
         case Greatest(a, b):
-            return max(a.bounds(shape)[0], b.bounds(shape)[0]), max(a.bounds(shape)[1], b.bounds(shape)[1])
+            lo, hi = max(a.bounds(shape)[0], b.bounds(shape)[0]), max(a.bounds(shape)[1], b.bounds(shape)[1])
+            return (lo, hi) if (a + b).terms else (max(lo, -(-(a + b).constant // 2)), hi)  # max(i, c - i) >= c / 2
 
 
 def _at(atom: Atom, indices: Sequence[Index], shape: Shape) -> Index:

@@ -1,0 +1,57 @@
+"""How each ONNX op becomes typed ops: one converter an op, one file a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_graphsurgeon as gs
+
+from tccompile.ops import conv, linear, movement, norm, pointwise, pool, reduce
+from tccompile.ops.builder import Builder
+
+Converter = Callable[[gs.Node, Builder], None]
+
+CONVERTERS: dict[str, Converter] = {
+    "Conv": conv.conv,
+    "ConvTranspose": conv.conv_transpose,
+    "Gemm": linear.gemm,
+    "MatMul": linear.matmul,
+    "MaxPool": pool.max_pool,
+    "AveragePool": pool.average_pool,
+    "LpPool": pool.lp_pool,
+    "GlobalLpPool": reduce.global_lp_pool,
+    "GlobalAveragePool": reduce.global_pool,
+    "GlobalMaxPool": reduce.global_pool,
+    **{op: reduce.reduce for op in reduce.REDUCTIONS if op.startswith("Reduce")},
+    "ReduceLogSumExp": reduce.reduce_log_sum_exp,
+    "Softmax": reduce.softmax,
+    "LogSoftmax": reduce.softmax,
+    "BatchNormalization": norm.batch_normalization,
+    "InstanceNormalization": norm.instance_normalization,
+    "GroupNormalization": norm.group_normalization,
+    "LayerNormalization": norm.layer_normalization,
+    "LRN": norm.lrn,
+    **dict.fromkeys(("Identity", "Dropout"), movement.copy),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), movement.reshape),
+    "Transpose": movement.transpose,
+    "Slice": movement.slice_,
+    "Split": movement.split,
+    "Concat": movement.concat,
+    "Expand": movement.expand,
+    "Tile": movement.tile,
+    "Pad": movement.pad,
+    "DepthToSpace": movement.depth_to_space,
+    "SpaceToDepth": movement.space_to_depth,
+    **dict.fromkeys(pointwise.FLOAT, pointwise.float_function),
+    **dict.fromkeys(pointwise.ANY, pointwise.any_type),
+    "Gelu": pointwise.gelu,
+    "Swish": pointwise.swish,
+    "Clip": pointwise.clip,
+    "Pow": pointwise.pow_,
+    "Mod": pointwise.mod,
+    "IsInf": pointwise.is_inf,
+    "BitShift": pointwise.bit_shift,
+    **dict.fromkeys(("Cast", "CastLike"), pointwise.cast_to),
+    "Trilu": pointwise.trilu,
+}
+"""By ONNX op, at the opset that `load` gives."""

@@ -1,0 +1,229 @@
+"""Ops that only move data: a Pointwise whose one view says where each element comes from.
+
+The `*_view` functions build these views in canonical form: later stages recognise them by comparing for equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from tccompile.expr import (
+    Index,
+    Range,
+    Shape,
+    View,
+    broadcast_view,
+    constant,
+    coord,
+    greatest,
+    identity_view,
+    least,
+    quotient,
+    remainder,
+    reshape_view,
+)
+from tccompile.ops.builder import Builder, order_of, shape_of
+from tccompile.program import Tensor
+
+# --- Views -----------------------------------------------------------------------------------------------------------
+
+
+def transpose_view(tensor: str, perm: Sequence[int]) -> View:
+    """Axis i of the result is axis perm[i] of the tensor."""
+    index = [constant(0)] * len(perm)
+    for i, axis in enumerate(perm):
+        index[axis] = coord(i)
+    return View(tensor, tuple(index))
+
+
+def slice_view(tensor: str, starts: Sequence[int], steps: Sequence[int]) -> View:
+    """Element start + step * coordinate along each axis."""
+    return View(tensor, tuple(coord(a) * step + start for a, (start, step) in enumerate(zip(starts, steps, strict=True))))
+
+
+def depth_to_space_view(tensor: str, shape: Shape, block: int, mode: str = "DCR") -> View:
+    """Reads (N, b*b*C, H, W) as `shape` (N, C, b*H, b*W): channels of `tensor` in order (i, j, C) for DCR, (C, i, j) for CRD."""
+    n, c, h, w = map(coord, range(4))
+    i, j = remainder(h, block, shape), remainder(w, block, shape)
+    channel = (i * block + j) * shape[1] + c if mode == "DCR" else c * (block * block) + i * block + j
+    return View(tensor, (n, channel, quotient(h, block, shape), quotient(w, block, shape)))
+
+
+def space_to_depth_view(tensor: str, shape: Shape, block: int) -> View:
+    """Reads (N, C, b*H, b*W) as `shape` (N, b*b*C, H, W), with channels in order (i, j, C)."""
+    n, k, h, w = map(coord, range(4))
+    channels = shape[1] // (block * block)
+    phase = quotient(k, channels, shape)
+    i, j = quotient(phase, block, shape), remainder(phase, block, shape)
+    return View(tensor, (n, remainder(k, channels, shape), h * block + i, w * block + j))
+
+
+def tile_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
+    """Reads the tensor again and again along each axis."""
+    return View(tensor, tuple(remainder(coord(a), n, shape) if n else constant(0) for a, n in enumerate(tensor_shape)))
+
+
+def pad_view(tensor: str, extents: Shape, shape: Shape, before: Sequence[int], mode: str, fill: float = 0.0) -> View:
+    """Reads a tensor of `extents` with `before` elements more (less, if negative) at the start of each axis.
+
+    mode  "constant" (elements outside are `fill`), "edge", "reflect" (the edge itself is not repeated), or "wrap"
+    """
+    index, valid = [], []
+    for axis, (n, start) in enumerate(zip(extents, before, strict=True)):
+        i = coord(axis) - start
+        lo, hi = i.bounds(shape)
+        if lo >= 0 and hi < n:
+            index.append(i)
+            continue
+        if mode == "constant":
+            valid.append(Range(i, 0, n))
+        elif mode == "edge":
+            i = least(greatest(i, constant(0), shape), constant(n - 1), shape)
+        elif mode == "reflect":
+            i = _reflected(i, n, shape)
+        else:
+            i = remainder(i, n, shape)
+        index.append(i)
+    return View(tensor, tuple(index), tuple(valid), fill)
+
+
+def _reflected(i: Index, n: int, shape: Shape) -> Index:
+    """i folded back at 0 and at n - 1, as often as need be."""
+    if n == 1:
+        return constant(0)
+    period = 2 * (n - 1)
+    lo, hi = i.bounds(shape)
+    once = max(-lo, hi) <= period  # then an absolute value does, which is cheaper than a division
+    i = greatest(i, -i, shape) if once else remainder(i, period, shape)
+    return least(i, constant(period) - i, shape)
+
+
+# --- Converters ------------------------------------------------------------------------------------------------------
+
+
+def copy(node: gs.Node, b: Builder) -> None:
+    """Identity, and what inference makes one."""
+    x, y = node.inputs[0], node.outputs[0]
+    source = b.value(x)
+    b.copy(identity_view(source.name, source.rank), b.result(y, b.order_for(shape_of(y), x)))
+
+
+def reshape(node: gs.Node, b: Builder) -> None:
+    """Reshape, Flatten, Squeeze and Unsqueeze: the output's shape says it all."""
+    y = node.outputs[0]
+    x = b.value(node.inputs[0])
+    b.copy(reshape_view(x.name, x.shape, shape_of(y)), b.result(y))
+
+
+def transpose(node: gs.Node, b: Builder) -> None:
+    """The result lies in memory as the input does: no more than a change of names of the axes."""
+    y = node.outputs[0]
+    x = b.value(node.inputs[0])
+    perm = b.attr("perm") or list(reversed(range(x.rank)))
+    b.copy(transpose_view(x.name, perm), b.result(y, tuple(perm.index(a) for a in order_of(x))))
+
+
+def slice_(node: gs.Node, b: Builder) -> None:
+    x = node.inputs[0]
+    extents = shape_of(x)
+    starts, steps = [0] * len(extents), [1] * len(extents)
+    begin = b.ints(1, "starts") or []
+    axes = b.ints(3, "axes") or list(range(len(begin)))
+    strides = b.ints(4, "steps") or [1] * len(begin)
+    for start, axis, step in zip(begin, axes, strides, strict=True):
+        axis, n = b.axis(axis, len(extents)), extents[b.axis(axis, len(extents))]
+        start += n if start < 0 else 0
+        starts[axis] = min(max(start, 0), n if step > 0 else n - 1)
+        steps[axis] = step
+    _move(node, b, slice_view(b.value(x).name, starts, steps))
+
+
+def split(node: gs.Node, b: Builder) -> None:
+    x = node.inputs[0]
+    axis = b.axis(b.attr("axis", 0), len(x.shape))
+    source, start = b.value(x), 0
+    for y in node.outputs:
+        if y.name:
+            starts = [start if a == axis else 0 for a in range(source.rank)]
+            b.copy(slice_view(source.name, starts, [1] * source.rank), b.result(y, b.order_for(shape_of(y), x)))
+            start += y.shape[axis]
+
+
+def concat(node: gs.Node, b: Builder) -> None:
+    """Each input is copied into its slice of the output, which nobody else writes."""
+    y = node.outputs[0]
+    shape = shape_of(y)
+    parts = [t for t in node.inputs if t.shape[b.axis(node.attrs["axis"], len(shape))]]
+    concatenate(b, parts, b.result(y, b.order_for(shape, *parts)), b.axis(node.attrs["axis"], len(shape)))
+
+
+def concatenate(b: Builder, parts: Sequence[gs.Tensor], y: Tensor, axis: int) -> None:
+    start = 0
+    for i, t in enumerate(parts):
+        x = b.value(t)
+        end = start + x.shape[axis]
+        part = slice_of(b.unique(f"{y.name}[{i}]"), y, axis, start, end)
+        b.copy(identity_view(x.name, x.rank), b.add(part))
+        start = end
+
+
+def slice_of(name: str, parent: Tensor, axis: int, start: int, end: int) -> Tensor:
+    """The elements start … end - 1 of `parent` along `axis`, as a view of it; the last of them has its padding too."""
+
+    def cut(extents: Shape, n: int) -> Shape:
+        return (*extents[:axis], n, *extents[axis + 1 :])
+
+    rest = parent.padded[axis] - start if end == parent.shape[axis] else end - start
+    return replace(
+        parent,
+        name=name,
+        shape=cut(parent.shape, end - start),
+        padded=cut(parent.padded, rest),
+        base=parent.storage,
+        offset=parent.offset + start * parent.strides[axis],
+    )
+
+
+def expand(node: gs.Node, b: Builder) -> None:
+    x = b.value(node.inputs[0])
+    _move(node, b, broadcast_view(x.name, x.shape, shape_of(node.outputs[0])))
+
+
+def tile(node: gs.Node, b: Builder) -> None:
+    x = b.value(node.inputs[0])
+    _move(node, b, tile_view(x.name, x.shape, shape_of(node.outputs[0])))
+
+
+def pad(node: gs.Node, b: Builder) -> None:
+    x, y = node.inputs[0], node.outputs[0]
+    rank = len(x.shape)
+    pads = b.ints(1, "pads") or []
+    axes = [b.axis(a, rank) for a in b.ints(3, "axes") or range(rank)]
+    before = [0] * rank
+    for axis, start in zip(axes, pads, strict=False):
+        before[axis] = start
+    value = b.array(2, "padding value")
+    fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
+    mode = b.attr("mode", "constant")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise b.refuse(f"its mode is {mode!r}", "use constant, edge, reflect or wrap")
+    _move(node, b, pad_view(b.value(x).name, shape_of(x), shape_of(y), before, mode, fill))
+
+
+def depth_to_space(node: gs.Node, b: Builder) -> None:
+    y = shape_of(node.outputs[0])
+    _move(node, b, depth_to_space_view(b.value(node.inputs[0]).name, y, b.attr("blocksize"), b.attr("mode", "DCR")))
+
+
+def space_to_depth(node: gs.Node, b: Builder) -> None:
+    y = shape_of(node.outputs[0])
+    _move(node, b, space_to_depth_view(b.value(node.inputs[0]).name, y, b.attr("blocksize")))
+
+
+def _move(node: gs.Node, b: Builder, view: View) -> None:
+    """y = what the view reads, in the layout of the node's first input: the axes correspond."""
+    y = node.outputs[0]
+    b.copy(view, b.result(y, b.order_for(shape_of(y), node.inputs[0])))

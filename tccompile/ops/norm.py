@@ -1,0 +1,80 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from tccompile.expr import ACC, Epilogue, Expr, Range, View, call, coord, identity_view
+from tccompile.ops.builder import IMAGE, Builder, Reads, order_of, shape_of
+from tccompile.program import Norm, Tensor
+
+
+def batch_normalization(node: gs.Node, b: Builder) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, all per channel."""
+    if b.attr("training_mode", 0):
+        raise b.refuse("training_mode is 1", "export the model for inference")
+    x, scale, bias, mean, variance = node.inputs[:5]
+    y = node.outputs[0]
+    reads = Reads(b, shape_of(y))
+    centred = call("sub", reads.broadcast(x), reads.along(mean, 1))
+    inverse = call("rsqrt", call("add", reads.along(variance, 1), float(b.attr("epsilon", 1e-5))))
+    scaled = call("mul", call("mul", centred, inverse), reads.along(scale, 1))
+    b.compute(b.result(y, b.order_for(reads.shape, x)), call("add", scaled, reads.along(bias, 1)), reads)
+
+
+def instance_normalization(node: gs.Node, b: Builder) -> None:
+    _per_channel(node, b, groups=0)
+
+
+def group_normalization(node: gs.Node, b: Builder) -> None:
+    _per_channel(node, b, groups=int(b.attr("num_groups")))
+
+
+def layer_normalization(node: gs.Node, b: Builder) -> None:
+    for t in node.outputs[1:]:
+        if b.used(t):
+            raise b.refuse(f"its output {t.name} (a statistic) is used", "compute the statistics by ReduceMean")
+    x = b.operand(node.inputs[0])
+    axes = tuple(range(b.axis(b.attr("axis", -1), x.rank), x.rank))
+    reads = Reads(b, x.shape)
+    expr = call("mul", ACC, reads.broadcast(node.inputs[1]))
+    if (bias := b.input(2)) is not None:
+        expr = call("add", expr, reads.broadcast(bias))
+    _norm(node, b, x, axes, expr, reads)
+
+
+def lrn(node: gs.Node, b: Builder) -> None:
+    """x / (bias + alpha / size * sum of x² over `size` neighbouring channels)^beta"""
+    x, y = node.inputs[0], node.outputs[0]
+    size, shape = int(b.attr("size")), shape_of(x)
+    source = b.value(x)
+    reads = Reads(b, shape)
+    own = identity_view(source.name, source.rank)
+    total: Expr | None = None
+    for shift in range(-((size - 1) // 2), size // 2 + 1):
+        channel = coord(1) + shift
+        outside = shift < 0 or shift > 0
+        valid = (Range(channel, 0, shape[1]),) if outside else ()
+        v = reads.view(View(source.name, (own.index[0], channel, *own.index[2:]), valid))
+        square = call("mul", v, v)
+        total = square if total is None else call("add", total, square)
+    assert total is not None
+    denominator = call("add", call("mul", total, float(b.attr("alpha", 1e-4)) / size), float(b.attr("bias", 1.0)))
+    beta = float(b.attr("beta", 0.75))
+    expr = call("div", reads.view(own), call("pow", denominator, beta))
+    b.compute(b.result(y, b.order_for(shape, x)), expr, reads)
+
+
+def _per_channel(node: gs.Node, b: Builder, groups: int) -> None:
+    """A norm over the spatial axes (and a group's channels), then a scale and a bias for each channel."""
+    t = node.inputs[0]
+    x = b.image(t) if len(t.shape) in IMAGE else b.operand(t)
+    reads = Reads(b, x.shape)
+    expr = call("add", call("mul", ACC, reads.along(node.inputs[1], 1)), reads.along(node.inputs[2], 1))
+    _norm(node, b, x, tuple(range(2, x.rank)), expr, reads, groups)
+
+
+def _norm(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...], expr: Expr, reads: Reads, groups: int = 0) -> None:
+    eps = float(b.attr("epsilon", 1e-5))
+    y = b.result(node.outputs[0], order_of(x))
+    b.emit(Norm, y, x=x.name, axes=axes, eps=eps, groups=groups, epilogue=Epilogue(expr, tuple(reads.views)))

@@ -1,0 +1,128 @@
+"""Reductions over axes, and the softmaxes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from tccompile.expr import DType, Epilogue, Expr, broadcast_view, call, cast, identity_view, reshape_view
+from tccompile.ops.builder import Builder, Reads, order_of, shape_of
+from tccompile.ops.pool import power, root
+from tccompile.program import Reduce, Softmax, Tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """after(combine of before(x), elements that went in); in x's compute type until `after`."""
+
+    combine: str
+    before: Callable[[Expr], Expr] = lambda x: x
+    after: Callable[[Expr, int], Expr] = lambda x, count: x
+
+
+def _mean(x: Expr, count: int) -> Expr:
+    return call("div", x, float(count)) if x.dtype is DType.F32 else call("trunc_div", x, max(count, 1))
+
+
+def _square(x: Expr) -> Expr:
+    return call("mul", x, x)
+
+
+def _float(fn: str) -> Callable[[Expr, int], Expr]:
+    return lambda x, count: call(fn, cast(x, DType.F32))
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "ReduceSum": Reduction("add"),
+    "ReduceMean": Reduction("add", after=_mean),
+    "ReduceMax": Reduction("max"),
+    "ReduceMin": Reduction("min"),
+    "ReduceProd": Reduction("mul"),
+    "ReduceL1": Reduction("add", lambda x: call("abs", x)),
+    "ReduceL2": Reduction("add", _square, _float("sqrt")),
+    "ReduceSumSquare": Reduction("add", _square),
+    "ReduceLogSum": Reduction("add", after=_float("log")),
+    "GlobalAveragePool": Reduction("add", after=_mean),
+    "GlobalMaxPool": Reduction("max"),
+}
+
+
+def reduce(node: gs.Node, b: Builder) -> None:
+    """Any op of REDUCTIONS with `axes` as its second input."""
+    x = b.operand(node.inputs[0])
+    axes = _axes(b, x.rank)
+    _drop_axes(node, b, _reduce(b, x, _kept(node, b, x, axes), axes, REDUCTIONS[node.op]))
+
+
+def reduce_log_sum_exp(node: gs.Node, b: Builder) -> None:
+    """log(sum(exp(x))) as m + log(sum(exp(x - m))) with m the largest x, or 0 if that is infinite."""
+    x = b.operand(node.inputs[0])
+    axes = _axes(b, x.rank)
+    y = _kept(node, b, x, axes)
+    finite = Reduction("max", after=lambda m, count: call("where", call("is_inf", m), 0.0, m))
+    largest = _reduce(b, x, b.new(f"{y.name}.max", y.shape, order=order_of(y)), axes, finite)
+    reads = Reads(b, x.shape)
+    value = reads.view(identity_view(x.name, x.rank))
+    shifted = call("exp", call("sub", value, reads.view(broadcast_view(largest.name, largest.shape, x.shape))))
+    terms = b.compute(b.new(f"{y.name}.exp", x.shape, order=order_of(x)), shifted, reads)
+    reads = Reads(b, y.shape)
+    m = reads.view(identity_view(largest.name, y.rank))
+    _reduce(b, terms, y, axes, Reduction("add", after=lambda s, count: call("add", call("log", s), m)), reads)
+    _drop_axes(node, b, y)
+
+
+def global_pool(node: gs.Node, b: Builder) -> None:
+    """GlobalAveragePool and GlobalMaxPool: reductions over all axes but the first two."""
+    x = b.operand(node.inputs[0])
+    _reduce(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), REDUCTIONS[node.op])
+
+
+def global_lp_pool(node: gs.Node, b: Builder) -> None:
+    """(sum of |x|^p)^(1/p) over all axes but the first two."""
+    x = b.operand(node.inputs[0])
+    p = float(b.attr("p", 2))
+    norm = Reduction("add", lambda v: power(v, p), lambda v, count: root(v, p))
+    _reduce(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), norm)
+
+
+def softmax(node: gs.Node, b: Builder) -> None:
+    x = b.operand(node.inputs[0])
+    axis = b.axis(b.attr("axis", -1), x.rank)
+    b.emit(Softmax, b.result(node.outputs[0], order_of(x)), x=x.name, axis=axis, log=node.op == "LogSoftmax")
+
+
+def _reduce(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:
+    """y = r over `axes` of x, which y keeps with extent 1; without axes it is a Pointwise."""
+    reads = reads or Reads(b, y.shape)
+    count = math.prod(x.shape[a] for a in axes)
+    if not axes:
+        value = reads.view(identity_view(x.name, x.rank))
+        return b.compute(y, r.after(r.before(value), count), reads)
+    acc = Expr("acc", (), None, x.dtype.compute)
+    epilogue = Epilogue(cast(r.after(acc, count), y.dtype.compute), tuple(reads.views))
+    return b.emit(Reduce, y, x=x.name, axes=axes, combine=r.combine, pre=r.before(acc), epilogue=epilogue)
+
+
+def _axes(b: Builder, rank: int) -> tuple[int, ...]:
+    axes = b.ints(1, "axes")
+    if not axes:
+        return () if b.attr("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({b.axis(a, rank) for a in axes}))
+
+
+def _kept(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The tensor for the result with the reduced axes kept: the node's output itself unless it drops them."""
+    y = node.outputs[0]
+    shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    if shape == shape_of(y):
+        return b.result(y, order_of(x))
+    return b.new(f"{y.name}.kept", shape, b.dtype(y), order_of(x))
+
+
+def _drop_axes(node: gs.Node, b: Builder, kept: Tensor) -> None:
+    y = node.outputs[0]
+    if not b.known(y):
+        b.copy(reshape_view(kept.name, kept.shape, shape_of(y)), b.result(y))
