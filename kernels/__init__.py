@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.spec import Kernel
 
-KERNELS: tuple[Kernel, ...] = ()
+KERNELS: tuple[Kernel, ...] = (
+    Depthwise(),
+)
 
 
 def kernel(name: str) -> Kernel:

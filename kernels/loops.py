@@ -1,0 +1,121 @@
+"""Loops over axes of strided tensors, merged on the host and taken apart in the kernel, and other parts that several kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+from tccompile.expr import DType, Shape
+from tccompile.kernels.codegen import divider, execute, names
+from tccompile.kernels.epilogue import Frame
+from tccompile.kernels.spec import I32
+from tccompile.program import Op, Program, Tensor
+
+LIMIT = 2**31
+"""Indices, extents and strides are 32-bit numbers in the kernels; addresses are 64-bit."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """A nest of loops, outermost first, and how far each step of one moves in each of several tensors (in elements)."""
+
+    extents: Shape
+    strides: tuple[Shape, ...]
+
+    @property
+    def size(self) -> int:
+        """Iterations of the whole nest."""
+        return prod(self.extents)
+
+    @property
+    def depth(self) -> int:
+        return len(self.extents)
+
+    @property
+    def args(self) -> tuple[I32, ...]:
+        """The arguments of `unravel(depth, tensors)`: a divider for each loop but the outermost, then each tensor's strides."""
+        out = [value for n in self.extents[1:] for value in (n, *divider(n))]
+        return tuple(I32(v) for v in (*out, *(s for strides in self.strides for s in strides)))
+
+
+def loops(extents: Sequence[int], *strides: Sequence[int]) -> Loops:
+    """The nest over `extents`, without loops of one iteration, and with neighbours merged where all strides allow it.
+
+    The order of the iterations stays. At least one loop is left.
+    """
+    kept: list[tuple[int, list[int]]] = []
+    for i, n in enumerate(extents):
+        steps = [s[i] for s in strides]
+        if n == 1:
+            continue
+        if kept and all(outer == n * inner for outer, inner in zip(kept[-1][1], steps, strict=True)):
+            kept[-1] = (kept[-1][0] * n, steps)
+        else:
+            kept.append((n, steps))
+    kept = kept or [(1, [0] * len(strides))]
+    return Loops(tuple(n for n, _ in kept), tuple(zip(*(s for _, s in kept), strict=True)) if strides else ())
+
+
+@cache
+def unravel(depth: int, tensors: int = 1) -> Any:
+    """The device function (iteration of a nest, its arguments) → offset in elements (int64), or a tuple of one for each tensor."""
+    base = 3 * (depth - 1)
+    lines, rest = [], "i"
+    for d in reversed(range(1, depth)):
+        k = 3 * (d - 1)
+        lines += [f"q{d} = divide({rest}, w[{k + 1}], w[{k + 2}])", f"j{d} = {rest} - q{d} * w[{k}]"]
+        rest = f"q{d}"
+    lines.append(f"j0 = {rest}")
+    sums = [" + ".join(f"i64(j{d}) * i64(w[{base + t * depth + d}])" for d in range(depth)) for t in range(tensors)]
+    lines.append(f"return {', '.join(sums)}")
+    return device("unravel", "i, w", lines)
+
+
+def unravel_args(depth: int, tensors: int = 1) -> int:
+    """How many arguments `unravel(depth, tensors)` takes."""
+    return 3 * (depth - 1) + tensors * depth
+
+
+def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:
+    """The device function of this text; it may call what `codegen.names()` and `scope` hold."""
+    from numba import cuda
+
+    text = f"def {name}({params}):\n" + "".join(f"    {line}\n" for line in lines)
+    return cuda.jit(device=True, inline="always")(execute(text, {**names(), **scope}, name))
+
+
+def entry(body: Callable[..., None], *counts: int) -> Callable[..., None]:
+    """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others."""
+    groups = [[f"p{g}_{i}" for i in range(n)] for g, n in enumerate(counts)]
+    tuples = ["(" + "".join(f"{p}, " for p in group) + ")" for group in groups[1:]]
+    params = ", ".join(p for group in groups for p in group)
+    return execute(f"def kernel({params}):\n    body({', '.join([*groups[0], *tuples])})\n", {"body": body}, "kernel")
+
+
+# --- What kernels ask of tensors -------------------------------------------------------------------------------------
+
+
+def vectors(t: Tensor, axis: int, lanes: int) -> bool:
+    """Whether `axis` is innermost, and all of `padded` can be read in vectors of `lanes` elements at aligned addresses."""
+    others = [t.strides[a] for a in range(t.rank) if a != axis and t.padded[a] > 1]
+    steps = [*others, t.offset, t.padded[axis]]
+    return (t.strides[axis] == 1 or t.padded[axis] == 1) and all(s % lanes == 0 for s in steps)
+
+
+def is_vector_type(t: Tensor) -> bool:
+    return t.dtype in (DType.F16, DType.F32)
+
+
+def refusal(op: Op, program: Program, frame: Frame) -> str | None:
+    """Why the rows and lanes of `frame` cannot be computed and stored with 32-bit indices, or None."""
+    y = program.tensors[op.y]
+    for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True)):
+        if n != padded and axis != frame[-1]:
+            return f"its output is padded along axis {axis}, not along that of the lanes"
+    for name in (*op.inputs, op.y):
+        if program.tensors[name].span >= LIMIT:
+            return f"tensor {name} spans 2**31 elements or more"
+    return None
