@@ -1,0 +1,172 @@
+"""The CUDA driver, checked: every call that fails raises, and a GPU is its primary context, shared with other libraries.
+
+Nothing here is imported before a GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from contextlib import suppress
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from tccompile.errors import DeviceError, LaunchError
+
+
+class DriverError(Exception):
+    """A driver call that failed: `status` is the name of its CUresult."""
+
+    def __init__(self, call: str, status: str):
+        super().__init__(f"{call}: {status}")
+        self.status = status
+
+
+class Driver:
+    """cuda.bindings.driver, whose functions raise DriverError instead of returning a status, and return the bare result."""
+
+    def __init__(self, api: Any):
+        self.api = api
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.api, name)
+        if not name.startswith("cu") or isinstance(found, type):
+            return found
+
+        def checked(*args: Any) -> Any:
+            status, *values = found(*args)
+            if int(status):
+                raise DriverError(name, getattr(status, "name", str(status)))
+            return values[0] if len(values) == 1 else tuple(values)
+
+        setattr(self, name, checked)
+        return checked
+
+
+@cache
+def driver() -> Driver:
+    """The initialised driver; DeviceError says why there is none."""
+    try:
+        from cuda.bindings import driver as api
+    except ImportError as error:
+        raise DeviceError(f"running on a GPU needs cuda-bindings: pip install cuda-bindings ({error})") from error
+    cu = Driver(api)
+    try:
+        cu.cuInit(0)
+    except DriverError as error:
+        raise DeviceError(f"no usable NVIDIA GPU ({error})") from error
+    except Exception as error:  # the bindings raise types of their own when the library is missing
+        raise DeviceError(f"no NVIDIA driver is installed ({error})") from error
+    return cu
+
+
+class Device:
+    """One GPU. `with device:` makes its primary context current, and restores the caller's afterwards."""
+
+    def __init__(self, cu: Driver, ordinal: int):
+        count = cu.cuDeviceGetCount()
+        if not 0 <= ordinal < count:
+            there = (
+                "there is no GPU"
+                if not count
+                else f"there are {count}, gpu:0 to gpu:{count - 1}"
+                if count > 1
+                else "there is only gpu:0"
+            )
+            raise DeviceError(f"no GPU number {ordinal}: {there}")
+        self.cu, self.ordinal = cu, ordinal
+        handle = cu.cuDeviceGet(ordinal)
+        attribute = cu.CUdevice_attribute
+        self.cc: tuple[int, int] = (
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
+        )
+        self.name = cu.cuDeviceGetName(256, handle).split(b"\0")[0].decode()
+        self.driver_version: int = cu.cuDriverGetVersion()  # 1000 * major + 10 * minor
+        try:
+            self.context = cu.cuDevicePrimaryCtxRetain(handle)
+        except DriverError as error:
+            raise DeviceError(f"cannot use {self}: {error}") from error
+        weakref.finalize(self, _quietly, cu.cuDevicePrimaryCtxRelease, handle).atexit = False
+
+    def __str__(self) -> str:
+        return f"{self.name} (gpu:{self.ordinal}, compute capability {self.cc[0]}.{self.cc[1]})"
+
+    def __enter__(self) -> Driver:
+        self.cu.cuCtxPushCurrent(self.context)
+        return self.cu
+
+    def __exit__(self, *exc: object) -> None:
+        self.cu.cuCtxPopCurrent()
+
+
+_devices: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+_lock = Lock()
+
+
+def open_device(ordinal: int = 0) -> Device:
+    """The GPU of that number; DeviceError if it cannot be used."""
+    cu = driver()
+    with _lock:
+        device = _devices.get(ordinal)
+        if device is None:
+            device = _devices[ordinal] = Device(cu, ordinal)
+        return device
+
+
+class Memory:
+    """Device memory, freed with this object. LaunchError names `what` it was for when there is not enough."""
+
+    def __init__(self, device: Device, size: int, what: str):
+        self.device, self.size = device, size
+        with device as cu:
+            try:
+                self.address = int(cu.cuMemAlloc(max(size, 1)))
+            except DriverError as error:
+                free, total = cu.cuMemGetInfo()
+                message = f"cannot allocate {mib(size)} for {what}: {mib(free)} of {mib(total)} are free on {device} ({error})"
+                raise LaunchError(message) from error
+        self.close = weakref.finalize(self, _freed, device, "cuMemFree", self.address)
+        self.close.atexit = False
+
+
+class PinnedMemory:
+    """Host memory that the GPU copies from and to without the CPU; `bytes` is a ctypes array over it."""
+
+    def __init__(self, device: Device, size: int):
+        with device as cu:
+            try:
+                self.address = int(cu.cuMemHostAlloc(max(size, 1), 0))
+            except DriverError as error:
+                raise LaunchError(f"cannot allocate {mib(size)} of pinned host memory ({error})") from error
+        self.bytes = (ctypes.c_uint8 * size).from_address(self.address)
+        self.close = weakref.finalize(self, _freed, device, "cuMemFreeHost", self.address)
+        self.close.atexit = False
+
+
+class Handle:
+    """A stream, event, module or graph of the driver, destroyed by `destroy` with this object."""
+
+    def __init__(self, device: Device, value: Any, destroy: str):
+        self.value = value
+        self.close = weakref.finalize(self, _freed, device, destroy, value)
+        self.close.atexit = False
+
+
+def _freed(device: Device, call: str, value: Any) -> None:
+    def free() -> None:
+        with device as cu:
+            getattr(cu, call)(value)
+
+    _quietly(free)
+
+
+def _quietly(call: Any, *args: Any) -> None:
+    """Call; after a failed launch the driver refuses everything, and there is nothing left to free."""
+    with suppress(DriverError):
+        call(*args)
+
+
+def mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,492 @@
+"""The GPU engine: one arena, one upload of the weights, tensor maps encoded, and one CUDA graph made of the steps' edges."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.errors import DeviceError, LaunchError
+from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
+
+ALIGN = 256
+"""Bytes that everything in device memory is aligned to."""
+
+IO_ALIGN = 16
+"""Bytes that kernels rely on for the address of a model input or output: their widest access."""
+
+CHUNK = 8 << 20
+"""Bytes of weights that are checked and copied at a time."""
+
+SMALL_MAP = 131_072
+"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
+
+
+# --- Which code ------------------------------------------------------------------------------------------------------
+
+
+def kind(plan: Plan, section: Section) -> str:
+    """ "cubin" or "ptx": in which form the section's code comes."""
+    return next((plan.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
+
+
+def choices(plan: Plan, entry: Entry, cc: tuple[int, int], target: str | None = None) -> list[Section]:
+    """The sections that may run on a GPU of compute capability `cc`, the best one first.
+
+    Machine code runs on its own major version, at the same or a higher minor one; PTX is compiled for any newer GPU; code of
+    a target with a suffix runs on its own compute capability only. `target` leaves only the sections of that generation.
+    """
+
+    def fits(section: Section) -> bool:
+        arch = ARCHS[section.arch]
+        if target not in (None, section.arch):
+            return False
+        if arch.suffix:
+            return arch.cc == cc
+        return arch.cc <= cc and (kind(plan, section) == "ptx" or arch.cc[0] == cc[0])
+
+    def rank(section: Section) -> tuple[bool, tuple[int, int], str]:
+        return kind(plan, section) == "cubin", ARCHS[section.arch].cc, ARCHS[section.arch].suffix
+
+    return sorted(filter(fits, entry.sections), key=rank, reverse=True)
+
+
+def offered(plan: Plan, entry: Entry) -> str:
+    """What a plan has, for people: `machine code for sm_80, sm_90a; PTX for sm_80`"""
+    forms = {"cubin": "machine code", "ptx": "PTX"}
+    lists = {form: [s.arch for s in entry.sections if kind(plan, s) == k] for k, form in forms.items()}
+    return "; ".join(f"{form} for {', '.join(names)}" for form, names in lists.items() if names) or "no code at all"
+
+
+# --- What sessions share ---------------------------------------------------------------------------------------------
+
+
+class Resident:
+    """What the sessions of one plan on one GPU share: weights, uploaded once, and loaded code."""
+
+    def __init__(self, plan: Plan, device: Device):
+        self.plan, self.device = plan, device
+        self.lock = Lock()
+        self._weights: dict[str, int] = {}
+        self._memory: list[Memory] = []
+        self._modules: dict[int, Handle] = {}
+
+    def weight(self, name: str) -> int:
+        """The device address of a constant that has been uploaded."""
+        return self._weights[name]
+
+    def upload(self, names: list[str]) -> None:
+        """Copy constants to the device, into one allocation, unless they are there; their checksums are verified on the way."""
+        with self.lock, self.device as cu:
+            missing = [n for n in dict.fromkeys(names) if n not in self._weights]
+            left_out = [n for n in missing if n not in self.plan.weights]
+            if left_out:
+                others = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+                way_out = "give the model that it was made of: --weights MODEL.onnx"
+                raise DeviceError(f"the plan was stored without its weights ({left_out[0]!r}{others}); {way_out}")
+            offsets, total = {}, 0
+            for name in missing:
+                offsets[name], total = total, _aligned(total + len(self.plan.weights[name]))
+            if not missing:
+                return
+            memory = Memory(self.device, total, f"{len(missing)} weights")
+            for name in missing:
+                at = memory.address + offsets[name]
+                for part in _parts(self.plan, name):
+                    host = np.frombuffer(part, np.uint8)
+                    cu.cuMemcpyHtoD(at, host.ctypes.data, host.nbytes)
+                    at += host.nbytes
+            self._memory.append(memory)
+            self._weights |= {name: memory.address + offset for name, offset in offsets.items()}
+
+    def function(self, image: int, smem: int) -> Any:
+        """The kernel of an image, allowed to use `smem` bytes of dynamic shared memory. DriverError if it does not load."""
+        with self.lock, self.device as cu:
+            if image not in self._modules:
+                self._modules[image] = Handle(self.device, _load(cu, self.plan, image), "cuModuleUnload")
+            function = cu.cuModuleGetFunction(self._modules[image].value, self.plan.images[image].function.encode())
+            if smem > 48 << 10:
+                limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                cu.cuFuncSetAttribute(function, limit, smem)
+            return function
+
+
+_residents: weakref.WeakValueDictionary[tuple[int, int], Resident] = weakref.WeakValueDictionary()
+_residents_lock = Lock()
+
+
+def resident(plan: Plan, device: Device) -> Resident:
+    """The one Resident of a plan on a device."""
+    with _residents_lock:
+        found = _residents.get((id(plan), device.ordinal))
+        if found is None:
+            found = _residents[id(plan), device.ordinal] = Resident(plan, device)
+        return found
+
+
+def _parts(plan: Plan, name: str) -> Iterator[memoryview]:
+    """A constant's bytes, in parts."""
+    data = memoryview(plan.weights[name])
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK]
+
+
+def _load(cu: Driver, plan: Plan, image: int) -> Any:
+    """A module of the image's code. For PTX that the driver refuses, the error tells what its compiler says."""
+    code, option = plan.images[image], cu.CUjit_option
+    if code.kind == "cubin":
+        return cu.cuModuleLoadData(bytes(code.code))
+    log = bytearray(4096)
+    names = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    try:
+        return cu.cuModuleLoadDataEx(bytes(code.code) + b"\0", len(names), names, [log, len(log)])
+    except DriverError as error:
+        said = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
+        raise DriverError(f"compiling the PTX of {code.function} ({said})", error.status) from error
+
+
+# --- The engine ------------------------------------------------------------------------------------------------------
+
+
+class GpuEngine:
+    """One entry of a plan, loaded on a GPU: `run` launches its graph.
+
+    target  the generation whose code it took, as "sm_80" or "sm_80 (PTX)"
+    Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
+    refuses a launch.
+    """
+
+    def __init__(self, plan: Plan, entry: Entry, device: Device, target: str | None = None):
+        self.plan, self.entry, self.device = plan, entry, device
+        self.program = entry.program
+        self.resident = resident(plan, device)
+        self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
+        self.target = self.section.arch + (" (PTX)" if kind(plan, self.section) == "ptx" else "")
+        self.resident.upload(list(_weights_of(self.section)))
+        maps = [arg for launch in _launches(self.section) for arg in launch.args if isinstance(arg, Map)]
+        self._maps = {m: i for i, m in enumerate(dict.fromkeys(maps))}
+        self._counters = _aligned(self.section.arena)
+        self._map_table = _aligned(self._counters + self.section.counters)
+        self.memory = Memory(device, self._map_table + 128 * len(self._maps), f"the arena ({mib(self.section.arena)})")
+        self.stream = self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")  # waits for the legacy default stream
+        self._done = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
+        self._last_stream: int | None = None
+        self._staging: Staging | None = None
+        self._bound: dict[str, int] = {}
+        self._fill_memory()
+        self._build(functions)
+
+    @property
+    def _untimed(self) -> Any:
+        return self.device.cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+
+    def _handle(self, create: str, *args: Any, destroy: str) -> Handle:
+        with self.device as cu:
+            return Handle(self.device, getattr(cu, create)(*args), destroy)
+
+    def _first_that_loads(self, sections: list[Section], target: str | None) -> tuple[Section, dict[int, Any]]:
+        """The best section whose code the driver takes, and the functions of its images."""
+        refusals = []
+        for section in sections:
+            smem: dict[int, int] = {}
+            for launch in _launches(section):
+                smem[launch.image] = max(smem.get(launch.image, 0), launch.smem)
+            try:
+                return section, {image: self.resident.function(image, size) for image, size in smem.items()}
+            except DriverError as error:
+                refusals.append(f"the driver refused the code for {section.arch}: {error}")
+        asked = f" for {target}" if target else ""
+        way_out = f"compile it with --arch {_arch_for(self.device.cc)}, or run it with --device cpu"
+        raise DeviceError(
+            "; ".join(
+                [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]
+            )
+        )
+
+    def _fill_memory(self) -> None:
+        """Zero the arena and the counters, and encode the tensor maps."""
+        with self.device as cu:
+            cu.cuMemsetD8(self.memory.address, 0, self.memory.size)
+            if self._maps:
+                table = np.frombuffer(b"".join(self._encoded(cu, m) for m in self._maps), np.uint8)
+                cu.cuMemcpyHtoD(self.memory.address + self._map_table, table.ctypes.data, table.nbytes)
+
+    def _encoded(self, cu: Driver, m: Map) -> bytes:
+        """A tensor map's 128 bytes."""
+        wide, narrow = cu.cuuint64_t, cu.cuuint32_t
+        extents, strides = [wide(n) for n in m.extents], [wide(n) for n in m.strides]
+        where = self._address(m.address)
+        halves = cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+        rest = (
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"),
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        rank = len(extents)
+        if m.kind == "tiled":
+            box, steps = [narrow(n) for n in m.box], [narrow(n) for n in m.steps]
+            encoded = cu.cuTensorMapEncodeTiled(halves, rank, where, extents, strides, box, steps, *rest)
+        else:
+            steps = [narrow(n) for n in (1, *m.steps, 1)]
+            corners = list(m.lower), list(m.upper)
+            encoded = cu.cuTensorMapEncodeIm2col(
+                halves, rank, where, extents, strides, *corners, m.channels, m.pixels, steps, *rest
+            )
+        words = np.frombuffer(bytes((ctypes.c_uint8 * 128).from_address(encoded.getPtr())), np.uint64).copy()
+        bytes_spanned = m.extents[-1] * m.strides[-1] if m.strides else 2 * m.extents[0]
+        if self.device.driver_version <= 13010 and bytes_spanned < SMALL_MAP:
+            words[1] &= np.uint64(~(1 << 21) & (2**64 - 1))
+        return words.tobytes()
+
+    def _address(self, a: Address) -> int:
+        """The device address of anything but a model input or output, whose addresses come with each run."""
+        match a.space:
+            case "arena":
+                return self.memory.address + a.bytes
+            case "counters":
+                return self.memory.address + self._counters + a.bytes
+            case "weights":
+                return self.resident.weight(a.name) + a.bytes
+        raise AssertionError(f"an address in {a.space!r} is not fixed")
+
+    def _build(self, functions: Mapping[int, Any]) -> None:
+        """The graph: a node for each launch, after the last nodes of the steps that its step comes after."""
+        with self.device as cu:
+            self._graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
+            self._nodes: list[_Node] = []
+            last: list[list[Any]] = []  # of each step
+            for step in self.section.steps:
+                before = [node for s in step.after for node in last[s]]
+                for launch in step.launches:
+                    if 0 in launch.grid:  # a tensor without elements
+                        continue
+                    node = _Node(self, cu, step, launch, functions[launch.image])
+                    try:
+                        node.handle = cu.cuGraphAddKernelNode(self._graph.value, before, len(before), node.params)
+                    except DriverError as error:
+                        raise LaunchError(f"{self._where(node)}: {error}") from error
+                    self._nodes.append(node)
+                    before = [node.handle]
+                last.append(before)
+            how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
+            try:
+                self._exec = Handle(self.device, cu.cuGraphInstantiateWithParams(self._graph.value, how), "cuGraphExecDestroy")
+            except DriverError as error:
+                culprit = [n for n in self._nodes if int(n.handle) == int(how.hErrNode_out)]
+                raise LaunchError(f"{self._where(culprit[0]) if culprit else self.plan.name}: {error}") from error
+
+    def _where(self, node: _Node) -> str:
+        """A launch, for people."""
+        op = self.program.ops[node.step.op]
+        sizes = ", ".join(f"{n} {'x'.join(map(str, self.program.tensors[n].shape))}" for n in (*op.inputs, op.y))
+        how = f"grid {node.launch.grid}, {node.launch.block} threads, {node.launch.smem} bytes of shared memory"
+        return f"node {op.nodes[0]} ({sizes}): kernel {node.step.kernel}, {how}"
+
+    # --- One inference -----------------------------------------------------------------------------------------------
+
+    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Queue one inference. `addresses` are those of all inputs and outputs on the device, each a multiple of IO_ALIGN.
+
+        Inferences of one engine run one after the other, whatever their streams: they share the arena.
+        """
+        with self.device as cu:
+            try:
+                changed = {name for name, a in addresses.items() if self._bound.get(name) != a}
+                if changed:
+                    for node in self._nodes:
+                        if node.bind(addresses, changed):
+                            cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
+                    self._bound = dict(addresses)
+                cu.cuGraphLaunch(self._exec.value, stream)
+            except DriverError as error:
+                raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until everything on the stream is done; LaunchError if a kernel failed."""
+        with self.device as cu:
+            try:
+                cu.cuStreamSynchronize(stream)
+            except DriverError as error:
+                raise LaunchError(f"running {self.plan.name} on {self.device} failed: {error}") from error
+
+    def staging(self) -> Staging:
+        """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
+        if self._staging is None:
+            self._staging = Staging(self)
+        return self._staging
+
+    def order_after_last(self, stream: int) -> None:
+        """Make the stream wait for the last inference, if that was queued on another one."""
+        if self._last_stream not in (None, stream):
+            with self.device as cu:
+                cu.cuStreamWaitEvent(stream, self._done.value, 0)
+
+    def mark_last(self, stream: int) -> None:
+        """What has been queued on the stream up to here is the last inference."""
+        with self.device as cu:
+            cu.cuEventRecord(self._done.value, stream)
+        self._last_stream = stream
+
+    def time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
+        """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
+        with self.device as cu:
+            stream = int(self.stream.value)
+            events = [self._handle("cuEventCreate", 0, destroy="cuEventDestroy") for _ in range(2 * iterations)]
+            for _ in range(warmup):
+                self.launch(addresses, stream)
+            self.synchronize(stream)
+            for begin, end in zip(events[::2], events[1::2], strict=True):
+                cu.cuEventRecord(begin.value, stream)
+                self.launch(addresses, stream)
+                cu.cuEventRecord(end.value, stream)
+            self.synchronize(stream)
+            pairs = zip(events[::2], events[1::2], strict=True)
+            return [float(cu.cuEventElapsedTime(begin.value, end.value)) for begin, end in pairs]
+
+    # --- For tests and debugging -------------------------------------------------------------------------------------
+
+    def fill_arena(self, byte: int) -> None:
+        """Set every byte of the arena: 0xFF makes every float of it NaN. Counters stay as they are."""
+        with self.device as cu:
+            cu.cuMemsetD8(self.memory.address, byte, self.section.arena)
+            cu.cuCtxSynchronize()
+
+    def read_arena(self) -> np.ndarray:
+        """The arena's bytes."""
+        return self._read(self.memory.address, self.section.arena)
+
+    def read_counters(self) -> np.ndarray:
+        """The counters' bytes: all zero between inferences."""
+        return self._read(self.memory.address + self._counters, self.section.counters)
+
+    def _read(self, address: int, size: int) -> np.ndarray:
+        out = np.empty(size, np.uint8)
+        with self.device as cu:
+            cu.cuCtxSynchronize()
+            if size:
+                cu.cuMemcpyDtoH(out.ctypes.data, address, size)
+        return out
+
+    def close(self) -> None:
+        """Free everything that no other session uses. The engine cannot run afterwards."""
+        if self._last_stream is not None:
+            with self.device as cu, suppress(DriverError):
+                cu.cuEventSynchronize(self._done.value)
+        for part in (self._exec, self._graph, self._done, self.stream, self.memory):
+            part.close()
+        if self._staging:
+            self._staging.close()
+        del self.resident
+
+
+class _Node:
+    """A launch in the graph: its parameters, packed once, of which only addresses of inputs and outputs ever change."""
+
+    handle: Any
+
+    def __init__(self, engine: GpuEngine, cu: Driver, step: Step, launch: PlacedLaunch, function: Any):
+        self.step, self.launch = step, launch
+        self.values = (ctypes.c_uint64 * len(launch.args))()  # a slot of 8 bytes each, whatever the type's size
+        self.pointers = (ctypes.c_void_p * len(launch.args))()
+        self.io: list[tuple[int, str, int]] = []  # slot, input or output, offset in bytes
+        start = ctypes.addressof(self.values)
+        for slot, arg in enumerate(launch.args):
+            self.pointers[slot] = start + 8 * slot
+            match arg:
+                case Address("io", name, offset):
+                    self.io.append((slot, name, offset))
+                case Address():
+                    self.values[slot] = engine._address(arg)
+                case Int(value):
+                    self.values[slot] = value & 0xFFFFFFFF
+                case Float(value):
+                    self.values[slot] = int(np.float32(value).view(np.uint32))
+                case Map():
+                    self.values[slot] = engine.memory.address + engine._map_table + 128 * engine._maps[arg]
+        params = cu.CUDA_KERNEL_NODE_PARAMS()
+        params.func = function
+        params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
+        params.blockDimX, params.blockDimY, params.blockDimZ = launch.block, 1, 1
+        params.sharedMemBytes = launch.smem
+        params.kernelParams = ctypes.addressof(self.pointers)
+        self.params = params
+
+    def bind(self, addresses: Mapping[str, int], changed: set[str]) -> bool:
+        """Set the addresses of inputs and outputs; whether one of those in `changed` occurs."""
+        for slot, name, offset in self.io:
+            self.values[slot] = addresses[name] + offset
+        return any(name in changed for _, name, _ in self.io)
+
+
+class Staging:
+    """Pinned host memory and device memory for every input and output of an engine, laid out alike."""
+
+    def __init__(self, engine: GpuEngine):
+        self.engine, self.offsets, total = engine, {}, 0
+        program = engine.program
+        for name in program.inputs + program.outputs:
+            self.offsets[name] = total
+            total = _aligned(total + program.tensors[name].size * program.tensors[name].dtype.size)
+        self.memory = Memory(engine.device, total, "inputs and outputs")
+        self.pinned = PinnedMemory(engine.device, total)
+        self.bytes = np.frombuffer(self.pinned.bytes, np.uint8)
+
+    def address(self, name: str) -> int:
+        """Where an input or output lies on the device."""
+        return self.memory.address + self.offsets[name]
+
+    def host(self, name: str) -> np.ndarray:
+        """Where it lies on the host: an array in pinned memory."""
+        t = self.engine.program.tensors[name]
+        start = self.offsets[name]
+        return self.bytes[start : start + t.size * t.dtype.size].view(t.dtype.numpy).reshape(t.shape)
+
+    def put(self, name: str, value: np.ndarray, stream: int) -> None:
+        """Queue the copy of an input to the device."""
+        host = self.host(name)
+        np.copyto(host, value)
+        if host.nbytes:
+            with self.engine.device as cu:
+                cu.cuMemcpyHtoDAsync(self.address(name), host.ctypes.data, host.nbytes, stream)
+
+    def fetch(self, name: str, stream: int) -> None:
+        """Queue the copy of an output to the host."""
+        host = self.host(name)
+        if host.nbytes:
+            with self.engine.device as cu:
+                cu.cuMemcpyDtoHAsync(host.ctypes.data, self.address(name), host.nbytes, stream)
+
+    def close(self) -> None:
+        self.memory.close()
+        self.pinned.close()
+
+
+def _launches(section: Section) -> Iterator[PlacedLaunch]:
+    return (launch for step in section.steps for launch in step.launches)
+
+
+def _weights_of(section: Section) -> Iterator[str]:
+    """The constants whose addresses the section's launches take."""
+    for launch in _launches(section):
+        for arg in launch.args:
+            address = arg.address if isinstance(arg, Map) else arg
+            if isinstance(address, Address) and address.space == "weights":
+                yield address.name
+
+
+def _arch_for(cc: tuple[int, int]) -> str:
+    """The generation in our table that machine code for a GPU is best made for."""
+    fitting = [a for a in ARCHS.values() if a.cc == cc or (not a.suffix and a.cc[0] == cc[0] and a.cc <= cc)]
+    return fitting[-1].name if fitting else "all"
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN

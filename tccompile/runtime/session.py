@@ -1,0 +1,416 @@
+"""Running a plan: `Session(plan).run(None, {"input": x})`, on a GPU, or on the CPU."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tccompile.errors import DeviceError, InputError, UsageError
+from tccompile.expr import DType, Shape
+from tccompile.plan import Entry, Plan, read_plan
+from tccompile.program import Tensor
+from tccompile.runtime.cpu import CpuEngine
+
+if TYPE_CHECKING:
+    from tccompile.runtime.arrays import DeviceBuffer
+    from tccompile.runtime.driver import Device
+    from tccompile.runtime.gpu import GpuEngine
+
+_ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A model input or output.
+
+    shape  extents; None for one that differs between the plan's entries
+    type   as ONNX Runtime says it: `tensor(float)`
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    type: str
+    dtype: np.dtype
+
+
+class Session:
+    """A plan, ready to run. Any number of threads may use it: its inferences run one after the other.
+
+    plan          a Plan, or the path of one
+    device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu"; "gpu:1"; "cpu"
+    check_finite  on the CPU: raise VerificationError that names the first node whose result is not finite
+    target        run the code of this generation, as "sm_80", instead of the best for the device
+    Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
+
+    Sessions of the same Plan object on the same GPU share one copy of the weights. Use `close` or `with` to free memory early.
+    """
+
+    def __init__(
+        self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
+    ):
+        self.plan = plan if isinstance(plan, Plan) else read_plan(plan)
+        self._check_finite, self._target = check_finite, target
+        self._lock = RLock()
+        self._engines: dict[int, GpuEngine | CpuEngine] = {}
+        self._device = self._open(device)
+        """The GPU, or None on the CPU."""
+
+    def _open(self, device: str) -> Device | None:
+        """The device that was asked for, with the first entry loaded on it."""
+        name, colon, number = device.partition(":")
+        if name not in ("auto", "cpu", "gpu") or (colon and (name != "gpu" or not number.isdecimal())):
+            raise UsageError(f"unknown device {device!r}; choose auto, cpu, gpu, or gpu:N")
+        if self._check_finite and name == "gpu":
+            raise UsageError("values are checked on the CPU only; use device cpu")
+        if name == "cpu" or self._check_finite:
+            self._engines[0] = self._cpu_engine(self.plan.entries[0])
+            return None
+        from tccompile.runtime.driver import open_device
+
+        try:
+            gpu = open_device(int(number or 0))
+            self._engines[0] = self._gpu_engine(self.plan.entries[0], gpu)
+            return gpu
+        except DeviceError as error:
+            if name == "gpu" or self._target is not None:
+                raise
+            warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
+        self._engines[0] = self._cpu_engine(self.plan.entries[0])
+        return None
+
+    def _cpu_engine(self, entry: Entry) -> CpuEngine:
+        sections = [s for s in entry.sections if self._target in (None, s.arch)]
+        if not sections:
+            raise DeviceError(f"the plan has nothing for {self._target}; it has {', '.join(s.arch for s in entry.sections)}")
+        return CpuEngine(self.plan, entry, sections[0], check_finite=self._check_finite)
+
+    def _gpu_engine(self, entry: Entry, device: Device) -> GpuEngine:
+        from tccompile.runtime.gpu import GpuEngine
+
+        return GpuEngine(self.plan, entry, device, self._target)
+
+    # --- What it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        """ "cpu", or the GPU's number as in "gpu:0"."""
+        return "cpu" if self._device is None else f"gpu:{self._device.ordinal}"
+
+    def describe(self) -> str:
+        """The device, and the code that runs on it."""
+        engine = self._engines[0]
+        if self._device is None:
+            return f"CPU (NumPy, the steps for {engine.section.arch})"
+        return f"{self._device}, code for {engine.target}"  # type: ignore[union-attr]
+
+    def get_inputs(self) -> list[Value]:
+        return self._values(self.plan.entries[0].program.inputs)
+
+    def get_outputs(self) -> list[Value]:
+        return self._values(self.plan.entries[0].program.outputs)
+
+    def _values(self, names: Sequence[str]) -> list[Value]:
+        out = []
+        for name in names:
+            tensors = [e.program.tensors[name] for e in self.plan.entries]
+            shapes = zip(*(t.shape for t in tensors), strict=True)
+            dtype = tensors[0].dtype
+            out.append(
+                Value(
+                    name,
+                    tuple(n[0] if len(set(n)) == 1 else None for n in shapes),
+                    f"tensor({_ORT_TYPES.get(dtype, dtype.value)})",
+                    dtype.numpy,
+                )
+            )
+        return out
+
+    # --- Running -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+        outputs: Mapping[str, Any] | None = None,
+        stream: Any = None,
+    ) -> list[Any]:
+        """One inference: the outputs, in the order of `output_names` (None: all, in the model's order).
+
+        feeds    each input's array, in the plan's shape and dtype (bfloat16 as uint16): NumPy, or anything with DLPack, or
+                 contiguous and on this GPU with `__cuda_array_interface__`. Arrays on the GPU are read where they lie
+        outputs  arrays to write outputs into, by name: NumPy, or contiguous ones on this GPU; they are what is returned
+        stream   the CUDA stream to run on: a CUstream as an integer, or an object of PyTorch's, CuPy's or cuda.core's
+
+        Outputs that are not given are NumPy arrays if all inputs lie on the host, and DeviceArrays if any lies on the GPU.
+        With a stream, and all inputs and outputs on the GPU, it returns at once: the results are there when the stream
+        comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete.
+        Raises InputError, and LaunchError if the GPU fails.
+        """
+        with self._lock:
+            if not self._engines:
+                raise UsageError("the session is closed")
+            names = self._output_names(output_names, outputs or {})
+            if self._device is None:
+                return self._run_on_cpu(names, feeds, outputs or {})
+            return self._run_on_gpu(names, feeds, outputs or {}, stream)
+
+    def _run_on_cpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
+        from tccompile.runtime.arrays import adopt
+
+        arrays = {name: adopt(array, None, f"input {name!r}") for name, array in feeds.items()}
+        engine = self._engine(arrays)
+        targets = {
+            name: self._target_array(engine, adopt(array, None, f"output {name!r}"), name) for name, array in given.items()
+        }
+        program = engine.entry.program
+        results = engine.run({n: np.asarray(_as_stored(arrays[n], program.tensors[n])) for n in program.inputs})  # type: ignore[union-attr]
+        for name, target in targets.items():
+            np.copyto(target, results[name])
+        return [given[name] if name in given else results[name] for name in names]
+
+    def _run_on_gpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any], stream: Any) -> list[Any]:
+        from tccompile.runtime.arrays import DeviceArray, DeviceBuffer, adopt
+        from tccompile.runtime.driver import Memory
+
+        assert self._device is not None
+        own = self._engines[0].stream.value  # type: ignore[union-attr]
+        queue = int(own) if stream is None else _stream_handle(stream)
+        with self._device as cu:
+            arrays = {name: adopt(array, queue, f"input {name!r}") for name, array in feeds.items()}
+            engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
+            tensors, program = engine.program.tensors, engine.program
+            targets = {name: self._target_array(engine, adopt(a, queue, f"output {name!r}"), name) for name, a in given.items()}
+            on_device = any(isinstance(a, DeviceBuffer) for a in arrays.values())
+            waits = {
+                b.stream for b in (*arrays.values(), *targets.values()) if isinstance(b, DeviceBuffer) and b.stream is not None
+            }
+            for producer in waits - {queue}:
+                engine.synchronize(producer)
+            engine.order_after_last(queue)
+
+            addresses: dict[str, int] = {}
+            for name in program.inputs:
+                addresses[name] = self._place_input(engine, name, arrays[name], queue)
+            made: dict[str, DeviceArray] = {}
+            for name in program.outputs:
+                target = targets.get(name)
+                if isinstance(target, DeviceBuffer) and _aligned(target.address):
+                    addresses[name] = target.address
+                elif target is None and on_device and name in names:
+                    t = tensors[name]
+                    memory = Memory(self._device, t.size * t.dtype.size, f"output {name!r}")
+                    made[name] = DeviceArray(memory, t.shape, t.dtype)
+                    addresses[name] = memory.address
+                else:
+                    addresses[name] = engine.staging().address(name)
+            engine.launch(addresses, queue)
+
+            to_host = [
+                n for n in program.outputs if isinstance(targets.get(n), np.ndarray) or (n in names and n not in {*given, *made})
+            ]
+            for name in to_host:
+                engine.staging().fetch(name, queue)
+            for name, target in targets.items():
+                if isinstance(target, DeviceBuffer) and addresses[name] != target.address:
+                    cu.cuMemcpyDtoDAsync(target.address, addresses[name], tensors[name].size * tensors[name].dtype.size, queue)
+            engine.mark_last(queue)
+            if stream is None or to_host or not all(isinstance(a, DeviceBuffer) for a in arrays.values()):
+                engine.synchronize(queue)
+            else:
+                for array in made.values():
+                    array.stream = queue
+
+            results: list[Any] = []
+            for name, target in targets.items():
+                if isinstance(target, np.ndarray):
+                    np.copyto(target, engine.staging().host(name))
+            for name in names:
+                results.append(
+                    given[name] if name in given else made[name] if name in made else engine.staging().host(name).copy()
+                )
+            return results
+
+    def _place_input(self, engine: GpuEngine, name: str, array: np.ndarray | DeviceBuffer, stream: int) -> int:
+        """Where the input lies on the device, after it has been queued to be copied there if need be."""
+        t = engine.program.tensors[name]
+        if isinstance(array, np.ndarray):
+            engine.staging().put(name, _as_stored(array, t), stream)
+            return engine.staging().address(name)
+        if _aligned(array.address):
+            return array.address
+        where = engine.staging().address(name)
+        with engine.device as cu:
+            cu.cuMemcpyDtoDAsync(where, array.address, t.size * t.dtype.size, stream)
+        return where
+
+    def bench(self, iterations: int = 100, feeds: Mapping[str, Any] | None = None, warmup: int = 10) -> list[float]:
+        """Milliseconds of each of `iterations` inferences, with inputs and outputs on the device, copied there before.
+
+        On a GPU by CUDA events around launches of the graph. `feeds` as in `run`; None for random values of the first entry.
+        """
+        with self._lock:
+            if feeds is None:
+                feeds = _random_feeds(self.plan.entries[0])
+            self.run(None, feeds)
+            if self._device is None:
+                times = []
+                for _ in range(iterations):
+                    begin = time.perf_counter()
+                    self.run(None, feeds)
+                    times.append((time.perf_counter() - begin) * 1e3)
+                return times
+            from tccompile.runtime.arrays import adopt
+
+            stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
+            arrays = {name: adopt(array, stream, f"input {name!r}") for name, array in feeds.items()}
+            engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
+            with engine.device:
+                addresses = {n: self._place_input(engine, n, arrays[n], stream) for n in engine.program.inputs}
+                addresses |= {n: engine.staging().address(n) for n in engine.program.outputs}
+            return engine.time(addresses, iterations, warmup)
+
+    # --- Checking ----------------------------------------------------------------------------------------------------
+
+    def _output_names(self, asked: Sequence[str] | None, given: Mapping[str, Any]) -> list[str]:
+        there = self.plan.entries[0].program.outputs
+        for name in (*(asked or ()), *given):
+            if name not in there:
+                raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
+        return list(there if asked is None else asked)
+
+    def _engine(self, arrays: Mapping[str, np.ndarray | DeviceBuffer]) -> GpuEngine | CpuEngine:
+        """The engine of the entry whose shapes the inputs have; InputError if they fit none."""
+        entries = self.plan.entries
+        inputs = entries[0].program.inputs
+        for name in arrays:
+            if name not in inputs:
+                raise InputError(f"the model has no input {name!r}; it has {', '.join(map(repr, inputs))}")
+        for name in inputs:
+            if name not in arrays:
+                raise InputError(f"input {name!r} is missing")
+            self._check_dtype(f"input {name!r}", entries[0].program.tensors[name], arrays[name])
+        shapes = {name: tuple(arrays[name].shape) for name in inputs}
+        fits = (i for i, e in enumerate(entries) if all(e.program.tensors[n].shape == s for n, s in shapes.items()))
+        number = next(fits, None)
+        if number is None:
+            raise InputError(self._shapes_message(shapes))
+        for name, array in arrays.items():
+            self._check_place(f"input {name!r}", array)
+        if number not in self._engines:
+            device = self._device
+            entry = entries[number]
+            self._engines[number] = self._cpu_engine(entry) if device is None else self._gpu_engine(entry, device)
+        return self._engines[number]
+
+    def _target_array(
+        self, engine: GpuEngine | CpuEngine, array: np.ndarray | DeviceBuffer, name: str
+    ) -> np.ndarray | DeviceBuffer:
+        """An output array of the caller's, checked."""
+        what, t = f"output {name!r}", engine.entry.program.tensors[name]
+        self._check_dtype(what, t, array)
+        if tuple(array.shape) != t.shape:
+            raise InputError(f"{what} has shape {_shape(t.shape)}, got an array of shape {_shape(array.shape)}")
+        self._check_place(what, array)
+        if isinstance(array, np.ndarray):
+            if not array.flags.writeable:
+                raise InputError(f"{what}: the array is read-only")
+            return _as_stored(array, t)
+        return array
+
+    def _check_dtype(self, what: str, t: Tensor, array: np.ndarray | DeviceBuffer) -> None:
+        got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
+        if got == t.dtype.value or (t.dtype is DType.BF16 and got == "uint16"):
+            return
+        way_out = (
+            f"; convert it with .astype(np.{t.dtype.value})"
+            if isinstance(array, np.ndarray) and t.dtype is not DType.BF16
+            else ""
+        )
+        raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
+
+    def _check_place(self, what: str, array: np.ndarray | DeviceBuffer) -> None:
+        if isinstance(array, np.ndarray):
+            return
+        if self._device is None:
+            raise InputError(f"{what} lies on a GPU, and the session runs on the CPU; copy it to the host first")
+        if array.ordinal not in (None, self._device.ordinal):
+            raise InputError(f"{what} lies on gpu:{array.ordinal}, and the session runs on {self.device}")
+        if not array.contiguous:
+            raise InputError(
+                f"{what} on the GPU is not contiguous in row-major order; make it so first (.contiguous() in PyTorch)"
+            )
+
+    def _shapes_message(self, got: Mapping[str, Shape]) -> str:
+        entries = self.plan.entries
+        if len(entries) == 1:
+            tensors = entries[0].program.tensors
+            wrong = [
+                f"input {n!r} has shape {_shape(tensors[n].shape)}, got {_shape(s)}"
+                for n, s in got.items()
+                if s != tensors[n].shape
+            ]
+            return "; ".join(wrong) + ". Other shapes need another plan: tccompile --shape NAME=…"
+        there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
+        return f"the plan has no entry for {', '.join(f'{n} {_shape(s)}' for n, s in got.items())}; it was compiled for {there}"
+
+    # --- The end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the session's memory on the device. Arrays that it returned stay."""
+        with self._lock:
+            for engine in self._engines.values():
+                if self._device is not None:
+                    engine.close()  # type: ignore[union-attr]
+            self._engines.clear()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _as_stored(array: Any, t: Tensor) -> np.ndarray:
+    """The array in the type that holds the tensor's elements: bfloat16 as its bits."""
+    return array.view(np.uint16) if t.dtype is DType.BF16 and array.dtype != np.uint16 else array
+
+
+def _aligned(address: int) -> bool:
+    from tccompile.runtime.gpu import IO_ALIGN
+
+    return address % IO_ALIGN == 0
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) if len(shape) else "() (a scalar)"
+
+
+def _stream_handle(stream: Any) -> int:
+    """The CUstream of an integer, or of an object of PyTorch (`cuda_stream`), CuPy (`ptr`), or with `__cuda_stream__`."""
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        if (value := getattr(stream, attribute, None)) is not None:
+            return int(value)
+    with suppress(TypeError, ValueError):
+        return int(stream)
+    raise InputError(f"a {type(stream).__name__} is not a CUDA stream; give its handle as an integer")
+
+
+def _random_feeds(entry: Entry) -> dict[str, np.ndarray]:
+    """Values to measure with: normal for floats, zeros for all others."""
+    generator = np.random.default_rng(0)
+    feeds = {}
+    for name in entry.program.inputs:
+        t = entry.program.tensors[name]
+        values = generator.standard_normal(t.shape) if t.dtype in (DType.F16, DType.F32, DType.F64) else np.zeros(t.shape)
+        feeds[name] = values.astype(t.dtype.numpy)
+    return feeds
