@@ -139,6 +139,7 @@ class Function:
     threads: int  # the most threads a block has: a launch bound
     blocks: int = 1  # blocks that a multiprocessor should hold at once: caps the registers
     fastmath: bool = False
+    cluster: int = 1  # blocks along x that share a cluster (sm_90 and newer); the grid is a multiple of it
 
 
 class Kernel:

@@ -87,6 +87,8 @@ def ptx_text(function: Function, arch: Arch, name: str) -> str:
         fastmath=function.fastmath,
         launch_bounds=(function.threads, function.blocks),
     )
+    if function.cluster > 1:
+        text = re.sub(r"(?m)^(\.maxntid.*)$", rf"\1\n.explicitcluster\n.reqnctapercluster {function.cluster}, 1, 1", text)
     return _stable(text, name)
 
 

@@ -1,0 +1,209 @@
+"""Hopper's instructions (sm_90a): mbarriers, the tensor copy engine (TMA), wgmma, clusters, dependent launches.
+
+Names and semantics are those of the PTX ISA; addresses in shared memory are 32 bits, in global memory 64.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tccompile.kernels.ptx.core import f32, i32, instruction, u16, u32, u64, void
+
+# --- Shared memory and integers ----------------------------------------------------------------------------------------
+
+
+@intrinsic
+def shared_address(typingctx, array):
+    """The 32-bit address of an array in shared memory."""
+
+    def codegen(context, builder, sig, args):
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        function = ir.FunctionType(ir.IntType(32), [ir.IntType(64)])
+        text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+        return builder.call(ir.InlineAsm(function, text, "=r,l"), [builder.ptrtoint(data, ir.IntType(64))])
+
+    return u32(array), codegen
+
+
+divide = instruction("div.u32 $0, $1, $2;", u32, u32, u32, pure=True)
+"""In 32 bits: Numba's `//` would be a division of 64."""
+
+# --- Barriers ----------------------------------------------------------------------------------------------------------
+
+barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
+barrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", void, u32)
+barrier_expect = instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", void, u32, u32)
+"""Arrive, and expect that many bytes from the copy engine before the phase completes."""
+
+barrier_wait = instruction(
+    "{ .reg .pred p; WAIT_${:uid}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra DONE_${:uid};"
+    " bra WAIT_${:uid}; DONE_${:uid}: }",
+    void,
+    u32,
+    u32,
+)
+"""Until the phase of that parity has completed; a fresh barrier's phase of parity 1 counts as completed."""
+
+fence_barrier_init = instruction("fence.mbarrier_init.release.cluster;", void)
+"""Makes initialised barriers visible to the copy engine and to the cluster."""
+
+
+@cache
+def sync_threads(name: int, threads: int) -> Any:
+    """`bar.sync` on one of the 16 named barriers: of `threads` threads."""
+    return instruction(f"bar.sync {name}, {threads};", void)
+
+
+# --- Clusters ----------------------------------------------------------------------------------------------------------
+
+cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
+cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
+in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)
+"""The address, in block $2 of the cluster, of what is at $1 in this block's shared memory."""
+
+load_shared_f32x4 = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
+load_cluster_f32x4 = instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
+
+# --- The tensor copy engine --------------------------------------------------------------------------------------------
+
+prefetch_map = instruction("prefetch.tensormap [$0];", void, u64)
+
+copy_box = instruction(
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5}], [$2];",
+    void, u32, u64, u32, i32, i32, i32,
+)  # fmt: skip
+"""(shared address, map, barrier, coordinates of a box of three dimensions, innermost first); zeros outside the array."""
+
+copy_pixels = instruction(
+    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+    " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8};",
+    void, u32, u64, u32, i32, i32, i32, i32, u16, u16,
+)  # fmt: skip
+"""(shared address, im2col map, barrier, c, w, h, n of the first pixel's window, offset in the window along w and h)"""
+
+
+@cache
+def set_registers(count: int, more: bool) -> Any:
+    """Give registers back, or take as many as other warpgroups of the block gave back; executed by a whole warpgroup."""
+    return instruction(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};", void)
+
+
+# --- Dependent launches: no effect unless the launch asks for programmatic stream serialisation --------------------------
+
+wait_for_earlier_grids = instruction("griddepcontrol.wait;", void)
+let_later_grids_start = instruction("griddepcontrol.launch_dependents;", void)
+
+# --- wgmma -------------------------------------------------------------------------------------------------------------
+
+wgmma_wait_all = instruction("wgmma.wait_group.sync.aligned 0;", void)
+wgmma_wait_last = instruction("wgmma.wait_group.sync.aligned 1;", void)
+"""Until all but the group committed last are done."""
+
+
+def descriptor(swizzle: int, leading: int, stride: int) -> int:
+    """The constant part of a shared-memory matrix descriptor, K-major; the address, over 16, is added to it.
+
+    swizzle  bytes: 128, 64, 32, or 0 for none
+    leading  bytes between core matrices (8 rows of 16 bytes) that are neighbours along K; only without swizzle
+    stride   bytes between groups of 8 rows
+    """
+    mode = {0: 0, 128: 1, 64: 2, 32: 3}[swizzle]
+    return mode << 62 | (stride >> 4) << 32 | ((leading >> 4) if swizzle == 0 else 1) << 16
+
+
+@cache
+def accumulators(n: int) -> Any:
+    """A device function without parameters: a warpgroup's 64×n fp32 tile of zeros, n / 2 values a thread."""
+    count = n // 2
+
+    @intrinsic
+    def zeros(typingctx):
+        def codegen(context, builder, sig, args):
+            return ir.Constant(ir.ArrayType(ir.FloatType(), count), [ir.Constant(ir.FloatType(), 0.0)] * count)
+
+        return types.UniTuple(f32, count)(), codegen
+
+    return zeros
+
+
+@cache
+def multiply(n: int, steps: tuple[tuple[int, int], ...]) -> Any:
+    """acc = multiply(acc, a, b): one committed group of m64·n·k16 wgmmas, acc += A·Bᵀ, fp16 in shared memory, fp32 sums.
+
+    steps  for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
+    a, b   descriptors of the tiles' starts
+    """
+    count = n // 2
+    kind = types.UniTuple(f32, count)
+    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
+    lines = [".reg .pred p;", ".reg .b64 a, b;", "setp.eq.u32 p, 0, 0;", "wgmma.fence.sync.aligned;"]
+    for at_a, at_b in steps:
+        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, 0, 0;")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    text = "{ " + " ".join(lines) + " }"
+    constraints = ",".join([*["=f"] * count, "l", "l", *map(str, range(count)), "~{memory}"])
+
+    @intrinsic
+    def multiplied(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            acc, a, b = args
+            floats = [ir.FloatType()] * count
+            function = ir.FunctionType(ir.LiteralStructType(floats), [a.type, b.type, *floats])
+            values = [builder.extract_value(acc, i) for i in range(count)]
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [a, b, *values])
+            out = ir.Constant(ir.ArrayType(ir.FloatType(), count), ir.Undefined)
+            for i in range(count):
+                out = builder.insert_value(out, builder.extract_value(done, i), i)
+            return out
+
+        return kind(kind, u64, u64), codegen
+
+    return multiplied
+
+
+@cache
+def stage(n: int, columns: int, pitch: int, half: int) -> Any:
+    """stage(acc, address, chunk): write columns `chunk * columns` and up of a 64×n tile to shared memory as fp32.
+
+    address  of this thread's corner: row lane / 4 of its warp's 16 rows, in column 0, plus `corner` (see `stage_corner`)
+    pitch    bytes from row to row
+    half     bytes from the first four of every 8 columns to their last four: all first fours of a row lie side by side, so
+             that a thread reads 8 columns as two 16-byte accesses without bank conflicts
+
+    Thread (row r = lane / 4, q = lane mod 4) holds columns 8j + 2q and 8j + 2q + 1 of rows r and r + 8.
+    """
+    kind = types.UniTuple(f32, n // 2)
+
+    @intrinsic
+    def staged(typingctx, acc, address, chunk):
+        def codegen(context, builder, sig, args):
+            acc, address, chunk = args
+            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.FloatType(), ir.FloatType()])
+
+            def write(at, first):
+                store = ir.InlineAsm(function, f"st.shared.v2.f32 [$0+{at}], {{$1, $2}};", "r,f,f,~{memory}", side_effect=True)
+                builder.call(store, [address, builder.extract_value(acc, first), builder.extract_value(acc, first + 1)])
+
+            done = builder.append_basic_block("staged")
+            cases = builder.switch(chunk, done)
+            for c in range(n // columns):
+                block = builder.append_basic_block(f"chunk{c}")
+                cases.add_case(ir.Constant(ir.IntType(32), c), block)
+                builder.position_at_end(block)
+                for j in range(columns // 8):
+                    group = 4 * (c * columns // 8 + j)
+                    write(16 * j, group)
+                    write(16 * j + 8 * pitch, group + 2)
+                builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return void(kind, u32, i32), codegen
+
+    return staged
