@@ -1,0 +1,43 @@
+"""tccompile: from ONNX to NVIDIA Tensor Cores, ahead of time.
+
+    plan = tccompile.compile("model.onnx")     # needs the extra `compiler`, and no GPU
+    plan.save("model.plan")
+
+    session = tccompile.Session("model.plan")  # needs NumPy and a driver
+    y, = session.run(None, {"input": x})
+
+What is imported here is imported when it is first used, so that running a plan imports no compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tccompile.pipeline import compile as compile
+    from tccompile.plan import Plan as Plan
+    from tccompile.plan import read_plan as load
+    from tccompile.runtime.session import Session as Session
+
+__version__ = "0.1.0"
+
+__all__ = ["Plan", "Session", "compile", "load"]
+
+_WHERE = {
+    "Plan": ("tccompile.plan", "Plan"),
+    "Session": ("tccompile.runtime.session", "Session"),
+    "compile": ("tccompile.pipeline", "compile"),
+    "load": ("tccompile.plan", "read_plan"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _WHERE[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

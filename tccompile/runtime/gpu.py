@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import accumulate
 from threading import Lock
 from typing import Any
 
@@ -21,9 +23,6 @@ ALIGN = 256
 
 IO_ALIGN = 16
 """Bytes that kernels rely on for the address of a model input or output: their widest access."""
-
-CHUNK = 8 << 20
-"""Bytes of weights that are checked and copied at a time."""
 
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
@@ -83,28 +82,22 @@ class Resident:
         return self._weights[name]
 
     def upload(self, names: list[str]) -> None:
-        """Copy constants to the device, into one allocation, unless they are there; their checksums are verified on the way."""
+        """Copy constants to the device, into one allocation, unless they are there already.
+
+        Raises UsageError if the plan was stored without them, PlanError if the file is damaged.
+        """
         with self.lock, self.device as cu:
             missing = [n for n in dict.fromkeys(names) if n not in self._weights]
-            left_out = [n for n in missing if n not in self.plan.weights]
-            if left_out:
-                others = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-                way_out = "give the model that it was made of: --weights MODEL.onnx"
-                raise DeviceError(f"the plan was stored without its weights ({left_out[0]!r}{others}); {way_out}")
-            offsets, total = {}, 0
-            for name in missing:
-                offsets[name], total = total, _aligned(total + len(self.plan.weights[name]))
+            with ThreadPoolExecutor() as threads:  # checksums take longer than the copies
+                checked = list(threads.map(self.plan.weight, missing))
+            offsets = list(accumulate((_aligned(len(data)) for data in checked), initial=0))
             if not missing:
                 return
-            memory = Memory(self.device, total, f"{len(missing)} weights")
-            for name in missing:
-                at = memory.address + offsets[name]
-                for part in _parts(self.plan, name):
-                    host = np.frombuffer(part, np.uint8)
-                    cu.cuMemcpyHtoD(at, host.ctypes.data, host.nbytes)
-                    at += host.nbytes
+            memory = Memory(self.device, offsets[-1], f"{len(missing)} weights")
+            for name, data, offset in zip(missing, checked, offsets, strict=False):
+                self._weights[name] = memory.address + offset
+                cu.cuMemcpyHtoD(memory.address + offset, np.frombuffer(data, np.uint8).ctypes.data, len(data))
             self._memory.append(memory)
-            self._weights |= {name: memory.address + offset for name, offset in offsets.items()}
 
     def function(self, image: int, smem: int) -> Any:
         """The kernel of an image, allowed to use `smem` bytes of dynamic shared memory. DriverError if it does not load."""
@@ -129,13 +122,6 @@ def resident(plan: Plan, device: Device) -> Resident:
         if found is None:
             found = _residents[id(plan), device.ordinal] = Resident(plan, device)
         return found
-
-
-def _parts(plan: Plan, name: str) -> Iterator[memoryview]:
-    """A constant's bytes, in parts."""
-    data = memoryview(plan.weights[name])
-    for start in range(0, len(data), CHUNK):
-        yield data[start : start + CHUNK]
 
 
 def _load(cu: Driver, plan: Plan, image: int) -> Any:
