@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.spec import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     Depthwise(),
+    ReduceKernel(),
+    PointwiseKernel(),
 )
 
 

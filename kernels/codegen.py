@@ -154,7 +154,7 @@ def constant(value: Any, dtype: DType) -> str:
     """A literal of a compute type."""
     if dtype is DType.F32:
         value = float(value)
-        return f"f32({value!r})" if math.isfinite(value) else f"f32({'-' * (value < 0)}{str(abs(value))})"
+        return f"f32({value!r})" if math.isfinite(value) else f"f32({'-' * (value < 0)}{abs(value)!s})"
     return f"i64({int(value)})" if dtype is DType.I64 else f"boolean({int(value)})"
 
 

@@ -13,7 +13,6 @@ from numba import cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.expr import DType
 from tccompile.kernels.ptx.core import f32, i32, instruction, u32
 
 i64, boolean = types.int64, types.boolean
@@ -33,6 +32,18 @@ def select(typingctx, condition, a, b):
         return builder.select(*args)
 
     return a(boolean, a, a), codegen
+
+
+@intrinsic
+def within(typingctx, index, low, high):
+    """1 if low <= index < high, else 0, all int32"""
+
+    def codegen(context, builder, sig, args):
+        index, low, high = args
+        test = builder.and_(builder.icmp_signed(">=", index, low), builder.icmp_signed("<", index, high))
+        return builder.zext(test, index.type)
+
+    return i32(i32, i32, i32), codegen
 
 
 def _extremum(symbol: str) -> Any:
@@ -169,7 +180,7 @@ NAMES: dict[str, Any] = {
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div,
     # of any type
-    "minimum": minimum, "maximum": maximum, "select": select,
+    "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64
     "int_absolute": int_absolute, "int_power": int_power, "int_fmod": int_fmod, "int_trunc_div": int_trunc_div,
     "int_floor_mod": int_floor_mod,

@@ -98,7 +98,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         whole = y.shape[1] % lanes == 0 and padded == y.shape[1]
         mode = "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) and y.strides[1] == 1 else "strided"
         args += [Ptr(op.y), *y_args, *map(I32, (channels, y.shape[1], padded, *divider(y.shape[1]), y.strides[1]))]
-        args += map(I32, (block, y.strides[2], y.strides[3]))
+        args += map(I32, (block, *divider(block), y.strides[2], y.strides[3]))
         target = (y.dtype.value, mode, y_rows, False, True)
     else:
         vector = y.strides[lane] == 1 and padded % lanes == 0 and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
@@ -170,7 +170,7 @@ def build(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
     from numba.cuda import types
 
     text, kinds, accesses = source(params)
-    scope = {**names(), **_memory(accesses)}
+    scope = {**names(), **memory_functions(accesses)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
     return store, tuple(types.int64 if kind == "address" else types.int32 for kind in kinds)
 
@@ -179,7 +179,8 @@ Accesses = dict[str, tuple[str, DType, int, bool]]
 """The memory functions that generated text calls: name → ("load" or "store", dtype, elements, guarded)."""
 
 
-def _memory(accesses: Accesses) -> dict[str, Any]:
+def memory_functions(accesses: Accesses) -> dict[str, Any]:
+    """Those functions. Imports Numba."""
     from tccompile.kernels.ptx import memory
 
     return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
@@ -211,7 +212,7 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
         rest = "m"
         for extent, multiplier, shift in reversed(inner):
             whole = out.let(f"divide({rest}, {multiplier}, {shift})")
-            digits.insert(0, out.let(f"{rest} - {whole} * {extent}"))
+            digits.insert(0, out.let(f"i32({rest} - {whole} * {extent})"))
             rest = whole
         digits.insert(0, rest)
 
@@ -224,7 +225,7 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
     if shuffle:
         channels, remaining, padded = arguments.take(), arguments.take(), arguments.take()
         multiplier, shift, y_step = arguments.take(), arguments.take(), arguments.take()
-        block, y_p, y_q = arguments.take(), arguments.take(), arguments.take()
+        block, y_p, y_q = (arguments.take(), arguments.take(), arguments.take()), arguments.take(), arguments.take()
         limit = channels
     else:
         channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
@@ -261,26 +262,25 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
         results = [out.let(f"select(c + {i} < {channels}, {r}, {zero})") for i, r in enumerate(results)]
 
     body = out.lines
-    size = target.size
+    size, zero = target.size, "f32(0)" if target.is_float else "i64(0)"
     if shuffle:
         accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
-        if y_mode == "strided":
-            accesses["pad"] = ("store", target, 1, False)
         for i in range(1 if y_mode == "vector" else lanes):
-            # Channel (i * block + j) * remaining + k of the result goes to channel k of pixel (i, j) of the block.
-            body.append(f"t = divide(c + {i}, {multiplier}, {shift})")
-            body.append(f"k = c + {i} - t * {remaining}")
-            body.append("bi = t // block_")
-            body.append(f"at = {y} + (i64(bi) * i64({y_p}) + i64(t - bi * block_) * i64({y_q})) * {size}")
+            # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
+            lane = f"i32(c + {i})"
+            pixel = out.let(f"divide({lane}, {multiplier}, {shift})")
+            k = out.let(f"i32({lane} - {pixel} * {remaining})")
+            bp = out.let(f"divide({pixel}, {block[1]}, {block[2]})")
+            bq = out.let(f"i32({pixel} - {bp} * {block[0]})")
+            at = out.let(f"{y} + (i64({bp}) * i64({y_p}) + i64({bq}) * i64({y_q})) * {size}")
             if y_mode == "vector":
-                body.append(f"put(at + i64(k) * {size}, {', '.join(results)})")
-            else:
-                body.append(f"put(at + i64(k) * (i64({y_step}) * {size}), {results[i]}, c + {i} < {channels})")
-                body.append(f"if c + {i} < {channels} and k == {remaining} - 1:")
-                zero = "f32(0)" if target.is_float else "i64(0)"
-                body.append(f"    for z in range({remaining}, {padded}):")
-                body.append(f"        pad(at + i64(z) * (i64({y_step}) * {size}), {zero})")
-        body.insert(0, f"block_ = {block}")
+                body.append(f"put({at} + i64({k}) * {size}, {', '.join(results)})")
+                continue
+            body.append(f"put({at} + i64({k}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
+            # Whoever writes the pixel's last channel writes its padding too.
+            body.append(f"last = select({lane} < {channels}, {k}, i32(-1)) == {remaining} - 1")
+            body.append(f"for z in range({remaining}, select(last, {padded}, {remaining})):")
+            body.append(f"    put({at} + i64(z) * (i64({y_step}) * {size}), {zero}, 1)")
     elif y_mode == "vector":
         accesses["put"] = ("store", target, lanes, False)
         body.append(f"put({y} + i64(c) * {size}, {', '.join(results)})")

@@ -1,0 +1,504 @@
+"""Pointwise ops on every generation: elementwise expressions, and everything that only moves data.
+
+A thread computes `lanes` neighbouring elements of y, along the axis in which y is contiguous, for `unroll` groups of them;
+loads of all groups come first. The groups are numbered by a few dimensions: y's axes, merged where every access keeps one
+stride, and the groups of lanes. A thread's number is taken apart by multiplications with reciprocals. Which dimension
+neighbouring threads share out is chosen for coalescing: the lanes, or for a transpose the axis in which the input is
+contiguous, so that a warp reads whole lines and each thread writes 16 to 32 bytes.
+
+A load is an address that is linear in the dimensions, plus terms that are not (quotients, remainders, minima, maxima):
+
+same    the same element for all lanes
+vector  neighbours in memory, accesses of up to 16 bytes
+each    an address, and perhaps a condition, for each lane
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import Atom, Coord, DType, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View, walk
+from tccompile.kernels.codegen import Lines, constant, decode, divider, encode, execute, names
+from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.program import Op, Pointwise, Program, Tensor
+
+THREADS = 256
+LIMIT = 2**31 - 2**20
+"""Bound of everything that is computed in 32 bits; the slack is for the last block's threads."""
+
+
+# --- Description: dimensions and accesses ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A view as an address: elements from the tensor's first one."""
+
+    tensor: Tensor
+    strides: tuple[int, ...]  # by axis of y: of its coordinate
+    offset: int
+    terms: tuple[tuple[Atom, int], ...]  # what is not linear
+    valid: tuple[Range, ...]
+    fill: float
+    highest: int  # no valid element lies beyond it when the lane's coordinate is 0
+
+
+def _load(program: Program, view: View, shape: Shape, lane: int | None) -> _Load:
+    tensor = program.tensors[view.tensor]
+    total: dict[Atom, int] = {}
+    offset = highest = 0
+    still = tuple(1 if a == lane else n for a, n in enumerate(shape))
+    for index, stride, extent in zip(view.index, tensor.strides, tensor.shape, strict=True):
+        offset += index.constant * stride
+        highest += max(0, min(index.bounds(still)[1], extent - 1)) * stride
+        for atom, k in index.terms:
+            total[atom] = total.get(atom, 0) + k * stride
+    strides = [0] * len(shape)
+    terms = []
+    for atom, k in total.items():
+        if isinstance(atom, Coord):
+            strides[atom.axis] = k if shape[atom.axis] > 1 else 0
+        elif k:
+            terms.append((atom, k))
+    return _Load(tensor, tuple(strides), offset, tuple(terms), view.valid, view.fill, highest)
+
+
+def _axes(index: Index) -> set[int]:
+    """The axes whose coordinates occur in an index."""
+    return set().union(*(_atom_axes(atom) for atom, _ in index.terms))
+
+
+def _atom_axes(atom: Atom) -> set[int]:
+    match atom:
+        case Coord(axis):
+            return {axis}
+        case Quotient(index, _) | Remainder(index, _):
+            return _axes(index)
+        case Least(a, b) | Greatest(a, b):
+            return _axes(a) | _axes(b)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything that does not depend on the number of lanes.
+
+    dims   extents and axes of the dimensions of the rows, outermost first; the lanes are the last one
+    extent, padded  of the lanes' dimension
+    """
+
+    y: Tensor
+    shape: Shape
+    loads: tuple[_Load, ...]
+    dims: tuple[tuple[int, tuple[int, ...]], ...]
+    padded: int
+
+    @property
+    def lane(self) -> tuple[int, ...]:
+        return self.dims[-1][1]
+
+    @property
+    def extent(self) -> int:
+        return self.dims[-1][0]
+
+    def stride(self, strides: tuple[int, ...], dim: int) -> int:
+        axes = self.dims[dim][1]
+        return strides[axes[-1]] if axes else 0
+
+
+def _plan(op: Op, program: Program) -> _Plan:
+    y = program.tensors[op.y]
+    shape = y.shape
+    lane = y.inner if y.inner is not None else (len(shape) - 1 if shape else None)
+    loads = tuple(_load(program, view, shape, lane) for view in op.epilogue.loads)
+    alone: set[int] = set()  # axes whose coordinates are needed by themselves
+    for load in loads:
+        alone |= set().union(*(_atom_axes(atom) for atom, _ in load.terms), *(_axes(r.index) for r in load.valid))
+    accesses = [y.strides, *(load.strides for load in loads)]
+    rows = sorted((a for a in range(len(shape)) if a != lane and shape[a] > 1), key=lambda a: -y.strides[a])
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for axis in [*rows, *([lane] if lane is not None else [])]:
+        last = dims[-1][1] if dims else ()
+        joins = bool(last) and not {axis, *last} & alone and y.padded[axis] == shape[axis]
+        if joins and all(s[last[-1]] == s[axis] * shape[axis] for s in accesses):
+            dims[-1] = (dims[-1][0] * shape[axis], (*last, axis))
+        else:
+            dims.append((shape[axis], (axis,)))
+    if not dims:
+        dims = [(1, ())]
+    padded = dims[-1][0] if lane is None or len(dims[-1][1]) > 1 else y.padded[lane]
+    return _Plan(y, shape, loads, tuple(dims), padded)
+
+
+def _aligned(tensor: Tensor, lanes: int, steps: list[int]) -> bool:
+    """Whether all multiples of the steps (elements) keep groups of lanes at multiples of their size, at most 16 bytes."""
+    width = min(16, lanes * tensor.dtype.size)
+    return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, *steps))
+
+
+def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
+    """How y is stored, and how each load reads: see the module's text."""
+    last = len(plan.dims) - 1
+    y_steps = [plan.stride(plan.y.strides, d) for d in range(last)]
+    vector = plan.stride(plan.y.strides, last) == 1 or plan.padded == 1
+    whole = vector and plan.padded % lanes == 0 and _aligned(plan.y, lanes, y_steps)
+    store = "vector" if whole else "strided" if plan.padded % lanes == 0 else "guarded"
+    reach = -(-plan.extent // lanes) * lanes
+    modes = []
+    for load in plan.loads:
+        varies = set().union(*(_atom_axes(a) for a, _ in load.terms), *(_axes(r.index) for r in load.valid)) & set(plan.lane)
+        step = plan.stride(load.strides, last)
+        steps = [plan.stride(load.strides, d) for d in range(last)] + [k for _, k in load.terms] + [load.offset]
+        covered = reach == plan.extent or load.highest + reach <= load.tensor.span
+        if not varies and not step:
+            modes.append("same")
+        elif not varies and step == 1 and covered and _aligned(load.tensor, lanes, steps):
+            modes.append("vector")
+        else:
+            modes.append("each")
+    return store, modes
+
+
+def _fastest(plan: _Plan, modes: list[str]) -> int:
+    """The dimension that neighbouring threads share out: the lanes' (the last), or for transposes the input's."""
+    last = len(plan.dims) - 1
+    weight = [0] * len(plan.dims)
+    for load, mode in zip(plan.loads, modes, strict=True):
+        if mode != "each" or plan.stride(load.strides, last) == 1:
+            continue
+        for d in range(last):
+            if plan.stride(load.strides, d) == 1:
+                weight[d] += load.tensor.size * load.tensor.dtype.size
+    best = max(range(len(plan.dims)), key=lambda d: (weight[d], d))
+    return best if weight[best] else last
+
+
+# --- Arguments and parameters ----------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """Structure as nested tuples (`encode…` results), numbers as arguments in the order in which the code takes them."""
+
+    def __init__(self, plan: _Plan, lanes: int) -> None:
+        self.args: list[Arg] = []
+        reach = -(-plan.padded // lanes) * lanes
+        lane = plan.lane
+        self.shape = tuple(reach if lane == (a,) else n for a, n in enumerate(plan.shape))
+        self.dim = {axes[0]: d for d, (_, axes) in enumerate(plan.dims) if len(axes) == 1}
+
+    def integer(self, value: int) -> None:
+        assert -(2**31) <= value < 2**31
+        self.args.append(I32(value))
+
+    def index(self, index: Index) -> Value:
+        self.integer(index.constant)
+        terms = []
+        for atom, k in index.terms:
+            if isinstance(atom, Coord) and atom.axis not in self.dim:
+                continue  # an axis of extent 1
+            self.integer(k)
+            terms.append(self.atom(atom))
+        return tuple(terms)
+
+    def atom(self, atom: Atom) -> Value:
+        match atom:
+            case Coord(axis):
+                return ("coord", self.dim[axis])
+            case Quotient(index, d) | Remainder(index, d):
+                # The code divides numbers that are not negative: add a multiple of the divisor, and take it off again.
+                lift = max(0, -(index.bounds(self.shape)[0] // d))
+                inner = self.index(index + lift * d)
+                for value in (d, *divider(d), lift):
+                    self.integer(value)
+                return ("quotient" if isinstance(atom, Quotient) else "remainder", inner)
+            case Least(a, b) | Greatest(a, b):
+                return ("minimum" if isinstance(atom, Least) else "maximum", self.index(a), self.index(b))
+
+
+def _largest(plan: _Plan) -> int:
+    """The largest number that the code computes in 32 bits."""
+    found = [abs(s) for load in plan.loads for s in (load.offset, *load.strides, *(k for _, k in load.terms))]
+
+    def note(index: Index) -> None:
+        found.extend(map(abs, index.bounds(plan.shape)))
+        for atom, _ in index.terms:
+            match atom:
+                case Quotient(inner, _) | Remainder(inner, _):
+                    note(inner)
+                case Least(a, b) | Greatest(a, b):
+                    note(a)
+                    note(b)
+
+    for load in plan.loads:
+        for atom, _ in load.terms:
+            note(Index(((atom, 1),)))
+        for r in load.valid:
+            note(r.index)
+    rows = 1
+    for extent, _ in plan.dims[:-1]:
+        rows *= extent
+    return max([*found, *map(abs, plan.y.strides), rows * plan.padded])
+
+
+class PointwiseKernel(Kernel):
+    """y = expr over views, in any layout and type."""
+
+    name = "pointwise"
+    realises = Pointwise
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        plan = _plan(op, program)
+        for axis, (n, padded) in enumerate(zip(plan.shape, plan.y.padded, strict=True)):
+            if n != padded and axis not in plan.lane:
+                return f"y is padded along axis {axis}, which is not its innermost one"
+        largest = _largest(plan)
+        return f"it computes indices in 32 bits, and one reaches {largest}" if largest > LIMIT else None
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        plan = _plan(op, program)
+        lanes = next(n for n in (8, 4, 2, 1) if n == 1 or _modes(plan, n)[0] == "vector")
+        groups = plan.y.size // lanes
+        for unroll in (1, 2, 4):
+            if unroll == 1 or groups >= unroll * arch.sms * THREADS:
+                yield {"lanes": lanes, "unroll": unroll}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        return LAUNCH_US + traffic_us(op, program, arch)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        plan = _plan(op, program)
+        if not plan.y.size:
+            return Work(())
+        lanes, unroll = int(config["lanes"]), int(config["unroll"])  # type: ignore[arg-type]
+        params, args, total = _described(plan, op.epilogue.expr, lanes, unroll)
+        blocks = -(-total // (THREADS * unroll))
+        return Work((Launch(code(self.name, **params), (blocks, 1, 1), THREADS, args),))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        from numba.cuda import types
+
+        text, kinds, accesses = source(**params)
+        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
+        signature = types.void(*(types.int64 if kind == "address" else types.int32 for kind in kinds))
+        return Function(kernel, signature, THREADS)
+
+
+def _described(plan: _Plan, expr: Expr, lanes: int, unroll: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
+    """The parameters of `build`, the launch's arguments, and how many groups of lanes there are."""
+    store, modes = _modes(plan, lanes)
+    last = len(plan.dims) - 1
+    fastest = _fastest(plan, modes)
+    order = [d for d in range(last + 1) if d != fastest] + [fastest]  # outermost first
+    groups = -(-plan.padded // lanes)
+    extents = [groups if d == last else plan.dims[d][0] for d in order]
+    total = 1
+    for n in extents:
+        total *= n
+    out = _Arguments(plan, lanes)
+    out.integer(total)
+    for n in extents[1:]:
+        for value in (n, *divider(n)):
+            out.integer(value)
+    out.integer(plan.extent)
+    out.integer(plan.padded)
+
+    def linear(strides: tuple[int, ...]) -> tuple[int, ...]:
+        used = tuple(d for d in range(last) if plan.stride(strides, d))
+        for d in used:
+            out.integer(plan.stride(strides, d))
+        return used
+
+    out.args.append(Ptr(plan.y.name))
+    target = (plan.y.dtype.value, store, linear(plan.y.strides), plan.padded != plan.extent)
+    out.integer(plan.stride(plan.y.strides, last))
+    loads: list[Value] = []
+    for load, mode in zip(plan.loads, modes, strict=True):
+        # An address is never given outside the tensor: an index that begins there has its offset as a number.
+        shifted = not 0 <= load.offset < load.tensor.span
+        out.args.append(Ptr(load.tensor.name, 0 if shifted else load.offset * load.tensor.dtype.size))
+        if shifted:
+            out.integer(load.offset)
+        used = linear(load.strides)
+        out.integer(plan.stride(load.strides, last))
+        terms = []
+        for atom, k in load.terms:
+            out.integer(k)
+            terms.append(out.atom(atom))
+        valid = []
+        for r in load.valid:
+            valid.append(out.index(r.index))
+            out.integer(r.low)
+            out.integer(r.high)
+        tail = mode == "each" and plan.extent % lanes != 0
+        loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
+    params = {
+        "lanes": lanes, "unroll": unroll, "order": tuple(order), "target": target, "loads": tuple(loads), "expr": encode(expr),
+    }  # fmt: skip
+    return params, tuple(out.args), total
+
+
+# --- The code --------------------------------------------------------------------------------------------------------
+
+
+class _Taken:
+    """Names for a kernel's parameters, in the order in which they are taken."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def take(self, kind: str = "int") -> str:
+        self.kinds.append(kind)
+        return f"a{len(self.kinds) - 1}"
+
+
+def source(lanes: int, unroll: int, order: Any, target: Any, loads: Any, expr: Any) -> tuple[str, list[str], Accesses]:
+    """The text of the kernel, the kinds of its parameters ("address" or "int"), and the memory functions it calls."""
+    taken, out = _Taken(), Lines()
+    expression = decode(expr)
+    y_kind, store, y_used, mask = target
+    y_type = DType(y_kind)
+    accesses: Accesses = {"put": ("store", y_type, lanes if store == "vector" else 1, store == "guarded")}
+    last = len(order) - 1
+
+    # The arguments have names first, since every group uses them.
+    total = taken.take()
+    inner = [(taken.take(), taken.take(), taken.take()) for _ in order[1:]]
+    extent, padded = taken.take(), taken.take()
+    y = (taken.take("address"), [taken.take() for _ in y_used], taken.take())
+    described = []
+    for k, (kind, mode, used, terms, valid, fill, tail, shifted) in enumerate(loads):
+        dtype = DType(kind)
+        base = taken.take("address")
+        if shifted:
+            base = f"{base} + i64({taken.take()}) * {dtype.size}"
+        steps, step = [taken.take() for _ in used], taken.take()
+        atoms = []
+        for atom in terms:
+            factor = taken.take()
+            atoms.append((factor, _named(atom, taken)))
+        ranges = [(_named_index(index, taken), taken.take(), taken.take()) for index in valid]
+        guarded = bool(ranges) or tail
+        accesses[f"load{k}"] = ("load", dtype, lanes if mode == "vector" else 1, guarded)
+        described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
+
+    groups = []
+    for u in range(unroll):
+        thread = out.let(f"i32(cuda.blockIdx.x * {THREADS * unroll} + cuda.threadIdx.x + {u * THREADS})")
+        rest = out.let(f"select({thread} < {total}, {thread}, {total} - i32(1))")
+        digits = [""] * len(order)
+        for d, (n, multiplier, shift) in zip(reversed(order[1:]), reversed(inner), strict=True):
+            whole = out.let(f"divide({rest}, {multiplier}, {shift})")
+            digits[d] = out.let(f"i32({rest} - {whole} * {n})")
+            rest = whole
+        digits[order[0]] = rest
+        first = digits[last] if lanes == 1 else out.let(f"i32({digits[last]} * {lanes})")
+        values = [_read(out, d, digits, first, lanes, extent) for d in described]
+        groups.append((thread, digits, first, values))
+    lines = []
+    for thread, digits, first, values in groups:
+        results = []
+        for i in range(lanes):
+            value = out.value(expression, lambda e, i=i, values=values: values[e.value][i])
+            value = out.stored(value, expression.dtype, y_type)
+            zero = "f32(0)" if y_type.is_float else "i64(0)"
+            results.append(out.let(f"select({_lane(first, i)} < {extent}, {value}, {zero})") if mask else value)
+        address, steps, step = y
+        base = address + "".join(f" + i64({digits[d]}) * (i64({s}) * {y_type.size})" for d, s in zip(y_used, steps, strict=True))
+        base = out.let(base)
+        lines.append(f"if {thread} < {total}:")
+        if store == "vector":
+            lines.append(f"    put({base} + i64({first}) * {y_type.size}, {', '.join(results)})")
+        else:
+            for i, r in enumerate(results):
+                guard = f", {_lane(first, i)} < {padded}" if store == "guarded" else ""
+                lines.append(f"    put({base} + i64({_lane(first, i)}) * (i64({step}) * {y_type.size}), {r}{guard})")
+    body = "".join(f"    {line}\n" for line in (*out.lines, *lines))
+    parameters = ", ".join(f"a{i}" for i in range(len(taken.kinds)))
+    return f"def kernel({parameters}):\n{body}", taken.kinds, accesses
+
+
+def _lane(first: str, i: int) -> str:
+    return f"i32({first} + {i})" if i else first
+
+
+def _read(out: Lines, described: Any, digits: list[str], first: str, lanes: int, extent: str) -> list[str]:
+    """The values of one load in each lane, in the compute type."""
+    name, dtype, mode, used, base, steps, step, atoms, ranges, fill, tail = described
+
+    def address(coordinates: list[str]) -> str:
+        parts = [f" + i64({coordinates[d]}) * (i64({s}) * {dtype.size})" for d, s in zip(used, steps, strict=True)]
+        parts += [f" + i64({_atom(out, atom, coordinates)}) * (i64({k}) * {dtype.size})" for k, atom in atoms]
+        return out.let(base + "".join(parts))
+
+    def condition(coordinates: list[str]) -> str | None:
+        tests = [f"within({_index(out, index, coordinates)}, {low}, {high})" for index, low, high in ranges]
+        if tail:
+            tests.append(f"within({coordinates[-1]}, 0, {extent})")
+        return out.let(" & ".join(tests)) if tests else None
+
+    def filled(value: str, test: str | None) -> str:
+        value = out.loaded(value, dtype)
+        if not ranges or float(fill) == 0:
+            return value
+        return out.let(f"select({test} != 0, {value}, {constant(float(fill), dtype.compute)})")
+
+    if mode != "each":
+        coordinates = [*digits[:-1], first]
+        test = condition(coordinates)
+        lane = f" + i64({first}) * {dtype.size}" if mode == "vector" else ""
+        group = out.let(f"{name}({address(coordinates)}{lane}{f', {test}' if test else ''})")
+        if mode == "same" or lanes == 1:
+            return [filled(group, test)] * lanes
+        return [filled(out.let(f"{group}[{i}]"), test) for i in range(lanes)]
+    values = []
+    for i in range(lanes):
+        coordinates = [*digits[:-1], out.let(_lane(first, i)) if i else first]
+        test = condition(coordinates)
+        where = f"{address(coordinates)} + i64({coordinates[-1]}) * (i64({step}) * {dtype.size})"
+        values.append(filled(out.let(f"{name}({where}{f', {test}' if test else ''})"), test))
+    return values
+
+
+def _named_index(terms: Any, taken: _Taken) -> tuple:
+    """An encoded index with the names of its numbers: (constant, ((factor, atom), …))"""
+    offset = taken.take()
+    named = []
+    for atom in terms:
+        factor = taken.take()
+        named.append((factor, _named(atom, taken)))
+    return offset, tuple(named)
+
+
+def _named(atom: Any, taken: _Taken) -> tuple:
+    match atom:
+        case ("coord", dim):
+            return ("coord", dim)
+        case ("quotient" | "remainder" as kind, index):
+            inner = _named_index(index, taken)
+            return (kind, inner, *(taken.take() for _ in range(4)))
+        case (kind, a, b):
+            return (kind, _named_index(a, taken), _named_index(b, taken))
+    raise AssertionError(atom)
+
+
+def _index(out: Lines, index: Any, coordinates: list[str]) -> str:
+    offset, terms = index
+    parts = [f" + {_atom(out, atom, coordinates)} * {k}" for k, atom in terms]
+    return out.let(f"i32({offset}{''.join(parts)})")
+
+
+def _atom(out: Lines, atom: Any, coordinates: list[str]) -> str:
+    match atom:
+        case ("coord", dim):
+            return coordinates[dim]
+        case ("quotient", index, _, multiplier, shift, lift):
+            return out.let(f"i32(divide({_index(out, index, coordinates)}, {multiplier}, {shift}) - {lift})")
+        case ("remainder", index, d, multiplier, shift, _):
+            n = _index(out, index, coordinates)
+            return out.let(f"i32({n} - divide({n}, {multiplier}, {shift}) * {d})")
+        case (kind, a, b):
+            return out.let(f"{kind}({_index(out, a, coordinates)}, {_index(out, b, coordinates)})")
+    raise AssertionError(atom)
