@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import base64
+import hashlib
+import math
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from tccompile.program import Program
+import numpy as np
+
+from tccompile import codec
+from tccompile.errors import PlanError, UsageError
+from tccompile.limits import SIZE, check_program, require
+from tccompile.program import OPS, Op, Program, Tensor
+from tccompile.reference.storage import elements, store, to_storage
+from tccompile.weights import SMALL, Literal, Recipe, Source, Transform, evaluate
 
 FORMAT_VERSION = 1
 
@@ -87,7 +105,7 @@ class Step:
 
     op: int
     kernel: str
-    config: Mapping[str, int | float | str | bool]
+    config: Mapping[str, int | float | str | bool | tuple]
     tensor_cores: bool
     reason: str
     launches: tuple[PlacedLaunch, ...]
@@ -148,3 +166,464 @@ class Plan:
     images: tuple[Image, ...]
     weights: Mapping[str, bytes | memoryview]
     notes: tuple[str, ...] = ()
+    digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
+    """The SHA-256 of weights that lie in a file; checked by `weight`."""
+
+    def weight(self, name: str) -> memoryview:
+        """The bytes of a constant tensor, checked against their SHA-256 if they come from a file.
+
+        Raises UsageError if they were left out of the plan, PlanError if the file is damaged.
+        """
+        if name not in self.weights:
+            raise UsageError(
+                f"the plan holds no values of {name!r}, it was made without its weights: give the model "
+                "they come from (tcrun --weights MODEL.onnx)"
+            )
+        data = memoryview(self.weights[name]).cast("B")
+        if name in self.digests and hashlib.sha256(data).digest() != self.digests[name]:
+            raise PlanError(f"section 'weights {name}': its SHA-256 is not what the header says, the file is damaged")
+        return data
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file: see `write_plan`."""
+        write_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """The plan in a file: see `read_plan`."""
+        return read_plan(path)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def pack_constant(tensor: Tensor, values: np.ndarray) -> bytes:
+    """Logical values as the bytes of `tensor`'s storage: its dtype, its order of axes, zeros in the padding.
+
+    Raises ValueError if they have another shape.
+    """
+    if values.shape != tensor.shape:
+        raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
+    buffer = np.zeros(tensor.span, tensor.dtype.numpy)
+    store(buffer, tensor, to_storage(values, tensor.dtype))
+    return buffer.tobytes()
+
+
+def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
+    """The plan with the weights that were left out of it, evaluated from the model's initializers by name.
+
+    Raises UsageError if they are not the initializers of the model that the plan was made from.
+    """
+    weights = dict(plan.weights)
+    for entry in plan.entries:
+        for name, recipe in entry.program.constants.items():
+            if name in weights:
+                continue
+            for source in _sources(recipe):
+                values = sources.get(source.name)
+                if values is None:
+                    raise UsageError(
+                        f"the plan needs the weight {source.name!r}, which the model does not have: is it another model?"
+                    )
+                if values.shape != source.shape or values.dtype.name != source.dtype:
+                    raise UsageError(
+                        f"the plan needs the weight {source.name!r} as {source.dtype} {source.shape}, the model has "
+                        f"{values.dtype.name} {values.shape}: is it another model?"
+                    )
+            try:
+                weights[name] = pack_constant(entry.program.tensors[name], evaluate(recipe, sources))
+            except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+                raise PlanError(f"the recipe of the constant {name!r} cannot be evaluated: {error}") from error
+    return replace(plan, weights=weights)
+
+
+def _sources(recipe: Recipe) -> Iterator[Source]:
+    """The model's weights that a recipe needs."""
+    match recipe:
+        case Source():
+            yield recipe
+        case Transform(args=args):
+            for a in args:
+                yield from _sources(a)
+
+
+# --- What a plan must keep to ----------------------------------------------------------------------------------------
+
+GRID = ((1 << 31) - 1, 65535, 65535)
+BLOCK = 1024
+SMEM = 227 * 1024
+ARGS = 1024
+
+
+def check_plan(plan: Plan) -> None:
+    """Hold a plan to the rules of the format: every index, offset, size and limit. Raises PlanError that names the place."""
+    require(plan.entries, "a plan without entries")
+    constants: dict[str, Tensor] = {}
+    for i, entry in enumerate(plan.entries):
+        with _naming(f"entry {i}"):
+            check_program(entry.program)
+            for name in entry.program.constants:
+                tensor = entry.program.tensors[name]
+                require(constants.setdefault(name, tensor) == tensor, f"constant {name!r} has another layout in another entry")
+        for section in entry.sections:
+            with _naming(f"entry {i} for {section.arch}"):
+                _check_section(section, entry.program, plan.images)
+    for name, data in plan.weights.items():
+        require(name in constants, f"weights of {name!r}, which is no constant")
+        size = constants[name].span * constants[name].dtype.size
+        require(len(memoryview(data).cast("B")) == size, f"weights of {name!r} of {len(data)} bytes, its layout has {size}")
+    for image in plan.images:
+        require(image.kind in ("cubin", "ptx"), f"code of kind {image.kind!r}")
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{place}: {error}") from None
+
+
+def _check_section(section: Section, program: Program, images: Sequence[Image]) -> None:
+    require(0 <= section.arena < SIZE and 0 <= section.counters < SIZE, f"an arena of {section.arena} bytes")
+    elsewhere = {*program.constants, *program.inputs, *program.outputs}
+    for name, offset in section.offsets.items():
+        tensor = program.tensors.get(name)
+        if tensor is None or tensor.base is not None or name in elsewhere:
+            raise PlanError(f"{name!r} has no place in the arena")
+        end = offset + tensor.span * tensor.dtype.size
+        require(offset >= 0 and end <= section.arena, f"tensor {name!r} ends at {end} of {section.arena} bytes of the arena")
+        require(offset % 16 == 0, f"tensor {name!r} at {offset}, which 16 does not divide")
+    for op in program.ops:
+        for name in (*op.inputs, op.y):
+            owner = program.tensors[name].storage
+            require(owner in elsewhere or owner in section.offsets, f"tensor {owner!r} has no place in the arena")
+    require(sorted(s.op for s in section.steps) == list(range(len(program.ops))), "its steps are not one per op")
+    for i, step in enumerate(section.steps):
+        with _naming(f"step {i}"):
+            require(all(0 <= a < i for a in step.after), f"runs after {step.after}")
+            for launch in step.launches:
+                _check_launch(launch, section, program, images)
+
+
+def _check_launch(launch: PlacedLaunch, section: Section, program: Program, images: Sequence[Image]) -> None:
+    require(0 <= launch.image < len(images), f"there is no code {launch.image}")
+    require(all(1 <= n <= most for n, most in zip(launch.grid, GRID, strict=True)), f"a grid of {launch.grid}")
+    require(1 <= launch.block <= BLOCK, f"a block of {launch.block} threads")
+    require(0 <= launch.smem <= SMEM, f"{launch.smem} bytes of shared memory")
+    require(len(launch.args) <= ARGS, f"{len(launch.args)} arguments")
+    for arg in launch.args:
+        match arg:
+            case Int(value):
+                require(-(1 << 31) <= value < 1 << 32, f"{value} in 32 bits")
+            case Address():
+                _check_address(arg, 0, section, program)
+            case Map():
+                _check_map(arg, section, program)
+
+
+def _check_map(arg: Map, section: Section, program: Program) -> None:
+    dims, im2col = len(arg.extents), arg.kind == "im2col"
+    fits = (
+        arg.kind in ("tiled", "im2col")
+        and (dims == 4 if im2col else 1 <= dims <= 5)
+        and len(arg.strides) == dims - 1
+        and len(arg.box) == (0 if im2col else dims)
+        and len(arg.lower) == len(arg.upper) == (2 if im2col else 0)
+        and len(arg.steps) == (2 if im2col else dims)
+        and all(1 <= n < 1 << 32 for n in arg.extents)
+        and all(0 < s < SIZE for s in arg.strides)
+        and all(1 <= n <= 256 for n in arg.box)
+        and all(1 <= n <= 8 for n in arg.steps)
+        and all(-(1 << 15) <= n < 1 << 15 for n in (*arg.lower, *arg.upper))
+        and arg.swizzle in (0, 32, 64, 128)
+        and 0 <= arg.channels <= 256
+        and 0 <= arg.pixels <= 1024
+        and arg.address.space in ("arena", "weights")
+    )
+    require(fits, f"a tensor map that the hardware does not have: {arg}")
+    span = arg.extents[0] * 2 + sum((n - 1) * s for n, s in zip(arg.extents[1:], arg.strides, strict=True))
+    _check_address(arg.address, span, section, program)
+
+
+def _check_address(address: Address, span: int, section: Section, program: Program) -> None:
+    """An address and `span` bytes from it on lie inside what the address is relative to."""
+    names = {"weights": program.constants, "io": (*program.inputs, *program.outputs)}
+    match address.space:
+        case "arena":
+            size = section.arena
+        case "counters":
+            size = section.counters
+        case "weights" | "io":
+            require(address.name in names[address.space], f"the address of {address.name!r}, which is not in {address.space}")
+            tensor = program.tensors[address.name]
+            size = tensor.span * tensor.dtype.size
+        case _:
+            raise PlanError(f"an address in {address.space!r}")
+    end = address.bytes + span
+    require(address.bytes >= 0 and end <= size, f"bytes {address.bytes} to {end} of {size} in {address.space}")
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+MAGIC = b"\x89TCPLAN\n"
+PREFIX = struct.Struct("<8sIIQQ32s")  # magic, format version, 0, bytes of the header as stored and as JSON, its SHA-256
+ALIGN = 256
+MAX_HEADER = 1 << 26
+MAX_CODE = 1 << 26
+
+_PACKED = np.empty(0)
+"""Stands for the values of a literal that a plan's weights hold already."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A section of the file.
+
+    size  bytes after decompression by zlib, or -1 if it is stored as it is
+    """
+
+    name: str
+    length: int
+    sha256: str
+    size: int = -1
+
+
+class _Writer:
+    """Collects sections; equal ones are stored once."""
+
+    def __init__(self) -> None:
+        self.table: list[_Stored] = []
+        self.data: list[bytes | memoryview] = []
+        self._known: dict[tuple[str, int], int] = {}
+
+    def put(self, name: str, data: bytes | memoryview, size: int = -1) -> int:
+        digest = hashlib.sha256(data).hexdigest()
+        if (digest, size) not in self._known:
+            self._known[digest, size] = len(self.table)
+            self.table.append(_Stored(name, len(data), digest, size))
+            self.data.append(data)
+        return self._known[digest, size]
+
+    def code(self, code: bytes) -> int:
+        return self.put("code", zlib.compress(code, 9), len(code))
+
+    def array(self, values: np.ndarray) -> Any:
+        if values is _PACKED:
+            return None
+        values = np.asarray(values, order="C")
+        if values.dtype.kind not in "biuf":
+            raise codec.CodecError(f"an array of {values.dtype}")
+        data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        stored = self.put("literal", data) if len(data) > SMALL else base64.b64encode(data).decode()
+        return {"dtype": values.dtype.name, "shape": list(values.shape), "data": stored}
+
+
+class _Reader:
+    """Gives sections of a file, checked as they are read."""
+
+    def __init__(self, data: memoryview, table: Sequence[_Stored], start: int) -> None:
+        self.table = table
+        self._sections: list[memoryview] = []
+        for section in table:
+            start = _aligned(start)
+            if not 0 <= section.length <= len(data) - start:
+                raise PlanError(
+                    f"section {section.name!r} of {section.length} bytes does not fit into the file: it is cut off or damaged"
+                )
+            self._sections.append(data[start : start + section.length])
+            start += section.length
+        if start != len(data):
+            raise PlanError(f"the file has {len(data)} bytes, its sections end at {start}")
+
+    def section(self, index: Any) -> tuple[_Stored, memoryview]:
+        if type(index) is not int or not 0 <= index < len(self.table):
+            raise codec.CodecError(f"there is no section {index!r}")
+        return self.table[index], self._sections[index]
+
+    def checked(self, index: Any) -> tuple[_Stored, memoryview]:
+        stored, data = self.section(index)
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
+            raise PlanError(f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged")
+        return stored, data
+
+    def code(self, index: Any) -> bytes:
+        stored, data = self.checked(index)
+        return _decompressed(data, stored.size, MAX_CODE, f"section {stored.name!r}")
+
+    def array(self, value: Any) -> np.ndarray:
+        if value is None:
+            return _PACKED
+        if type(value) is not dict or set(value) != {"dtype", "shape", "data"} or type(value["shape"]) is not list:
+            raise codec.CodecError("expected an array's dtype, shape and data")
+        if type(value["dtype"]) is not str or value["dtype"] not in _ARRAYS:
+            raise codec.CodecError(f"an array of {value['dtype']!r}")
+        dtype, shape = np.dtype(value["dtype"]).newbyteorder("<"), value["shape"]
+        if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape) or len(shape) > 32:
+            raise codec.CodecError(f"an array of shape {shape!r}")
+        if type(value["data"]) is str:
+            try:
+                data: bytes | memoryview = base64.b64decode(value["data"], validate=True)
+            except ValueError:
+                raise codec.CodecError("data that is not base64") from None
+        else:
+            data = self.checked(value["data"])[1]
+        if len(data) != math.prod(shape) * dtype.itemsize:
+            raise codec.CodecError(f"{len(data)} bytes for an array of {dtype} {shape}")
+        return np.frombuffer(data, dtype).reshape(shape)
+
+
+_ARRAYS = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+
+
+def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Codec:
+    return codec.Codec({Op: OPS}, {bytes: code, bytes | memoryview: weights, np.ndarray: array})
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def _decompressed(data: bytes | memoryview, size: int, limit: int, what: str) -> bytes:
+    if not 0 <= size <= limit:
+        raise PlanError(f"{what}: {size} bytes, at most {limit} are allowed")
+    unpacker = zlib.decompressobj()
+    try:
+        out = unpacker.decompress(data, size + 1)
+    except zlib.error as error:
+        raise PlanError(f"{what}: {error}") from None
+    if len(out) != size or not unpacker.eof or unpacker.unused_data:
+        raise PlanError(f"{what}: does not decompress to {size} bytes")
+    return out
+
+
+def _chunks(plan: Plan) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, piece by piece."""
+    check_plan(plan)
+    writer = _Writer()
+    coder = _codec((writer.code, _refuse), (lambda w: w, _refuse), (writer.array, _refuse))
+    weights: Any = {
+        name: writer.put(f"weights {name}", memoryview(plan.weights[name]).cast("B")) for name in sorted(plan.weights)
+    }
+    numbered: Any = replace(_without_packed_literals(plan), weights=weights)
+    encoded = coder.encode(numbered, Plan)
+    header = codec.dumps({"plan": encoded, "sections": coder.encode(tuple(writer.table), tuple[_Stored, ...])})
+    if len(header) > MAX_HEADER:
+        raise PlanError(
+            f"the plan's header has {len(header)} bytes, at most {MAX_HEADER} are allowed: compile fewer entries or generations"
+        )
+    stored = zlib.compress(header, 9)
+    yield PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(stored), len(header), hashlib.sha256(stored).digest())
+    yield stored
+    end = PREFIX.size + len(stored)
+    for data in writer.data:
+        yield bytes(_aligned(end) - end)
+        yield data
+        end = _aligned(end) + len(data)
+
+
+def _refuse(value: Any) -> Any:
+    raise codec.CodecError("not in this direction")
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """The file's content: the same for equal plans. Raises PlanError if the plan is not one that `read_plan` would take."""
+    return b"".join(_chunks(plan))
+
+
+def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan to a file, which appears whole or not at all."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in _chunks(plan):
+                file.write(chunk)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a file. Its weights stay in the mapped file; everything else is read and checked.
+
+    Raises PlanError, which names the file and the section, if it cannot be read or breaks a rule of the format.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+    except OSError as error:
+        raise PlanError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
+    try:
+        return from_bytes(data)
+    except PlanError as error:
+        raise PlanError(f"{os.fspath(path)}: {error}") from None
+
+
+def from_bytes(data: bytes | memoryview) -> Plan:
+    """The plan in a file's bytes: see `read_plan`."""
+    data = memoryview(data)
+    if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
+        raise PlanError("is not a plan of tccompile's")
+    _, version, zero, length, size, digest = PREFIX.unpack_from(data)
+    if version != FORMAT_VERSION:
+        raise PlanError(
+            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+        )
+    stored = data[PREFIX.size : PREFIX.size + length]
+    if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:
+        raise PlanError("section 'header': is cut off or damaged")
+    try:
+        header = codec.loads(_decompressed(stored, size, MAX_HEADER, "section 'header'"))
+        if type(header) is not dict or set(header) != {"plan", "sections"}:
+            raise codec.CodecError("expected a plan and its sections")
+        table = codec.Codec({}, {}).decode(header["sections"], tuple[_Stored, ...])
+        reader = _Reader(data, table, PREFIX.size + length)
+        coder = _codec((_refuse, reader.code), (_refuse, reader.section), (_refuse, reader.array))
+        plan = coder.decode(header["plan"], Plan)
+    except codec.CodecError as error:
+        raise PlanError(f"section 'header': {error}") from None
+    sections: Any = plan.weights  # (entry in the table, bytes), as the reader gives them
+    digests = {name: _digest(stored) for name, (stored, _) in sections.items()}
+    plan = replace(plan, weights={name: data for name, (_, data) in sections.items()}, digests=digests)
+    check_plan(plan)
+    return _with_packed_literals(plan)
+
+
+def _digest(section: _Stored) -> bytes:
+    try:
+        return bytes.fromhex(section.sha256)
+    except ValueError:
+        raise PlanError(f"section {section.name!r}: its SHA-256 is none") from None
+
+
+def _without_packed_literals(plan: Plan) -> Plan:
+    """The plan without the values of constants that are literals, where the weights hold them already."""
+
+    def bare(program: Program) -> Program:
+        constants = {
+            name: Literal(_PACKED) if isinstance(recipe, Literal) and name in plan.weights else recipe
+            for name, recipe in program.constants.items()
+        }
+        return replace(program, constants=constants)
+
+    return replace(plan, entries=tuple(replace(e, program=bare(e.program)) for e in plan.entries))
+
+
+def _with_packed_literals(plan: Plan) -> Plan:
+    """The reverse, with values as the weights store them."""
+
+    def whole(program: Program) -> Program:
+        constants = dict(program.constants)
+        for name, recipe in program.constants.items():
+            if isinstance(recipe, Literal) and recipe.values is _PACKED:
+                tensor = program.tensors[name]
+                constants[name] = Literal(elements(np.frombuffer(plan.weights[name], tensor.dtype.numpy), tensor))
+        return replace(program, constants=constants)
+
+    return replace(plan, entries=tuple(replace(e, program=whole(e.program)) for e in plan.entries))

@@ -26,14 +26,14 @@ def gemm(op: Gemm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
 
 
 def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-    """x resampled along one axis after the other: a weighted sum of taps."""
+    """x resampled along one axis after the other: a weighted sum of taps, at indices clipped into x."""
     x = values[op.x].astype(np.float32, copy=False)
     for axis, index, factors in zip(op.axes, op.index, op.weights, strict=True):
         at, by = values[index], values[factors]  # (output extent, taps)
         lie = [-1 if a == axis else 1 for a in range(x.ndim)]
-        total = np.take(x, at[:, 0], axis) * by[:, 0].reshape(lie)
+        total = np.take(x, at[:, 0], axis, mode="clip") * by[:, 0].reshape(lie)
         for t in range(1, at.shape[1]):
-            total += np.take(x, at[:, t], axis) * by[:, t].reshape(lie)
+            total += np.take(x, at[:, t], axis, mode="clip") * by[:, t].reshape(lie)
         x = total
     return x
 

@@ -1,0 +1,239 @@
+"""What a program from an untrusted file must keep to, before anything is done with it: sizes, depths, shapes, names.
+
+`program.verify` holds our own stages to the rules of a Program; this holds a file to them, and to limits that keep whoever
+runs it from running out of time or bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tccompile.errors import PlanError
+from tccompile.expr import FUNCTIONS, Coord, DType, Expr, Greatest, Index, Least, Quotient, Remainder, View
+from tccompile.program import (
+    Conv,
+    Gemm,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Program,
+    Reduce,
+    Resize,
+    Shape,
+    Softmax,
+    Tensor,
+    verify,
+)  # fmt: skip
+from tccompile.weights import TRANSFORMS, Literal, Recipe, Source, Transform
+
+RANK = 16
+EXTENT = 1 << 31
+"""Extents, strides of windows and the like are smaller."""
+SIZE = 1 << 40
+"""Elements of a tensor, bytes of an arena: fewer."""
+DEPTH = 128
+"""Expressions, indices and recipes nest less deep."""
+
+
+def require(condition: Any, message: str) -> None:
+    """Raise PlanError unless the condition holds."""
+    if not condition:
+        raise PlanError(message)
+
+
+def check_program(program: Program) -> None:
+    """Raises PlanError, which names the tensor, constant or op, for a program that breaks a rule."""
+    for name, tensor in program.tensors.items():
+        _check_tensor(name, tensor)
+    for name in (*program.inputs, *program.outputs):
+        require(name in program.tensors, f"input or output {name!r} is no tensor")
+        require(program.tensors[name].base is None, f"input or output {name!r} lies in another tensor")
+    for names in (program.inputs, program.outputs):
+        require(len(set(names)) == len(names), f"inputs or outputs of the same name in {names}")
+    for name, recipe in program.constants.items():
+        require(name in program.tensors, f"constant {name!r} is no tensor")
+        require(name not in program.inputs and name not in program.outputs, f"constant {name!r} is an input or output")
+        require(program.tensors[name].base is None, f"constant {name!r} lies in another tensor")
+        _check_recipe(name, recipe)
+    for op in program.ops:
+        _check_op(op, program)
+    try:
+        verify(program)
+    except (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise PlanError(str(error) or type(error).__name__) from None
+
+
+def _check_tensor(name: str, t: Tensor) -> None:
+    what = f"tensor {name!r}"
+    require(t.name == name, f"{what} calls itself {t.name!r}")
+    require(len(t.shape) == len(t.padded) == len(t.strides) <= RANK, f"{what}: rank above {RANK}, or different ones")
+    for n, padded, stride in zip(t.shape, t.padded, t.strides, strict=True):
+        require(0 <= n <= padded < EXTENT, f"{what}: shape {t.shape} in extents of {t.padded}")
+        require(0 < stride < SIZE or (stride == 0 and padded <= 1), f"{what}: strides {t.strides}")
+    require(math.prod(t.padded) < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
+
+
+def _check_recipe(name: str, recipe: Recipe) -> None:
+    require(
+        _depth(recipe, lambda r: r.args if isinstance(r, Transform) else ()) < DEPTH, f"the recipe of {name!r} nests too deep"
+    )
+    rest = [recipe]
+    while rest:
+        match rest.pop():
+            case Transform(fn, args):
+                require(fn in TRANSFORMS, f"the recipe of {name!r} has an unknown transform {fn!r}")
+                rest += args
+            case Source() | Literal():
+                pass
+
+
+# --- Ops -------------------------------------------------------------------------------------------------------------
+
+
+def _check_op(op: Op, program: Program) -> None:
+    require(op.nodes, f"{type(op).__name__} without a node's name")
+    what = f"{type(op).__name__} {op.nodes[0]!r}"
+    for name in (*op.inputs, op.y):
+        require(name in program.tensors, f"{what}: {name!r} is no tensor")
+    y, b = program.tensors[op.y].shape, op.epilogue.shuffle
+    require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
+    shape = program.op_shape(op)
+    for view in op.views:
+        _check_view(view, shape, what)
+    _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
+    if type(op) in _RULES:
+        operands = {name: program.tensors[name].shape for name in op.operands}
+        message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
+        require(all(_RULES[type(op)](op, operands, shape)), message)
+
+
+def _conv(op: Conv, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x, w = shapes[op.x], shapes[op.w]
+    yield len(x) == len(w) == len(y) and _windows(w[2:], op.strides, op.pads, op.dilations, y)
+    yield op.groups >= 1 and x[0] == y[0] and w[0] == y[1] and w[0] % op.groups == 0 and x[1] == w[1] * op.groups
+
+
+def _pool(op: Pool, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x = shapes[op.x]
+    yield len(x) == len(y) and x[:2] == y[:2] and op.kind in ("max", "mean")
+    yield _windows(op.window, op.strides, op.pads, op.dilations, y)
+    yield len(op.end_pads) == len(op.pads) and all(0 <= p < EXTENT for p in op.end_pads)
+
+
+def _windows(window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Shape) -> bool:
+    """Whether parameters of a convolution or a pooling fit their rank, and what all windows cover is no more than EXTENT."""
+    return (
+        len(y) in (3, 4)
+        and len(window) == len(strides) == len(pads) == len(dilations) == len(y) - 2
+        and all(p >= 0 for p in pads)
+        and all(k >= 1 and s >= 1 and d >= 1 for k, s, d in zip(window, strides, dilations, strict=True))
+        and all(p * s + k * d < EXTENT for p, s, k, d in zip(y[2:], strides, window, dilations, strict=True))
+    )
+
+
+def _gemm(op: Gemm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    a, b = shapes[op.a], shapes[op.b]
+    yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
+
+
+def _reduce(op: Reduce, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x = shapes[op.x]
+    yield _axes(op.axes, x) and y == tuple(1 if a in op.axes else n for a, n in enumerate(x))
+    yield op.combine in ("add", "mul", "min", "max")
+    _check_expr(op.pre, 0, True, "pre")
+
+
+def _softmax(op: Softmax, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    yield shapes[op.x] == y and _axes((op.axis,), y)
+
+
+def _norm(op: Norm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    yield shapes[op.x] == y and _axes(op.axes, y)
+    yield op.groups == 0 or (op.groups > 0 and len(y) >= 2 and y[1] % op.groups == 0 and 1 not in op.axes)
+
+
+def _resize(op: Resize, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x = shapes[op.x]
+    yield len(x) == len(y) and _axes(op.axes, x) and len(op.axes) == len(op.index) == len(op.weights)
+    yield all(n == y[a] for a, n in enumerate(x) if a not in op.axes)
+    for axis, index, weights in zip(op.axes, op.index, op.weights, strict=True):
+        yield len(shapes[index]) == 2 and shapes[index] == shapes[weights] and shapes[index][0] == y[axis]
+        yield shapes[index][1] >= 1 and x[axis] >= 1
+
+
+def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
+    return len(set(axes)) == len(axes) and all(0 <= a < len(shape) for a in axes)
+
+
+_RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
+    Conv: _conv,
+    Gemm: _gemm,
+    Norm: _norm,
+    Pool: _pool,
+    Reduce: _reduce,
+    Resize: _resize,
+    Softmax: _softmax,
+}
+"""Whether an op's parameters and the shapes of its operands, by name, fit the shape that it computes."""
+
+
+# --- Expressions -----------------------------------------------------------------------------------------------------
+
+
+def _check_expr(expr: Expr, loads: int, acc: bool, what: str) -> None:
+    require(_depth(expr, lambda e: e.args) < DEPTH, f"{what}: its expression nests too deep")
+    rest = [expr]
+    while rest:
+        e = rest.pop()
+        rest += e.args
+        numbers = {"acc": 0, "const": 0, "load": 0, "cast": 1}
+        known = e.fn in numbers or e.fn in FUNCTIONS
+        require(known, f"{what}: unknown function {e.fn!r}")
+        count = numbers[e.fn] if e.fn in numbers else len(FUNCTIONS[e.fn].params)
+        require(len(e.args) == count, f"{what}: {e.fn} with {len(e.args)} arguments")
+        require(e.dtype in (DType.F32, DType.I64, DType.BOOL), f"{what}: {e.fn} computes in {e.dtype.value}")
+        if e.fn == "load":
+            require(type(e.value) is int and 0 <= e.value < loads, f"{what}: it has no view {e.value}")
+        elif e.fn == "const":
+            require(type(e.value) in (int, float, bool), f"{what}: a constant without a value")
+        else:
+            require(e.value is None and (acc or e.fn != "acc"), f"{what}: {e.fn} where it has no place")
+
+
+def _check_view(view: View, shape: Shape, what: str) -> None:
+    for index in (*view.index, *(r.index for r in view.valid)):
+        require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
+        rest = [index]
+        while rest:
+            i = rest.pop()
+            rest += _parts(i)
+            for atom, factor in i.terms:
+                require(abs(factor) < SIZE, f"{what}: an index of {view.tensor!r} has the factor {factor}")
+                if isinstance(atom, Coord):
+                    require(0 <= atom.axis < len(shape), f"{what}: an index of {view.tensor!r} has no axis {atom.axis}")
+                elif isinstance(atom, Quotient | Remainder):
+                    require(0 < atom.divisor < SIZE, f"{what}: an index of {view.tensor!r} is divided by {atom.divisor}")
+            require(abs(i.constant) < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
+
+
+def _parts(index: Index) -> list[Index]:
+    out: list[Index] = []
+    for atom, _ in index.terms:
+        match atom:
+            case Quotient(inner, _) | Remainder(inner, _):
+                out.append(inner)
+            case Least(a, b) | Greatest(a, b):
+                out += (a, b)
+    return out
+
+
+def _depth(root: Any, parts: Callable[[Any], Any]) -> int:
+    """How deep a tree nests; DEPTH if deeper."""
+    level, depth = [root], 0
+    while level and depth < DEPTH:
+        level = [part for node in level for part in parts(node)]
+        depth += 1
+    return depth
