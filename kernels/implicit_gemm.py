@@ -206,9 +206,8 @@ def unfit(problem: Problem, program: Program) -> str | None:
     if problem.padded % CHUNK:
         return f"{w.name} has rows of {problem.padded} elements a tap, not a multiple of {CHUNK}"
     channel_axis = 1 if problem.column_batch else x.rank - 1
-    if problem.batches == 1 or not problem.column_batch:
-        if x.padded[channel_axis] < problem.padded:
-            return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {problem.padded} of {w.name}"
+    if (problem.batches == 1 or not problem.column_batch) and x.padded[channel_axis] < problem.padded:
+        return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {problem.padded} of {w.name}"
     if problem.x_pixel[3] != 1 and problem.padded > 1:
         return f"neighbouring channels of {x.name} are {problem.x_pixel[3]} elements apart in memory"
     r, s = problem.taps

@@ -7,6 +7,7 @@ serves mma.m8n8k4 (sm_70), m16n8k8 (sm_75) and m16n8k16 (sm_80 and later).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,7 +50,7 @@ def cp_async_wait(pending: int) -> Any:
 
 load_chunk = instruction(
     "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
-    " @p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }".replace("$0,", "&$0,").replace("&", ""),
+    " @p ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4]; }",
     (u32, u32, u32, u32),
     u64,
     i32,
@@ -57,6 +58,10 @@ load_chunk = instruction(
 """Four words from global memory, or zeros and no access where the last parameter is 0."""
 
 store_chunk = instruction("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", void, u32, u32, u32, u32, u32)
+
+
+divide = instruction("div.u32 $0, $1, $2;", i32, i32, i32, pure=True)
+"""Numbers that are not negative."""
 
 
 # --- Counting blocks -------------------------------------------------------------------------------------------------
@@ -77,33 +82,48 @@ store_word = instruction("st.global.b32 [$0], $1;", void, u64, u32)
 class Fragments:
     """How one instruction spreads a 16×16 block over a warp's lanes.
 
-    Shared memory holds rows of A (and of B: its columns) as chunks of 8 halves. A lane reads chunk 2*step + half of a row:
-    (a_row, a_half) and (b_row, b_half) as functions of the lane. Of the accumulators it has four pairs of neighbouring
-    columns: pair t lies in row `row + (t % 2) * row_step` and column `column + (t // 2) * 8`.
+    Shared memory holds rows of A (and of B: its columns) as chunks of 8 halves. For step k a lane reads chunk 2*k + half of a
+    row (both chunks of the row without ldmatrix): `a` and `b` give (row, half) for a lane. Of the accumulators it has four
+    pairs of neighbouring columns: pair t lies in row + (t % 2) * row_step and column + (t // 2) * 8; `acc` gives (row, column).
     """
 
-    instruction: str
     ldmatrix: bool
     row_step: int
+    a: Callable[[Any], tuple[Any, Any]]
+    b: Callable[[Any], tuple[Any, Any]]
+    acc: Callable[[Any], tuple[Any, Any]]
 
-    def a_lane(self, lane: int) -> tuple[int, int]:
-        return (lane % 16, lane // 16) if self.ldmatrix else (lane % 8 + lane // 16 * 8, 0)
 
-    def b_lane(self, lane: int) -> tuple[int, int]:
-        if self.ldmatrix:
-            return lane % 8 + lane // 16 * 8, lane // 8 % 2
-        return lane % 4 + lane // 8 % 2 * 4 + lane // 16 * 8, 0
+def _warp_a(lane):
+    return lane % 16, lane // 16
 
-    def acc_lane(self, lane: int) -> tuple[int, int]:
-        if self.ldmatrix:
-            return lane // 4, lane % 4 * 2
-        return lane % 2 + lane // 4 % 2 * 4 + lane // 16 * 8, lane // 2 % 2 * 2 + lane // 8 % 2 * 4
+
+def _warp_b(lane):
+    return lane % 8 + lane // 16 * 8, lane // 8 % 2
+
+
+def _warp_acc(lane):
+    return lane // 4, lane % 4 * 2
+
+
+# mma.m8n8k4 is four products at once, one for each quad-pair (lanes 4q … 4q+3 and 4q+16 … 4q+19). Quad-pairs are given rows
+# and columns such that eight neighbouring lanes read different banks: rows 4*(q % 2) and 8 more, columns 4*(q // 2) and 8 more.
+def _quads_a(lane):
+    return lane % 8 + lane // 16 * 8, 0
+
+
+def _quads_b(lane):
+    return lane % 4 + lane // 8 % 2 * 4 + lane // 16 * 8, 0
+
+
+def _quads_acc(lane):
+    return lane % 2 + lane // 4 % 2 * 4 + lane // 16 * 8, lane // 2 % 2 * 2 + lane // 8 % 2 * 4
 
 
 FRAGMENTS = {
-    "mma.m8n8k4": Fragments("mma.m8n8k4", ldmatrix=False, row_step=2),
-    "mma.m16n8k8": Fragments("mma.m16n8k8", ldmatrix=True, row_step=8),
-    "mma.m16n8k16": Fragments("mma.m16n8k16", ldmatrix=True, row_step=8),
+    "mma.m8n8k4": Fragments(False, 2, _quads_a, _quads_b, _quads_acc),
+    "mma.m16n8k8": Fragments(True, 8, _warp_a, _warp_b, _warp_acc),
+    "mma.m16n8k16": Fragments(True, 8, _warp_a, _warp_b, _warp_acc),
 }
 
 
@@ -132,8 +152,8 @@ def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: i
     return _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
-def _multiply(builder: ir.IRBuilder, fragments: Fragments, acc: list, a: list, b: list) -> list:
-    """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b as `_fragment` gives them."""
+def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: list) -> list:
+    """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b four words each."""
 
     def mma(shape: str, acc: list, a: list, b: list) -> list:
         n, types_ = len(acc), "row.col.f32.f16.f16.f32"
@@ -145,14 +165,14 @@ def _multiply(builder: ir.IRBuilder, fragments: Fragments, acc: list, a: list, b
         out = _asm(builder, text, constraints, ir.LiteralStructType([F32] * n), [*a, *b, *acc], False)
         return _parts(builder, out, n)
 
-    if fragments.instruction == "mma.m8n8k4":
+    if instruction == "mma.m8n8k4":
         for k in range(0, 8, 2):
             acc = mma("m8n8k4", acc, a[k : k + 2], b[k : k + 2])
         return acc
     out = []
     for half in range(2):  # columns 0-7 and 8-15
         part, bs = acc[4 * half : 4 * half + 4], b[2 * half : 2 * half + 2]
-        if fragments.instruction == "mma.m16n8k16":
+        if instruction == "mma.m16n8k16":
             part = mma("m16n8k16", part, a, bs)
         else:
             part = mma("m16n8k8", mma("m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
@@ -177,7 +197,7 @@ def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
             return builder.xor(base, ir.Constant(I32, offset)) if offset else base
 
         halves = [at(32 * step)] if fragments.ldmatrix else [at(32 * step), at(32 * step + 16)]
-        return [sum((_chunks(builder, fragments, h, i * 16 * pitch) for h in halves), []) for i in range(blocks)]
+        return [[word for h in halves for word in _chunks(builder, fragments, h, i * 16 * pitch)] for i in range(blocks)]
 
     @intrinsic
     def multiply(typingctx, acc, a, b):
@@ -192,7 +212,7 @@ def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
                 for i in range(mi):
                     for j in range(nj):
                         at = 8 * (i * nj + j)
-                        values[at : at + 8] = _multiply(builder, fragments, values[at : at + 8], left[i], right[j])
+                        values[at : at + 8] = _multiply(builder, instruction, values[at : at + 8], left[i], right[j])
             return _array(builder, values)
 
         return ty(ty, u32, u32), codegen
@@ -216,30 +236,35 @@ def zeros(count: int) -> Any:
 
 
 @cache
-def spill_blocks(instruction: str, mi: int, nj: int, first: int, last: int, pitch: int) -> Any:
-    """The device function (acc, address) that writes block rows first … last-1 to shared memory, as rows of `pitch` floats.
+def spill_block(instruction: str, mi: int, nj: int, pitch: int) -> Any:
+    """The device function (acc, address, i) that writes block row i to shared memory, as 16 rows of `pitch` floats.
 
-    address: of this lane's first pair, `acc_lane` from the region's start.
+    address: of this lane's first pair; i may be a variable (the registers are chosen by branches).
     """
     fragments = FRAGMENTS[instruction]
     ty = types.UniTuple(f32, mi * nj * 8)
 
     @intrinsic
-    def spill(typingctx, acc, address):
+    def spill(typingctx, acc, address, i):
         def codegen(context, builder, sig, args):
-            for i in range(first, last):
-                for j in range(nj):
-                    for t in range(4):
-                        row, column = (i - first) * 16 + t % 2 * fragments.row_step, j * 16 + t // 2 * 8
-                        at = 8 * (i * nj + j) + 2 * t
-                        pair = [builder.extract_value(args[0], at + e) for e in range(2)]
-                        text = f"st.shared.v2.f32 [$0+{4 * (row * pitch + column)}], {{$1, $2}};"
-                        _asm(builder, text, "r,f,f,~{memory}", ir.VoidType(), [args[1], *pair], True)
+            for row in range(mi):
+                with builder.if_then(builder.icmp_signed("==", args[2], ir.Constant(I32, row))):
+                    for j in range(nj):
+                        for t in range(4):
+                            offset = 4 * (t % 2 * fragments.row_step * pitch + j * 16 + t // 2 * 8)
+                            at = 8 * (row * nj + j) + 2 * t
+                            pair = [builder.extract_value(args[0], at + e) for e in range(2)]
+                            text = f"st.shared.v2.f32 [$0+{offset}], {{$1, $2}};"
+                            _asm(builder, text, "r,f,f,~{memory}", ir.VoidType(), [args[1], *pair], True)
             return context.get_dummy_value()
 
-        return void(ty, u32), codegen
+        return void(ty, u32, i32), codegen
 
     return spill
+
+
+load_floats = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$8]; ld.shared.v4.f32 {$4, $5, $6, $7}, [$8+16];", (f32,) * 8, u32)
+"""Eight floats from shared memory."""
 
 
 @cache

@@ -1,0 +1,479 @@
+"""Convolution and matrix product on Tensor Cores by mma.sync: the generations from sm_70 on.
+
+A block computes a tile of bm rows by bn columns of one batch of a `Problem`. K is walked in steps of bk; each step's operands
+are copied to shared memory in chunks of 8 halves, every thread following one chunk column of the tap and channel walk, so that
+a step may cover part of a tap or several. Warps multiply 16×16 blocks from there. From sm_80 on the copies are asynchronous and
+run `stages` - 1 steps ahead; before, they pass through registers, one step ahead.
+
+Where the tiles are too few to fill the GPU, K is split over blocks: each writes its part of the tile to a workspace, and the
+last one to arrive, by a counter, adds the parts in their order and goes on to the epilogue, so results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.arch import KIB, Arch
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import execute
+from tccompile.kernels.implicit_gemm import CHUNK, Problem, Rates, describe, split_steps, tiles, time_us, unfit
+from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Value, Work, code
+from tccompile.program import Conv, Gemm, Op, Program
+
+GROUP = 8
+"""Tiles of rows that are walked through all columns before the next ones: their operands stay in L2."""
+
+MOST_SPLITS = 32
+MOST_SCRATCH = 64 * 1024 * KIB
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes and how its warps share it.
+
+    bm, bn, bk        rows, columns and depth of a step
+    warps_m, warps_n  warps along rows and columns
+    blocks            blocks that a multiprocessor holds at once: they bound the registers
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    warps_m: int
+    warps_n: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def mi(self) -> int:
+        """16-row blocks of a warp."""
+        return self.bm // self.warps_m // 16
+
+    @property
+    def nj(self) -> int:
+        """16-column blocks of a warp."""
+        return self.bn // self.warps_n // 16
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one step's operands."""
+        return 2 * (self.bm + self.bn) * self.bk
+
+    @property
+    def slab_pitch(self) -> int:
+        """Floats from row to row where a warp turns its results round: 8 or 24 modulo 32, for accesses without bank conflicts."""
+        return 16 * self.nj + 8
+
+    def smem(self, stages: int) -> int:
+        """Bytes of shared memory: the operands' stages, later the warps' slabs of 16 rows; and room to align it."""
+        slabs = self.warps_m * self.warps_n * 16 * self.slab_pitch * 4
+        return max(stages * self.stage, slabs) + 128
+
+    def __post_init__(self) -> None:
+        across = self.bk // CHUNK
+        assert across in (4, 8), "the swizzle permutes the four or eight chunks of a row"
+        assert self.mi * self.warps_m * 16 == self.bm and self.nj * self.warps_n * 16 == self.bn
+        assert self.bm * across % self.threads == 0 and self.bn * across % self.threads == 0, "all threads copy equally much"
+        assert self.threads // across % 8 == 0, "a thread's rows have one swizzle"
+
+
+# fmt: off
+TILES = (
+    #     bm   bn  bk  warps  blocks
+    Tile(256, 128, 32, 4, 2, 1),
+    Tile(128, 256, 32, 2, 4, 1),
+    Tile(128, 128, 32, 2, 2, 2),
+    Tile(256,  64, 32, 4, 1, 2),
+    Tile(128,  64, 64, 2, 2, 2),
+    Tile( 64, 128, 64, 2, 2, 2),
+    Tile( 64,  64, 64, 2, 2, 3),
+    Tile(128,  32, 64, 4, 1, 3),
+    Tile(128,  16, 64, 4, 1, 3),
+    Tile( 64,  32, 64, 4, 1, 4),
+    Tile( 32,  64, 64, 1, 4, 4),
+    Tile( 16,  64, 64, 1, 4, 4),
+)
+# fmt: on
+BY_SHAPE = {(t.bm, t.bn): t for t in TILES}
+
+
+def instruction_of(arch: Arch) -> str | None:
+    """The mma.sync instruction that the kernel uses on a generation. wgmma's generation has those of its predecessor."""
+    return "mma.m16n8k16" if arch.mma == "wgmma" else arch.mma
+
+
+def stages_of(tile: Tile, arch: Arch) -> int:
+    """Steps of operands in shared memory: as many as leave room for the tile's blocks, four at most; 0 if too few fit."""
+    if not arch.cp_async:
+        return 2 if tile.smem(2) <= arch.smem_block else 0
+    for blocks in (tile.blocks, 1):
+        room = min(arch.smem_block, arch.smem_sm // blocks - 1 * KIB)  # each block costs the system 1 KiB
+        for stages in (4, 3):
+            if tile.smem(stages) <= room:
+                return stages
+    return 0
+
+
+def resident_of(tile: Tile, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once."""
+    smem = tile.smem(stages_of(tile, arch)) + KIB
+    return max(1, min(tile.blocks, arch.smem_sm // smem, arch.threads_sm // tile.threads, arch.blocks_sm))
+
+
+def rates_of(tile: Tile, arch: Arch) -> Rates:
+    """What the kernel reaches, fitted to measurements on an H100 (mma.sync gets 0.6 of wgmma's rate there)."""
+    share = 0.62 if arch.mma == "wgmma" else 0.85
+    warp = tile.mi * tile.nj  # larger warp tiles read shared memory less often for the same arithmetic
+    share *= {16: 1.0, 8: 0.85, 4: 0.75}.get(warp, 0.5)
+    peak = arch.tensor_tflops * 1e6 / arch.sms
+    return Rates(peak * share, 0.25 * tile.bk / 64 + 0.1 * tile.stage / 16384, 1.8)
+
+
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+MATRICES = (
+    "rows", "stored", "last_stored", "chunks", "tiles_m", "tiles_n", "steps",
+    "inner", "x_outer", "x_inner", "w_outer", "w_inner", "row_batch", "column_batch", "x_row", "w_row", "channels",
+)  # fmt: skip
+IMAGES = (
+    "p", "q", "x_n", "x_h", "image_h", "image_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+    "taps_w", "walk_r", "walk_s", "walk_c",
+)  # fmt: skip
+SCALARS = (*MATRICES, *IMAGES)
+"""The kernel's int32 parameters after its addresses, in order. Offsets and strides of x and w are in chunks of 8 halves."""
+
+
+def scalars(problem: Problem, tile: Tile, each: int) -> dict[str, int]:
+    """Values of SCALARS; `each` is the steps of K that a block takes.
+
+    walk_r, walk_s, walk_c: how far a step of bk moves in the order (r, s, c), with carries still to be made.
+    """
+    tm, tn = tiles(problem, tile.bm, tile.bn)
+    channels, across = problem.padded // CHUNK, tile.bk // CHUNK
+    whole, walk_c = divmod(across, max(channels, 1))
+    walk_r, walk_s = divmod(whole, problem.taps[1])
+    x_n, x_h, x_w, _ = (s // CHUNK for s in problem.x_pixel)
+    (x_outer, x_inner), (w_outer, w_inner) = ((a // CHUNK, b // CHUNK) for a, b in (problem.x_batch, problem.w_batch))
+    stored = problem.stored if problem.batches == 1 or not problem.column_batch else problem.columns
+    values = {
+        "rows": problem.rows, "stored": stored, "last_stored": problem.stored, "chunks": problem.depth // CHUNK,
+        "tiles_m": tm, "tiles_n": tn, "steps": each,
+        "inner": problem.batch[1], "x_outer": x_outer, "x_inner": x_inner, "w_outer": w_outer, "w_inner": w_inner,
+        "row_batch": problem.row_batch, "column_batch": problem.column_batch,
+        "x_row": x_w, "w_row": problem.w_column // CHUNK, "channels": channels,
+        "p": problem.pixels[1], "q": problem.pixels[2], "x_n": x_n, "x_h": x_h,
+        "image_h": problem.image[0], "image_w": problem.image[1],
+        "stride_h": problem.strides[0], "stride_w": problem.strides[1], "pad_h": problem.pads[0], "pad_w": problem.pads[1],
+        "dilation_h": problem.dilations[0], "dilation_w": problem.dilations[1],
+        "taps_w": problem.taps[1], "walk_r": walk_r, "walk_s": walk_s, "walk_c": walk_c,
+    }  # fmt: skip
+    assert tuple(values) == SCALARS
+    return values
+
+
+# --- The kernel ------------------------------------------------------------------------------------------------------
+
+
+def build_tile(
+    instruction: str, cp_async: bool, tile: Tile, stages: int, linear: bool, split: bool, epilogue_params: Any
+) -> Function:
+    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, the epilogue's."""
+    from numba import cuda
+    from numba.cuda import types
+
+    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import i32, u32, u64
+
+    bm, bn, bk = tile.bm, tile.bn, tile.bk
+    threads, mi, nj = tile.threads, tile.mi, tile.nj
+    across = bk // CHUNK  # chunks of a row
+    apart = threads // across  # rows between those that a thread copies
+    a_rows, b_rows = bm // apart, bn // apart  # rows that a thread copies
+    spread = 8 // across  # rows in 128 bytes: the rows that meet the same banks
+    words = 4 * (a_rows + b_rows)  # registers on the way, where copies are not asynchronous
+    a_bytes, stage_bytes = bm * bk * 2, tile.stage
+    pitch, groups = tile.slab_pitch, 2 * nj  # a slab's row holds `groups` groups of 8 columns
+    ahead = stages - 1
+    count = mi * nj * 8
+    warps_n = tile.warps_n
+
+    fragments = mma.FRAGMENTS[instruction]
+    lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
+    multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk), mma.zeros(count)
+    spill = mma.spill_block(instruction, mi, nj, pitch)
+    store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
+    wait_copies = mma.cp_async_wait(ahead - 1)
+    store, extra = epilogue.build(epilogue_params)
+    read = mma.load_floats
+
+    @inline
+    def body(
+        x, w, partial, counter, matrices, images, e
+    ):  # fmt: skip
+        rows, stored, last_stored, chunks, tiles_m, tiles_n, steps, inner, x_outer, x_inner, w_outer, w_inner = matrices[:12]
+        row_batch, column_batch, x_row, w_row, channels = matrices[12:]
+        p, q, x_n, x_h, image_h, image_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w = images[:12]
+        taps_w, walk_r, walk_s, walk_c = images[12:]
+        base = (mma.shared_address(cuda.shared.array(0, types.uint8)) + u32(127)) & u32(0xFFFFFF80)
+        tid = i32(cuda.threadIdx.x)
+
+        # Which tile of which batch, and which part of K.
+        part = i32(cuda.blockIdx.y)
+        batch = mma.divide(i32(cuda.blockIdx.x), i32(tiles_m * tiles_n))
+        at = i32(cuda.blockIdx.x - batch * i32(tiles_m * tiles_n))
+        band = mma.divide(at, i32(GROUP * tiles_n))
+        at = i32(at - band * GROUP * tiles_n)
+        height = i32(min(i32(tiles_m - band * GROUP), i32(GROUP)))
+        tile_n = mma.divide(at, height)
+        m0 = i32((band * GROUP + at - tile_n * height) * bm)
+        n0 = i32(tile_n * bn)
+        outer = mma.divide(batch, inner)
+        within = i32(batch - outer * inner)
+        x += u64(types.int64(i32(outer * x_outer + within * x_inner)) * 16)
+        w += u64(types.int64(i32(outer * w_outer + within * w_inner)) * 16)
+        columns = last_stored if batch == inner - 1 else stored
+
+        # What this thread copies: chunk `column` of rows first, first + apart … of A and of B.
+        column = i32(tid % across)
+        first = i32(tid // across)
+        k = i32(part * steps * across + column)  # the chunk of K
+        steps = i32(min(steps, i32((chunks + across - 1) // across - part * steps)))
+        tap = mma.divide(k, channels)
+        c = i32(k - tap * channels)
+        r = mma.divide(tap, taps_w)
+        s = i32(tap - r * taps_w)
+        a_at = cuda.local.array(a_rows, types.int32)  # offset in x of the row's first tap
+        a_h = cuda.local.array(a_rows, types.int32)  # its position in the image
+        a_w = cuda.local.array(a_rows, types.int32)
+        for i in range(a_rows):
+            m = i32(m0 + first + i * apart)
+            if linear:
+                a_at[i] = i32(m * x_row)
+                a_h[i] = i32(m < rows)
+                a_w[i] = 0
+            else:
+                line = mma.divide(m, q)
+                image = mma.divide(line, p)
+                h = i32(i32(line - image * p) * stride_h - pad_h)
+                v = i32(i32(m - line * q) * stride_w - pad_w)
+                a_at[i] = i32(image * x_n + h * x_h + v * x_row)
+                a_h[i] = h if m < rows else i32(-(2**30))
+                a_w[i] = v
+        b_at = cuda.local.array(b_rows, types.int32)
+        for i in range(b_rows):
+            n = i32(n0 + first + i * apart)
+            b_at[i] = i32(n * w_row) if n < columns else i32(-1)
+        # Chunk c of a row lies at c ^ (row // spread) % across: eight rows' chunks c are in different banks.
+        put = base + u32(first * (bk * 2) + (column ^ (first // spread % across)) * 16)
+
+        # Where this lane reads its fragments, in the first stage.
+        lane = i32(tid % 32)
+        warp_m = i32(tid // 32 // warps_n)
+        warp_n = i32(tid // 32 % warps_n)
+        row, half = lane_a(lane)
+        from_a = base + u32((warp_m * (mi * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
+        row, half = lane_b(lane)
+        from_b = base + u32(a_bytes + (warp_n * (nj * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
+
+        acc = zeros()
+        staged = cuda.local.array(words, types.uint32)
+        fill = u32(0)  # the stage that is filled next, and the one that is multiplied next
+        drain = u32(0)
+        for step in range(i32(steps + ahead)):
+            if cp_async and step >= ahead:
+                wait_copies()
+                cuda.syncthreads()
+            if step < steps:
+                inside = k < chunks
+                h = i32(r * dilation_h)
+                v = i32(s * dilation_w)
+                shift = i32(h * x_h + v * x_row + c)
+                for i in range(a_rows):
+                    if linear:
+                        ok = inside and a_h[i] != 0
+                        source = x + u64(types.int64(i32(a_at[i] + k)) * 16)
+                    else:
+                        ok = inside and u32(i32(a_h[i] + h)) < u32(image_h) and u32(i32(a_w[i] + v)) < u32(image_w)
+                        source = x + u64(types.int64(i32(a_at[i] + shift)) * 16)
+                    if cp_async:
+                        mma.cp_async(put + fill + u32(i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
+                    else:
+                        staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = mma.load_chunk(source, i32(ok))
+                for i in range(b_rows):
+                    ok = inside and b_at[i] >= 0
+                    source = w + u64(types.int64(i32(b_at[i] + k)) * 16)
+                    if cp_async:
+                        mma.cp_async(put + fill + u32(a_bytes + i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
+                    else:
+                        j = 4 * (a_rows + i)
+                        staged[j], staged[j + 1], staged[j + 2], staged[j + 3] = mma.load_chunk(source, i32(ok))
+                # On to the same column of the next step.
+                k = i32(k + across)
+                if not linear:
+                    c = i32(c + walk_c)
+                    s = i32(s + walk_s)
+                    r = i32(r + walk_r)
+                    if c >= channels:
+                        c = i32(c - channels)
+                        s = i32(s + 1)
+                    if s >= taps_w:
+                        s = i32(s - taps_w)
+                        r = i32(r + 1)
+            if cp_async:
+                mma.cp_async_commit()
+            if step >= ahead:
+                acc = multiply(acc, from_a + drain, from_b + drain)
+                drain = u32(drain + u32(stage_bytes)) if drain < u32((stages - 1) * stage_bytes) else u32(0)
+            if not cp_async:
+                if step < steps:
+                    for i in range(a_rows + b_rows):
+                        to = put + fill + u32(i * (apart * bk * 2))
+                        mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
+                cuda.syncthreads()
+            fill = u32(fill + u32(stage_bytes)) if fill < u32((stages - 1) * stage_bytes) else u32(0)
+
+        if split:
+            # Parts of a tile lie one after the other; each thread reads back what its like wrote.
+            parts = i32(cuda.gridDim.y)
+            own = partial + u64(types.int64(cuda.blockIdx.x) * parts * (bm * bn * 4) + tid * 16)
+            store_partial(acc, own + u64(types.int64(part) * (bm * bn * 4)))
+            mma.fence_device()
+            cuda.syncthreads()
+            arrived = i32(0)
+            if tid == 0:
+                arrived = i32(mma.count_up(counter + u64(types.int64(cuda.blockIdx.x) * 4)))
+            if cuda.syncthreads_or(i32(tid == 0 and arrived == parts - 1)) == 0:
+                return
+            mma.fence_device()
+            acc = zeros()
+            for i in range(parts):
+                acc = add_partial(acc, own + u64(types.int64(i) * (bm * bn * 4)))
+            if tid == 0:
+                mma.store_word(counter + u64(types.int64(cuda.blockIdx.x) * 4), u32(0))
+
+        # The epilogue: each warp turns 16 rows at a time round in its own slab, so that a lane gets 8 columns of a row.
+        cuda.syncthreads()
+        slab = base + u32(tid // 32 * (16 * pitch * 4))
+        row, column = lane_acc(lane)
+        to = slab + u32((row * pitch + column) * 4)
+        for i in range(mi):
+            spill(acc, to, i32(i))
+            cuda.syncwarp()
+            for j in range(nj):
+                at = i32(lane + j * 32)
+                row = i32(at // groups)
+                group = i32(at % groups)
+                values = read(slab + u32((row * pitch + group * 8) * 4))
+                m = i32(m0 + (warp_m * mi + i) * 16 + row)
+                n = i32(n0 + warp_n * (nj * 16) + group * 8)
+                if m < rows and n < columns:
+                    store(values, i32(batch * row_batch + m), i32(batch * column_batch + n), e)
+            cuda.syncwarp()
+
+    addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
+    more = [f"e{i}" for i in range(len(extra))]
+    scope = {"body": body, "partial": 0, "counter": 0}
+    text = f"def kernel({', '.join([*addresses, *SCALARS, *more])}):\n"
+    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(more)},))\n"
+    signature = types.void(*[u64] * len(addresses), *[i32] * len(SCALARS), *extra)
+    return Function(execute(text, scope, "kernel"), signature, threads, tile.blocks)
+
+
+# --- The kernel families ---------------------------------------------------------------------------------------------
+
+
+class _Mma(Kernel):
+    tensor_cores = True
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        if arch.mma is None:
+            return f"{arch.name} has no Tensor Cores"
+        problem = describe(op, program)
+        if isinstance(problem, str):
+            return problem
+        if problem.rows >= 2**31 - 256:
+            return f"it has {problem.rows} rows; they are counted in 31 bits"
+        return unfit(problem, program)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        ranked: list[tuple[float, dict[str, Value]]] = []
+        for tile in TILES:
+            if not stages_of(tile, arch):
+                continue
+            options = {split_steps(-(-problem.depth // tile.bk), s)[0] for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, MOST_SPLITS)}
+            for splits in sorted(options):
+                if splits > 1 and _scratch(problem, tile, splits) > MOST_SCRATCH:
+                    continue
+                ranked.append((_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
+        ranked.sort(key=lambda r: r[0])
+        for _, config in ranked[:12]:
+            yield config
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        return _time(problem, _tile(config), int(config["splits"]), arch)  # type: ignore[arg-type]
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        if problem.batches * problem.rows * problem.stored == 0:
+            return Work(())
+        tile = _tile(config)
+        splits, each = split_steps(-(-problem.depth // tile.bk), int(config["splits"]))  # type: ignore[arg-type]
+        stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
+        instruction = instruction_of(arch)
+        stages = stages_of(tile, arch)
+        args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
+        if splits > 1:
+            args += [Scratch(), Counters()]
+        args += [I32(v) for v in scalars(problem, tile, each).values()]
+        tm, tn = tiles(problem, tile.bm, tile.bn)
+        count = tm * tn * problem.batches
+        assert instruction is not None
+        compiled = code(
+            GemmMma.name, bm=tile.bm, bn=tile.bn, stages=stages, linear=problem.linear, split=splits > 1, epilogue=stored.params
+        )
+        launch = Launch(compiled, (count, splits, 1), tile.threads, (*args, *stored.args), tile.smem(stages))
+        if splits == 1:
+            return Work((launch,))
+        return Work((launch,), _scratch(problem, tile, splits), count * 4)
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        tile = BY_SHAPE[params["bm"], params["bn"]]
+        instruction = instruction_of(arch)
+        assert instruction is not None
+        return build_tile(
+            instruction, arch.cp_async, tile, params["stages"], params["linear"], params["split"], params["epilogue"]
+        )
+
+
+def _tile(config: Config) -> Tile:
+    return BY_SHAPE[config["bm"], config["bn"]]  # type: ignore[index]
+
+
+def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
+    tm, tn = tiles(problem, tile.bm, tile.bn)
+    return tm * tn * problem.batches * splits * tile.bm * tile.bn * 4
+
+
+def _time(problem: Problem, tile: Tile, splits: int, arch: Arch) -> float:
+    return time_us(problem, arch, rates_of(tile, arch), tile.bm, tile.bn, tile.bk, splits, resident_of(tile, arch))
+
+
+class GemmMma(_Mma):
+    name = "gemm_mma"
+    realises = Gemm
+
+
+class ConvMma(_Mma):
+    name = "conv_mma"
+    realises = Conv
