@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.spec import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
+    *HOPPER,
     Depthwise(),
     ReduceKernel(),
     PointwiseKernel(),

@@ -214,7 +214,9 @@ def unfit(problem: Problem, program: Program) -> str | None:
     wr, ws, wc = problem.w_tap
     if (wc != 1) or (s > 1 and ws != problem.padded) or (r > 1 and wr != s * problem.padded):
         return f"the taps and channels of {w.name} are not neighbours in memory"
-    steps = {x.name: (x.offset, *problem.x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *problem.w_batch, problem.w_column)}
+    x_batch = (s for n, s in zip(problem.batch, problem.x_batch, strict=True) if n > 1)
+    w_batch = (s for n, s in zip(problem.batch, problem.w_batch, strict=True) if n > 1)
+    steps = {x.name: (x.offset, *x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *w_batch, problem.w_column)}
     for name, values in steps.items():
         for v in values:
             if v % CHUNK:

@@ -1,0 +1,547 @@
+"""Implicit-GEMM convolution and GEMM on Hopper: the tensor copy engine feeds wgmma.
+
+Both are out[m, o] = sum over k of A[m, k] · B[o, k]. A Gemm, and a 1×1 convolution that reads every pixel, take A from a tiled
+tensor map; any other convolution takes it from an im2col map, whose boxes are the same filter tap of `bm` output pixels in a
+row. B is the weights, K-major: [O][taps · channels].
+
+A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. They meet in
+a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and `empty`
+(the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
+the others' sums from their shared memory, each for its share of the rows, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tccompile.arch import KIB, Arch
+from tccompile.kernels import epilogue
+from tccompile.kernels.implicit_gemm import Problem, describe, unfit
+from tccompile.kernels.spec import (
+    I32,
+    LAUNCH_US,
+    Config,
+    Function,
+    Im2colMap,
+    Kernel,
+    Launch,
+    TiledMap,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
+from tccompile.program import Conv, Gemm, Op, Program, Tensor
+
+BK = 64
+"""Halves of K in a stage: a row of 128 bytes, the widest swizzle."""
+
+GROUP = 8
+"""Row tiles that are taken together before the next column of tiles, so that they share B in the L2 cache."""
+
+TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128), 256: (32, 64)}
+"""Rows of a tile → columns, those that compile without spilling: multiples of 8 that wgmma takes, at most 256."""
+
+
+# --- What the copy engine reads ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How an implicit GEMM's operands are read: tensor maps whose boxes are a tile's, filled in by `work`.
+
+    a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map
+    depth     halves of K that the kernel goes through, a multiple of the box's row
+    chunk     halves of a box's row
+    geometry  what the code needs to walk through A, in the order of its parameters
+    """
+
+    a: TiledMap | Im2colMap
+    b: TiledMap
+    depth: int
+    chunk: int
+    geometry: tuple[int, ...]
+
+    @property
+    def im2col(self) -> bool:
+        return isinstance(self.a, Im2colMap)
+
+    @property
+    def steps(self) -> int:
+        """Stages along K."""
+        return -(-self.depth // BK)
+
+
+def _chunk(channels: int) -> int:
+    """Halves of an im2col box's row: 64, or a divisor of the channels where the last 64 of them would be mostly padding.
+
+    Narrow boxes cost the copy engine more for the same bytes.
+    """
+    cost = {n: -(-channels // n) * n * slow for n, slow in ((64, 1.0), (32, 1.05), (16, 1.25), (8, 1.6))}
+    return min((n for n in cost if n == 64 or channels % n == 0), key=lambda n: cost[n])
+
+
+def _array(t: Tensor, inner: int, rows: tuple[int, int], batches: tuple[int, int]) -> TiledMap:
+    """The map of an array of (inner, rows, batches), the last two as (extent, stride in elements)."""
+    row_step = rows[1] if rows[0] > 1 else 8
+    batch_step = batches[1] if batches[0] > 1 else 8
+    return TiledMap(t.name, 0, (inner, rows[0], batches[0]), (2 * row_step, 2 * batch_step), (), (1, 1, 1))
+
+
+def copies(problem: Problem, program: Program) -> Copies | str:
+    """The maps for an op that `implicit_gemm.unfit` has passed, or why the copy engine cannot read its operands."""
+    for t in (problem.x, problem.w):
+        if t.storage in program.inputs or t.storage in program.outputs:
+            return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
+    if problem.column_batch and problem.batches > 1:
+        return f"{problem.batches} groups; the kernel takes one"
+    if 0 in (problem.rows, problem.columns, problem.depth, problem.batches):
+        return "an extent is 0"
+    lead = [(n, i) for i, n in enumerate(problem.batch) if n > 1]
+    if len(lead) > 1:
+        return f"its batches {problem.batch} lie at two different strides"
+    batches, level = lead[0] if lead else (1, 0)
+    (n, p, q), (step_n, step_h, step_w, _) = problem.pixels, problem.x_pixel
+    (r, s), (height, width), channels, cp = problem.taps, problem.image, problem.channels, problem.padded
+    depth = r * s * cp
+    b = _array(problem.w, depth, (problem.columns, problem.w_column), (batches, problem.w_batch[level]))
+    if problem.linear:
+        step = next((t for extent, t in ((q, step_w), (p, step_h), (n, step_n)) if extent > 1), 8)
+        a = _array(problem.x, channels, (problem.rows, step), (batches, problem.x_batch[level]))
+        return Copies(a, b, channels, BK, (int(problem.w_batch[level] > 0),))
+    if batches > 1:
+        return f"its rows {problem.pixels} lie at more than one stride, in each of {batches} batches"
+
+    (stride_h, stride_w), (pad_h, pad_w), (dil_h, dil_w) = problem.strides, problem.pads, problem.dilations
+    # The window's first element walks from -pad to where the last output pixel needs it: p × q steps.
+    upper_w, upper_h = (q - 1) * stride_w - pad_w - (width - 1), (p - 1) * stride_h - pad_h - (height - 1)
+    if max(problem.strides) > 8:
+        return f"strides {problem.strides}; im2col maps step at most 8"
+    corners = (-pad_w, -pad_h, upper_w, upper_h)
+    if min(corners) < -128 or max(corners) > 127:
+        return f"the window's first element goes from {corners[:2]} to {corners[2:]} off the image; im2col maps take -128 to 127"
+    if (r - 1) * dil_h > 255 or (s - 1) * dil_w > 255:
+        return "the window spans more than 256 elements, the most of im2col maps"
+    chunk = _chunk(cp)
+    steps = [2 * (t if extent > 1 else 8) for extent, t in ((width, step_w), (height, step_h), (n, step_n))]
+    swizzle = 0 if chunk == 8 else 2 * chunk
+    a = Im2colMap(
+        problem.x.name,
+        (channels, width, height, n),
+        (steps[0], steps[1], steps[2]),
+        (-pad_w, -pad_h),
+        (upper_w, upper_h),
+        (stride_w, stride_h),
+        chunk,
+        0,
+        swizzle,
+    )
+    boxes = -(-cp // chunk)
+    geometry = (cp, boxes, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w)
+    return Copies(a, b, r * s * boxes * chunk, chunk, geometry)
+
+
+# --- Tiles ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A config: what a block computes, and how its shared memory is laid out.
+
+    bm, bn  rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
+    """
+
+    bm: int
+    bn: int
+    stages: int
+    split: int
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply: a warpgroup for every 64 rows."""
+        return 2 * self.bm
+
+    @property
+    def exchange(self) -> bool:
+        """Whether the accumulators are so many that the copying warp must leave its registers to the others, which takes a
+        whole warpgroup of it. (A multiprocessor has 16384 registers for every fourth warp.)"""
+        return self.bm * self.bn > 128 * 128 and self.bm > 64
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
+        launched = 65536 // self.threads // 8 * 8
+        return 40, (launched * self.threads // 128 - 40) // (self.bm // 64) // 8 * 8
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + (128 if self.exchange else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * 2 * BK
+
+    @property
+    def columns(self) -> int:
+        """Columns that a warp stages at once on their way to the epilogue; with a split, all: the other blocks read them."""
+        return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
+        return 4 * (self.columns + 8)
+
+    @property
+    def staging(self) -> int:
+        """Where the staged results are: after the ring, or over it when the block has but one tile."""
+        return 0 if self.split > 1 else self.stages * self.stage_bytes
+
+    @property
+    def barriers(self) -> int:
+        return max(self.stages * self.stage_bytes, self.staging + self.bm * self.pitch)
+
+    @property
+    def smem(self) -> int:
+        """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
+        return self.barriers + 16 * self.stages + KIB
+
+
+def tile(config: Config, arch: Arch, steps: int) -> Tile:
+    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
+    bm, bn, split = config["bm"], config["bn"], config["split"]
+    each = -(-steps // split)
+    for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
+        t = Tile(bm, bn, stages, split)
+        if t.smem <= arch.smem_block:
+            return t
+    raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
+
+
+# --- The code ------------------------------------------------------------------------------------------------------------
+
+
+def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> Function:
+    """The kernel for a tile: the code that `Hopper.work` gives its arguments to."""
+    from numba import cuda
+    from numba.cuda import types
+
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, u64
+
+    inline = cuda.jit(device=True, inline="always")
+    store, extra = epilogue.build(params)
+    bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
+    a_bytes, stage_bytes = bm * 2 * BK, t.stage_bytes
+    boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
+    box_bytes = bm * 2 * chunk
+    if chunk == 8:  # no swizzle: 8 rows of 16 bytes are a core matrix, and the next box is its neighbour along K
+        a_half = hw.descriptor(0, box_bytes, 128)
+        steps_a = [2 * i * box_bytes for i in range(4)]
+    else:
+        a_half = hw.descriptor(2 * chunk, 0, 16 * chunk)
+        steps_a = [16 * i // chunk * box_bytes + 16 * i % chunk * 2 for i in range(4)]
+    a_rows = 64 * 2 * chunk >> 4  # a warpgroup's rows, in a descriptor's units of 16 bytes
+    b_half = hw.descriptor(128, 0, 1024)
+    multiply = hw.multiply(bn, tuple((at, 32 * i) for i, at in enumerate(steps_a)))
+    zeros = hw.accumulators(bn)
+    columns, pitch, half = t.columns, t.pitch, 2 * t.columns + 16
+    groups = columns // 8
+    stage_results = hw.stage(bn, columns, pitch, half)
+    chunks = bn // columns
+    share = bm * bn // 8 // split  # groups of 8 results that a block of a cluster stores
+    load4 = hw.load_shared_f32x4
+    sync_consumers = hw.sync_threads(1, t.consumers)
+    consumers, staging, barriers = t.consumers, t.staging, t.barriers
+    exchange = t.exchange
+    shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+
+    @inline
+    def place(index, tiles_m, tiles_n, tiles):
+        """(row tile, column tile): GROUP row tiles at a time, column by column."""
+        rows_all = hw.divide(tiles, tiles_n)
+        group = hw.divide(index, tiles_n * GROUP)
+        first = group * GROUP
+        height = min(rows_all - first, GROUP)
+        rest = index - first * tiles_n
+        column = hw.divide(rest, height)
+        return first + rest - column * height, column
+
+    @inline
+    def produce_tiled(map_a, map_b, ring, full, empty, place_, steps_from, steps_to, slot, parity, tiles_m, geometry):
+        row_tile, column_tile = place_
+        batch = hw.divide(row_tile, tiles_m)
+        m = (row_tile - batch * tiles_m) * bm
+        for k in range(steps_from, steps_to):
+            hw.barrier_wait(empty + slot * 8, parity)
+            barrier, at = full + slot * 8, ring + slot * stage_bytes
+            hw.barrier_expect(barrier, stage_bytes)
+            hw.copy_box(at, map_a, barrier, k * BK, m, batch)
+            hw.copy_box(at + a_bytes, map_b, barrier, k * BK, column_tile * bn, batch * geometry[0])
+            slot += 1
+            if slot == stages:
+                slot, parity = 0, parity ^ 1
+        return slot, parity
+
+    @inline
+    def produce_im2col(map_a, map_b, ring, full, empty, place_, steps_from, steps_to, slot, parity, tiles_m, geometry):
+        cp, tap_boxes, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w = geometry
+        row_tile, column_tile = place_
+        m = row_tile * bm
+        image = hw.divide(m, pq)
+        pixel = m - image * pq
+        out_h = hw.divide(pixel, q)
+        h, w = out_h * stride_h - pad_h, (pixel - out_h * q) * stride_w - pad_w
+        box = steps_from * boxes
+        tap = hw.divide(box, tap_boxes)
+        c = (box - tap * tap_boxes) * chunk
+        r = hw.divide(tap, width)
+        at_h, at_w, end_w = r * dil_h, (tap - r * width) * dil_w, width * dil_w
+        for _ in range(steps_from, steps_to):
+            hw.barrier_wait(empty + slot * 8, parity)
+            barrier, at = full + slot * 8, ring + slot * stage_bytes
+            hw.barrier_expect(barrier, stage_bytes)
+            # Beyond the last channels of a tap, B goes on with the next tap's weights; A is zero there.
+            hw.copy_box(at + a_bytes, map_b, barrier, tap * cp + c, column_tile * bn, 0)
+            for i in range(boxes):
+                if tap < taps:
+                    hw.copy_pixels(at + i * box_bytes, map_a, barrier, c, w, h, image, at_w, at_h)
+                else:  # zeros: every channel is outside the array
+                    hw.copy_pixels(at + i * box_bytes, map_a, barrier, cp, w, h, image, 0, 0)
+                c += chunk
+                if c >= cp:
+                    c = 0
+                    tap += 1
+                    at_w += dil_w
+                    if at_w == end_w:
+                        at_w = 0
+                        at_h += dil_h
+            slot += 1
+            if slot == stages:
+                slot, parity = 0, parity ^ 1
+        return slot, parity
+
+    @inline
+    def finish(acc, base, warp, lane, m, n, limit, rank, e):
+        """Each warp stages its 16 rows, some columns at a time, and reads groups of 8 channels of a row."""
+        own = base + staging + warp * (16 * pitch)
+        corner = own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8
+        if warp * 16 < limit:
+            for chunk_ in range(chunks):
+                stage_results(acc, corner, chunk_)
+                cuda.syncwarp()
+                for i in range(lane, 16 * groups, 32):
+                    row, group = i // groups, i % groups
+                    if warp * 16 + row < limit:
+                        at = own + row * pitch + group * 16
+                        a0, a1, a2, a3 = load4(at)
+                        a4, a5, a6, a7 = load4(at + half)
+                        store(
+                            (a0, a1, a2, a3, a4, a5, a6, a7), i32(m + warp * 16 + row), i32(n + chunk_ * columns + group * 8), e
+                        )
+                cuda.syncwarp()
+
+    @inline
+    def finish_split(acc, base, warp, lane, m, n, limit, rank, e):
+        """Each block stages its part of the sum over K; each then adds the parts of every `split`-th row, in order of rank."""
+        corner = base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8
+        sync_consumers()  # nobody reads the ring any more
+        stage_results(acc, corner, 0)
+        hw.cluster_arrive()
+        hw.cluster_wait()
+        for i in range(warp * 32 + lane, share, consumers):
+            row, group = (i // groups) * split + rank, i % groups
+            if row < limit:
+                at = base + row * pitch + group * 16
+                a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
+                a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(at + half, 0))
+                for other in range(1, split):
+                    b0, b1, b2, b3 = hw.load_cluster_f32x4(hw.in_block(at, other))
+                    b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(at + half, other))
+                    a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
+                    a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
+                store((a0, a1, a2, a3, a4, a5, a6, a7), i32(m + row), i32(n + group * 8), e)
+
+    produce = produce_im2col if im2col else produce_tiled
+    finish_tile = finish_split if split > 1 else finish
+
+    @inline
+    def main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, geometry, e):
+        base = (hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00
+        full = base + barriers
+        empty = full + 8 * stages
+        tid = cuda.threadIdx.x
+        if tid == 0:
+            for s in range(stages):
+                hw.barrier_init(full + 8 * s, 1)
+                hw.barrier_init(empty + 8 * s, consumers // 128)
+            hw.fence_barrier_init()
+            hw.prefetch_map(map_a)
+            hw.prefetch_map(map_b)
+        cuda.syncthreads()
+        hw.wait_for_earlier_grids()
+        hw.let_later_grids_start()
+        rank = cuda.blockIdx.x % split
+        steps_from, steps_to = steps * rank // split, steps * (rank + 1) // split
+        first, stride = cuda.blockIdx.x // split, cuda.gridDim.x // split
+        if tid >= consumers:
+            if exchange:
+                shrink()
+            if tid == consumers:
+                slot, parity = 0, 1
+                for index in range(first, tiles, stride):
+                    where = place(index, tiles_m, tiles_n, tiles)
+                    slot, parity = produce(
+                        map_a, map_b, base, full, empty, where, steps_from, steps_to, slot, parity, tiles_m, geometry
+                    )
+            if split > 1:
+                cuda.syncwarp()
+                hw.cluster_arrive()
+                hw.cluster_wait()
+        else:
+            if exchange:
+                grow()
+            warp, lane = tid // 32, tid % 32
+            half_a = a_half | u64(base >> 4) + (tid // 128) * a_rows
+            half_b = b_half | u64((base + a_bytes) >> 4)
+            slot, parity = 0, 0
+            for index in range(first, tiles, stride):
+                row_tile, column_tile = place(index, tiles_m, tiles_n, tiles)
+                batch = hw.divide(row_tile, tiles_m)
+                m = (row_tile - batch * tiles_m) * bm
+                acc = zeros()
+                before = empty
+                for k in range(steps_from, steps_to):
+                    hw.barrier_wait(full + slot * 8, parity)
+                    at = slot * (stage_bytes >> 4)
+                    acc = multiply(acc, half_a + at, half_b + at)
+                    hw.wgmma_wait_last()
+                    if k > steps_from and tid % 128 == 0:  # the multiplications before these are done: give their buffer back
+                        hw.barrier_arrive(before)
+                    before = empty + slot * 8
+                    slot += 1
+                    if slot == stages:
+                        slot, parity = 0, parity ^ 1
+                hw.wgmma_wait_all()
+                if tid % 128 == 0:
+                    hw.barrier_arrive(before)
+                finish_tile(acc, base, warp, lane, batch * rows + m, column_tile * bn, rows - m, rank, e)
+        if split > 1:  # a block's shared memory lives until all have read it
+            hw.cluster_arrive()
+            hw.cluster_wait()
+
+    if im2col:
+
+        @inline
+        def body(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11, e):
+            main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, (g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11), e)
+    else:
+
+        @inline
+        def body(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, g0, e):
+            main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, (g0,), e)
+
+    integers = 5 + (12 if im2col else 1)
+    signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
+    return Function(epilogue.flatten(body, 2 + integers, len(extra)), signature, t.threads, cluster=split)
+
+
+# --- The kernel ----------------------------------------------------------------------------------------------------------
+
+
+class Hopper(Kernel):
+    """Convolutions and matrix products by TMA and wgmma; one instance for each of the two ops."""
+
+    tensor_cores = True
+
+    def __init__(self, name: str, realises: type[Op]) -> None:
+        self.name, self.realises = name, realises
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        if arch.mma != "wgmma":
+            return f"{arch.name} has no wgmma instructions"
+        problem = describe(op, program)
+        if isinstance(problem, str):
+            return problem
+        if reason := unfit(problem, program):
+            return reason
+        found = copies(problem, program)
+        return found if isinstance(found, str) else None
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        problem, how = self._described(op, program)
+        candidates = [
+            {"bm": bm, "bn": bn, "split": split}
+            for bm, columns in TILES.items()
+            for bn in columns
+            for split in (1, 2, 4, 8)
+            if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
+            if split == 1 or (bm * bn <= 128 * 128 and how.steps >= 2 * split)
+        ]
+        yield from sorted(candidates, key=lambda c: self.cost(op, program, c, arch))[:16]
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        problem, how = self._described(op, program)
+        return LAUNCH_US + max(time_us(problem, how, tile(config, arch, how.steps), arch), traffic_us(op, program, arch))
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem, how = self._described(op, program)
+        t = tile(config, arch, how.steps)
+        spec = epilogue.describe(op, program, epilogue.frame_of(op, program))
+        tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
+        tiles = tiles_m * problem.batches * tiles_n
+        grid = tiles * t.split if t.split > 1 else min(tiles, arch.sms * resident(t, arch))
+        boxed = {"pixels": t.bm} if how.im2col else {"box": (BK, t.bm, 1)}
+        integers = (problem.rows, tiles_m, tiles_n, tiles, how.steps, *how.geometry)
+        launch = Launch(
+            code=code(
+                self.name,
+                im2col=how.im2col,
+                chunk=how.chunk,
+                bm=t.bm,
+                bn=t.bn,
+                stages=t.stages,
+                split=t.split,
+                epilogue=spec.params,
+            ),
+            grid=(grid, 1, 1),
+            block=t.threads,
+            args=(replace(how.a, **boxed), replace(how.b, box=(BK, t.bn, 1)), *map(I32, integers), *spec.args),
+            smem=t.smem,
+        )
+        return Work((launch,))
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        t = Tile(params["bm"], params["bn"], params["stages"], params["split"])
+        return _function(params["im2col"], params["chunk"], t, params["epilogue"])
+
+    def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        how = copies(problem, program)
+        assert isinstance(how, Copies)
+        return problem, how
+
+
+def resident(t: Tile, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once, by shared memory and registers."""
+    if t.exchange:
+        return 1
+    registers = min(255, t.bn // 2 + 64)  # the accumulators, and what else a thread needs
+    warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
+    return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
+
+
+def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
+    """Microseconds from the first block's start to the last one's end, if memory is fast enough."""
+    tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
+    together = min(resident(t, arch), -(-tiles * t.split // arch.sms))
+    cycles = max(t.bm // 64 * 4 * max(t.bn / 2, 16 + t.bn / 4) * together, (t.bm + t.bn) * 2 * BK / 40 * together, 140.0)
+    each = -(-how.steps // t.split) * cycles / 1700
+    ends = 0.4 + 0.7 * t.bm * t.bn / (128 * 128) * together
+    if t.split > 1:
+        ends += 1.0
+    return 1.5 + -(-tiles * t.split // (arch.sms * together)) * (each + ends)
+
+
+HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)
