@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import conv, linear, movement, norm, pointwise, pool, reduce
+from tccompile.ops import conv, linear, movement, norm, pointwise, pool, reduce, resize
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -42,6 +42,7 @@ CONVERTERS: dict[str, Converter] = {
     "Pad": movement.pad,
     "DepthToSpace": movement.depth_to_space,
     "SpaceToDepth": movement.space_to_depth,
+    "Resize": resize.resize,
     **dict.fromkeys(pointwise.FLOAT, pointwise.float_function),
     **dict.fromkeys(pointwise.ANY, pointwise.any_type),
     "Gelu": pointwise.gelu,
