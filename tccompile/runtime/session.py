@@ -17,10 +17,10 @@ from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.expr import DType, Shape
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
-from tccompile.runtime.cpu import CpuEngine
 
 if TYPE_CHECKING:
     from tccompile.runtime.arrays import DeviceBuffer
+    from tccompile.runtime.cpu import CpuEngine
     from tccompile.runtime.driver import Device
     from tccompile.runtime.gpu import GpuEngine
 
@@ -87,6 +87,8 @@ class Session:
         return None
 
     def _cpu_engine(self, entry: Entry) -> CpuEngine:
+        from tccompile.runtime.cpu import CpuEngine
+
         sections = [s for s in entry.sections if self._target in (None, s.arch)]
         if not sections:
             raise DeviceError(f"the plan has nothing for {self._target}; it has {', '.join(s.arch for s in entry.sections)}")

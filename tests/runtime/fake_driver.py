@@ -1,0 +1,328 @@
+"""A CUDA driver made of host memory and Python kernels: enough to run the GPU engine, and to make each of its calls fail."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+class Status(int):
+    """A CUresult."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> Status:
+        self = super().__new__(cls, value)
+        self.name = name
+        return self
+
+
+OK = Status(0, "CUDA_SUCCESS")
+OUT_OF_MEMORY = Status(2, "CUDA_ERROR_OUT_OF_MEMORY")
+NO_DEVICE = Status(100, "CUDA_ERROR_NO_DEVICE")
+INVALID_PTX = Status(218, "CUDA_ERROR_INVALID_PTX")
+ILLEGAL_ADDRESS = Status(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+class KernelParams:
+    """CUDA_KERNEL_NODE_PARAMS"""
+
+    func: Any = None
+    gridDimX = gridDimY = gridDimZ = blockDimX = blockDimY = blockDimZ = sharedMemBytes = 0
+    kernelParams = 0
+
+
+class InstantiateParams:
+    """CUDA_GRAPH_INSTANTIATE_PARAMS"""
+
+    hErrNode_out = 0
+
+
+class _Names:
+    """An enumeration of the driver's: every member is its own name."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class TensorMap:
+    def __init__(self, words: Sequence[int]):
+        self.data = np.array(words, np.uint64)
+
+    def getPtr(self) -> int:
+        return self.data.ctypes.data
+
+
+Kernel = tuple[Sequence[Any], Callable[..., None]]
+"""ctypes types of the parameters, and what the kernel does."""
+
+
+class FakeApi:
+    """The functions of cuda.bindings.driver that the engine calls. "Device" memory is host memory, so kernels can be Python.
+
+    kernels  by entry name; failures: a status to return, by call; log: the calls that order work, in order
+    """
+
+    CUDA_KERNEL_NODE_PARAMS = KernelParams
+    CUDA_GRAPH_INSTANTIATE_PARAMS = InstantiateParams
+    cuuint64_t = cuuint32_t = int
+
+    def __init__(
+        self,
+        kernels: dict[str, Kernel],
+        count: int = 1,
+        cc: tuple[int, int] = (8, 0),
+        version: int = 13000,
+        memory: int = 1 << 20,
+    ):
+        self.kernels, self.count, self.cc, self.version, self.total = kernels, count, cc, version, memory
+        self.failures: dict[str, Status] = {}
+        self.log: list[tuple] = []
+        self.blocks: dict[int, ctypes.Array] = {}
+        self.stack: list[Any] = []
+        self.modules: dict[int, bytes] = {}
+        self.functions: dict[int, str] = {}
+        self.limits: dict[int, int] = {}
+        self.graphs: dict[int, list[tuple[int, list[int], bytes, Any]]] = {}
+        self.maps: list[tuple] = []
+        self.handles = 1000
+        for names in (
+            "CUdevice_attribute",
+            "CUfunction_attribute",
+            "CUevent_flags",
+            "CUjit_option",
+            "CUtensorMapDataType",
+            "CUtensorMapInterleave",
+            "CUtensorMapSwizzle",
+            "CUtensorMapL2promotion",
+            "CUtensorMapFloatOOBfill",
+        ):
+            setattr(self, names, _Names())
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if not name.startswith("cu") or not callable(found) or isinstance(found, type):
+            return found
+
+        def call(*args: Any) -> tuple:
+            if name in self.failures:
+                return (self.failures[name], *([0] * 2))
+            result = found(*args)
+            return result if isinstance(result, tuple) and result and isinstance(result[0], Status) else (OK, result)
+
+        return call
+
+    def _handle(self) -> int:
+        self.handles += 1
+        return self.handles
+
+    # --- Devices and memory
+
+    def cuInit(self, flags: int) -> None: ...
+
+    def cuDriverGetVersion(self) -> int:
+        return self.version
+
+    def cuDeviceGetCount(self) -> int:
+        return self.count
+
+    def cuDeviceGet(self, ordinal: int) -> int:
+        return ordinal
+
+    def cuDeviceGetName(self, length: int, device: int) -> bytes:
+        return b"Fake GPU\0\0"
+
+    def cuDeviceGetAttribute(self, attribute: str, device: int) -> int:
+        return self.cc["MINOR" in attribute]
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> str:
+        return f"context {device}"
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> None:
+        self.log.append(("release", device))
+
+    def cuCtxPushCurrent(self, context: str) -> None:
+        self.stack.append(context)
+
+    def cuCtxPopCurrent(self) -> str:
+        return self.stack.pop()
+
+    def cuCtxSynchronize(self) -> None: ...
+
+    def cuMemGetInfo(self) -> tuple:
+        return OK, self.total - sum(map(len, self.blocks.values())), self.total
+
+    def cuMemAlloc(self, size: int) -> Any:
+        assert self.stack, "no current context"
+        if sum(map(len, self.blocks.values())) + size > self.total:
+            return OUT_OF_MEMORY, 0
+        block = (ctypes.c_uint8 * (size + 256))()
+        address = -(-ctypes.addressof(block) // 256) * 256
+        self.blocks[address] = block
+        ctypes.memset(address, 0xAB, size)
+        return address
+
+    cuMemHostAlloc = lambda self, size, flags: self.cuMemAlloc(size)[1]  # noqa: E731
+
+    def cuMemFree(self, address: int) -> None:
+        del self.blocks[address]
+
+    cuMemFreeHost = cuMemFree
+
+    def cuMemsetD8(self, address: int, byte: int, size: int) -> None:
+        ctypes.memset(address, byte, size)
+
+    def cuMemcpyHtoD(self, to: int, source: int, size: int) -> None:
+        ctypes.memmove(to, source, size)
+
+    cuMemcpyDtoH = cuMemcpyHtoD
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> None:
+        self.log.append(("copy", stream))
+        ctypes.memmove(to, source, size)
+
+    cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = cuMemcpyHtoDAsync
+
+    # --- Streams and events
+
+    def cuStreamCreate(self, flags: int) -> int:
+        return self._handle()
+
+    def cuEventCreate(self, flags: Any) -> int:
+        return self._handle()
+
+    def cuStreamDestroy(self, handle: int) -> None: ...
+
+    cuEventDestroy = cuEventSynchronize = cuStreamDestroy
+
+    def cuStreamSynchronize(self, stream: int) -> None:
+        self.log.append(("synchronize", stream))
+
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        self.log.append(("record", stream))
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        self.log.append(("wait", stream))
+
+    def cuEventElapsedTime(self, begin: int, end: int) -> float:
+        return 0.25
+
+    # --- Code
+
+    def cuModuleLoadData(self, code: bytes) -> int:
+        handle = self._handle()
+        self.modules[handle] = code
+        return handle
+
+    def cuModuleLoadDataEx(self, code: bytes, count: int, options: list, values: list) -> Any:
+        assert code.endswith(b"\0") and count == len(options) == len(values) == 2
+        if b"too new" in code:
+            values[0][:12] = b"too new: 9.9"
+            return INVALID_PTX, 0
+        return self.cuModuleLoadData(code)[1]
+
+    def cuModuleUnload(self, module: int) -> None:
+        del self.modules[module]
+
+    def cuModuleGetFunction(self, module: int, name: bytes) -> int:
+        handle = self._handle()
+        self.functions[handle] = name.decode()
+        return handle
+
+    def cuFuncSetAttribute(self, function: int, attribute: str, value: int) -> None:
+        self.limits[function] = value
+
+    def cuTensorMapEncodeTiled(self, *args: Any) -> TensorMap:
+        self.maps.append(("tiled", args))
+        return TensorMap([len(self.maps), 1 << 21 | 5, *range(14)])
+
+    def cuTensorMapEncodeIm2col(self, *args: Any) -> TensorMap:
+        self.maps.append(("im2col", args))
+        return TensorMap([len(self.maps), 1 << 21 | 5, *range(14)])
+
+    # --- Graphs
+
+    def cuGraphCreate(self, flags: int) -> int:
+        handle = self._handle()
+        self.graphs[handle] = []
+        return handle
+
+    def _node(self, params: KernelParams) -> tuple[str, bytes, Any]:
+        """Kernel's name, its parameters' values, copied as the driver does, and the launch."""
+        name = self.functions[params.func]
+        types = self.kernels[name][0]
+        pointers = (ctypes.c_void_p * len(types)).from_address(params.kernelParams)
+        values = tuple(t.from_address(p).value for t, p in zip(types, pointers, strict=True))
+        return name, values, (params.gridDimX, params.blockDimX, params.sharedMemBytes)
+
+    def cuGraphAddKernelNode(self, graph: int, before: list[int], count: int, params: KernelParams) -> int:
+        assert len(before) == count
+        handle = self._handle()
+        self.graphs[graph].append((handle, list(before), *self._node(params)))
+        return handle
+
+    def cuGraphInstantiateWithParams(self, graph: int, params: InstantiateParams) -> Any:
+        if "instantiate" in self.failures:
+            params.hErrNode_out = self.graphs[graph][-1][0]
+            return self.failures["instantiate"], 0
+        handle = self._handle()
+        self.graphs[handle] = list(self.graphs[graph])
+        return handle
+
+    def cuGraphExecKernelNodeSetParams(self, graph: int, node: int, params: KernelParams) -> None:
+        self.log.append(("set", node))
+        self.graphs[graph] = [
+            (n, before, *self._node(params)) if n == node else (n, before, *rest) for n, before, *rest in self.graphs[graph]
+        ]
+
+    def cuGraphLaunch(self, graph: int, stream: int) -> None:
+        """Run the nodes in an order that their edges allow: the last one that may run first."""
+        self.log.append(("launch", stream))
+        waiting, done = list(self.graphs[graph]), set()
+        while waiting:
+            ready = [n for n in waiting if set(n[1]) <= done]
+            node = ready[-1]
+            waiting.remove(node)
+            self.kernels[node[2]][1](*node[3])
+            done.add(node[0])
+
+    def cuGraphDestroy(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    cuGraphExecDestroy = cuGraphDestroy
+
+
+def floats(address: int, count: int) -> np.ndarray:
+    """The float32 array at an address."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+class FakeArray(SimpleNamespace):
+    """An array in "device" memory, as another library would hand it out."""
+
+    def __init__(
+        self, api: FakeApi, values: np.ndarray, offset: int = 0, strides: tuple[int, ...] | None = None, stream: int | None = None
+    ):
+        with_context = api.stack
+        with_context.append("another library's")
+        address = api.cuMemAlloc(values.nbytes + offset)[1] + offset
+        with_context.pop()
+        values = np.ascontiguousarray(values)
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+        said = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (address, False),
+            "strides": strides,
+            "version": 3,
+            "stream": stream,
+        }
+        super().__init__(__cuda_array_interface__=said)
+
+    def numpy(self) -> np.ndarray:
+        said = self.__cuda_array_interface__
+        return floats(said["data"][0], int(np.prod(said["shape"]))).reshape(said["shape"]).copy()

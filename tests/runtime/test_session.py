@@ -1,0 +1,317 @@
+"""The session and the GPU engine, on a driver made of host memory; and what `import tccompile` costs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tccompile
+from tccompile.errors import DeviceError, InputError, LaunchError, UsageError
+from tccompile.expr import DType, Epilogue, broadcast_view, call, identity_view, load
+from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.program import Pointwise, Program, dense
+from tccompile.runtime import driver as driver_module
+from tccompile.runtime import gpu
+from tccompile.runtime.driver import Driver, open_device
+from tccompile.runtime.session import Session
+from tccompile.weights import Literal
+from tests.runtime.fake_driver import ILLEGAL_ADDRESS, NO_DEVICE, OUT_OF_MEMORY, FakeApi, FakeArray, floats
+
+P, I32, F32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_float
+
+
+def _add(x: int, w: int, h: int, count: int) -> None:
+    floats(h, count)[:] = floats(x, count) + np.tile(floats(w, 3), count // 3)
+
+
+def _scale(h: int, y: int, factor: float, count: int) -> None:
+    floats(y, count)[:] = floats(h, count) * np.float32(factor)
+
+
+KERNELS = {"tc_add": ((P, P, P, I32), _add), "tc_scale": ((P, P, F32, I32), _scale)}
+WEIGHT = np.array([1.0, 10.0, 100.0], np.float32)
+
+
+def program(rows: int) -> Program:
+    """h = x + w; y = 2 h; z = -h"""
+    shape = (rows, 3)
+    tensors = {n: dense(n, shape, DType.F32, pad=1) for n in "xhyz"} | {"w": dense("w", (3,), DType.F32, pad=1)}
+    x, h = identity_view("x", 2), identity_view("h", 2)
+    ops = (
+        Pointwise(
+            nodes=("Add_0",), y="h", epilogue=Epilogue(call("add", load(0), load(1)), (x, broadcast_view("w", (3,), shape)))
+        ),
+        Pointwise(nodes=("Mul_1",), y="y", epilogue=Epilogue(call("mul", load(0), 2.0), (h,))),
+        Pointwise(nodes=("Neg_2",), y="z", epilogue=Epilogue(call("neg", load(0)), (h,))),
+    )
+    return Program(("x",), ("y", "z"), tensors, {"w": Literal(WEIGHT)}, ops)
+
+
+def section(arch: str, rows: int, images: tuple[int, int]) -> Section:
+    def step(op: int, image: int, args: tuple, after: tuple[int, ...]) -> Step:
+        return Step(op, "toy", {}, False, "the only one", (PlacedLaunch(images[image], (1, 1, 1), 32, 50_000, args),), after)
+
+    x, w, h = Address("io", "x", 0), Address("weights", "w", 0), Address("arena", "", 256)
+    n = Int(3 * rows)
+    steps = (
+        step(0, 0, (x, w, h, n), ()),
+        step(1, 1, (h, Address("io", "y", 0), Float(2.0), n), (0,)),
+        step(2, 1, (h, Address("io", "z", 0), Float(-1.0), n), (0,)),
+    )
+    return Section(arch, steps, {"h": 256}, 512, 64)
+
+
+def plan(archs: tuple[tuple[str, str], ...] = (("sm_80", "cubin"),), rows: tuple[int, ...] = (2,)) -> Plan:
+    """One entry for each number of rows; each has a section for each of (generation, "cubin" or "ptx")."""
+    images = tuple(Image(a, kind, f, f"{a} {kind}".encode()) for a, kind in archs for f in ("tc_add", "tc_scale"))
+    entries = tuple(Entry(program(r), tuple(section(a, r, (2 * i, 2 * i + 1)) for i, (a, _) in enumerate(archs))) for r in rows)
+    return Plan("toy", {}, entries, images, {"w": WEIGHT.tobytes()})
+
+
+def x_of(rows: int = 2) -> np.ndarray:
+    return np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
+
+
+def expected(x: np.ndarray) -> list[np.ndarray]:
+    return [2 * (x + WEIGHT), -(x + WEIGHT)]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeApi]:
+    """Puts a fake driver in place."""
+
+    def install(**how) -> FakeApi:
+        api = fake(version=version)
+
+    seen: list[tuple] = []
+    api.kernels = {"tc_add": ((P, P), lambda *a: seen.append(a)), "tc_scale": KERNELS["tc_scale"]}
+    tiled = Map("tiled", Address("arena", "", 256), (64, height), (128,), (1, 1), 128, box=(64, 8))
+    im2col = Map(
+        "im2col", Address("weights", "w", 0), (8, 5, height, 1), (16, 80, 80 * height), (2, 2), 64, (), (-1, -1), (1, 1), 8, 4
+    )
+    base = plan()
+    s = base.entries[0].sections[0]
+    launch = replace(s.steps[0].launches[0], args=(tiled, im2col))
+    s = replace(s, steps=(replace(s.steps[0], launches=(launch, launch)), *s.steps[1:]))
+    session = Session(replace(base, entries=(replace(base.entries[0], sections=(s,)),)), "gpu")
+    arena = session._engines[0].memory.address
+    (kind, args), (kind2, args2) = api.maps  # each once
+    assert kind == "tiled" and args[1:7] == (2, arena + 256, [64, height], [128], [64, 8], [1, 1])
+    assert args[8] == "CU_TENSOR_MAP_SWIZZLE_128B"
+    assert kind2 == "im2col" and args2[3:] == (
+        [8, 5, height, 1], [16, 80, 80 * height], [-1, -1], [1, 1], 8, 4, [1, 2, 2, 1],
+        "CU_TENSOR_MAP_INTERLEAVE_NONE", "CU_TENSOR_MAP_SWIZZLE_64B", "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
+        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+    )  # fmt: skip
+    session.run(None, {"x": x_of()})
+    (first, second), again = seen
+    assert again == (first, second) and first % 64 == 0 and second == first + 128
+    words = np.ctypeslib.as_array((ctypes.c_uint64 * 2).from_address(first))
+    assert words[1] == (5 if cleared else 1 << 21 | 5)
+
+
+def test_empty_launches_are_left_out(fake):
+    api = fake()
+    base = plan()
+    s = base.entries[0].sections[0]
+    nothing = replace(s.steps[1], launches=(replace(s.steps[1].launches[0], grid=(0, 1, 1)),))
+    s = replace(s, steps=(s.steps[0], nothing, replace(s.steps[2], after=(1,))))
+    session = Session(replace(base, entries=(replace(base.entries[0], sections=(s,)),)), "gpu")
+    same(session.run(["z"], {"x": x_of()}), expected(x_of())[1:])  # the edge to step 0 goes through step 1
+    assert [len(n) for n in api.graphs.values()] == [2, 2]
+
+
+def test_out_of_memory(fake):
+    fake(memory=256)
+    with pytest.raises(
+        LaunchError, match=r"cannot allocate 0.0 MiB for the arena .* are free on Fake GPU .*CUDA_ERROR_OUT_OF_MEMORY"
+    ):
+        Session(plan(), "gpu")
+    api = fake()
+    session = Session(plan(), "gpu")
+    api.failures["cuMemHostAlloc"] = OUT_OF_MEMORY
+    with pytest.raises(LaunchError, match="pinned host memory"):
+        session.run(None, {"x": x_of()})
+    api.failures.clear()
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
+@pytest.mark.parametrize("call", ["cuGraphAddKernelNode", "instantiate"])
+def test_a_refused_launch_names_the_node(fake, call):
+    api = fake()
+    api.failures[call] = ILLEGAL_ADDRESS
+    node = "Add_0" if call == "cuGraphAddKernelNode" else "Neg_2"
+    with pytest.raises(
+        LaunchError,
+        match=rf"node {node} \((x 2x3, w 3, h 2x3|h 2x3, z 2x3)\): kernel toy, grid \(1, 1, 1\), 32 threads, 50000 bytes",
+    ):
+        Session(plan(), "gpu")
+    gc.collect()
+    assert not api.blocks and not api.stack
+
+
+@pytest.mark.parametrize("call", ["cuGraphLaunch", "cuStreamSynchronize"])
+def test_a_failed_run(fake, call):
+    api = fake()
+    session = Session(plan(), "gpu")
+    api.failures[call] = ILLEGAL_ADDRESS
+    with pytest.raises(LaunchError, match=r"toy on Fake GPU .* failed: .*CUDA_ERROR_ILLEGAL_ADDRESS"):
+        session.run(None, {"x": x_of()})
+    assert not api.stack
+
+
+def test_no_gpu(monkeypatch, fake):
+    api = fake(count=1)
+    for device, message in (("gpu:1", "no GPU number 1: there is only gpu:0"),):
+        with pytest.raises(DeviceError, match=message):
+            Session(plan(), device)
+    api.failures["cuDevicePrimaryCtxRetain"] = OUT_OF_MEMORY
+    with pytest.raises(DeviceError, match=r"cannot use Fake GPU \(gpu:0"):
+        open_device()
+    fake(count=0)
+    with pytest.warns(RuntimeWarning, match="there is no GPU"):
+        assert Session(plan()).device == "cpu"
+
+
+def test_no_driver(monkeypatch):
+    import cuda.bindings
+
+    class Missing:
+        def cuInit(self, flags):
+            raise RuntimeError("libcuda.so.1 not found")
+
+    class Unusable:
+        def cuInit(self, flags):
+            return (NO_DEVICE,)
+
+    for api, message in (
+        (Missing(), "no NVIDIA driver is installed .libcuda.so.1 not found"),
+        (Unusable(), "CUDA_ERROR_NO_DEVICE"),
+    ):
+        driver_module.driver.cache_clear()
+        monkeypatch.setattr(cuda.bindings, "driver", api, raising=False)
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", api)
+        with pytest.raises(DeviceError, match=message):
+            Session(plan(), "gpu")
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError, match="pip install cuda-bindings"):
+        Session(plan(), "gpu")
+    driver_module.driver.cache_clear()
+
+
+# --- Mistakes of the caller ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({}, "input 'x' is missing"),
+        ({"X": x_of()}, "the model has no input 'X'; it has 'x'"),
+        ({"x": x_of().astype(np.float64)}, r"input 'x' has type float32, got float64; convert it with .astype\(np.float32\)"),
+        ({"x": x_of(3)}, "input 'x' has shape 2x3, got 3x3"),
+        ({"x": x_of()[0]}, "input 'x' has shape 2x3, got 3"),
+        ({"x": [[1.0, 2.0]]}, "input 'x': a list is not an array"),
+        ({"x": np.array([["a"] * 3] * 2)}, "input 'x' has type float32, got str"),
+    ],
+)
+def test_wrong_inputs(fake, feeds, message):
+    fake()
+    for device in ("gpu", "cpu"):
+        with pytest.raises(InputError, match=message):
+            Session(plan(), device).run(None, feeds)
+
+
+def test_wrong_outputs(fake):
+    api = fake()
+    read_only = np.zeros((2, 3), np.float32)
+    read_only.flags.writeable = False
+    for device in ("gpu", "cpu"):
+        session = Session(plan(), device)
+        for names, outputs, message in (
+            (["nope"], None, "no output 'nope'; it has 'y', 'z'"),
+            (None, {"nope": x_of()}, "no output 'nope'"),
+            (None, {"y": x_of(3)}, "output 'y' has shape 2x3, got an array of shape 3x3"),
+            (None, {"y": x_of().astype(np.float16)}, "output 'y' has type float32, got float16"),
+            (None, {"y": read_only}, "read-only"),
+        ):
+            with pytest.raises(InputError, match=message):
+                session.run(names, {"x": x_of()}, outputs=outputs)
+    gpu_array = FakeArray(api, x_of())
+    with pytest.raises(InputError, match="input 'x' lies on a GPU, and the session runs on the CPU"):
+        Session(plan(), "cpu").run(None, {"x": gpu_array})
+    strided = FakeArray(api, x_of(), strides=(4, 8))
+    with pytest.raises(InputError, match="input 'x' on the GPU is not contiguous"):
+        Session(plan(), "gpu").run(None, {"x": strided})
+
+
+def test_another_gpu(fake):
+    api = fake(count=2)
+    session, other = Session(plan(), "gpu:1"), Session(plan(), "gpu:0")
+    assert session.device == "gpu:1"
+    y = other.run(["y"], {"x": FakeArray(api, x_of())})[0]
+    with pytest.raises(InputError, match="input 'x' lies on gpu:0, and the session runs on gpu:1"):
+        session.run(None, {"x": y})
+
+
+@pytest.mark.parametrize("device", ["cuda", "gpu:", "gpu:x", "cpu:0", "gpu:-1", ""])
+def test_unknown_devices(device):
+    with pytest.raises(UsageError, match="unknown device"):
+        Session(plan(), device)
+
+
+def test_checking_values_is_the_cpus(fake):
+    fake()
+    assert Session(plan(), check_finite=True).device == "cpu"
+    with pytest.raises(UsageError, match="on the CPU only"):
+        Session(plan(), "gpu", check_finite=True)
+
+
+def test_a_stripped_plan(fake):
+    fake()
+    with pytest.raises(UsageError, match=r"'w'.*--weights"):
+        Session(replace(plan(), weights={}), "gpu")
+
+
+def test_alignment_is_a_promise():
+    assert gpu.ALIGN % 256 == 0 and gpu.IO_ALIGN == 16  # kernels rely on both
+
+
+# --- What is imported ------------------------------------------------------------------------------------------------
+
+
+def test_running_imports_no_compiler(tmp_path):
+    path = tmp_path / "toy.plan"
+    plan().save(path)
+    program = f"""
+import json, sys, time
+begin = time.perf_counter()
+import numpy as np, tccompile
+session = tccompile.Session({str(path)!r}, "cpu")
+session.run(None, {{"x": np.zeros((2, 3), np.float32)}})
+seconds = time.perf_counter() - begin
+import tccompile.runtime.gpu, tccompile.runtime.arrays
+heavy = ("onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda", "rich", "tccompile.kernels", "tccompile.emit")
+print(json.dumps([seconds, [m for m in heavy if m in sys.modules]]))
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    seconds, imported = json.loads(out)
+    assert imported == []
+    assert seconds < 2.0  # 0.3 on an idle machine
+
+
+def test_the_top_of_the_package():
+    assert tccompile.Session is Session and tccompile.Plan is Plan
+    assert set(tccompile.__all__) <= set(dir(tccompile))
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = tccompile.nope
+    assert f'version = "{tccompile.__version__}"' in Path("pyproject.toml").read_text()
