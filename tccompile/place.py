@@ -1,0 +1,247 @@
+"""Launches → where everything lies: offsets in one arena, edges between steps, and the arguments as the runtime takes them.
+
+A tensor lives from the first step that writes its storage to the last one that reads it, views included. Areas that live at
+the same time never share bytes; edges keep the steps that share bytes in the program's order and leave all others free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tccompile.kernels import spec
+from tccompile.kernels.spec import Im2colMap, TiledMap, Work
+from tccompile.plan import Address, Float, Int, Map, PlanArg
+from tccompile.program import Program, Tensor
+
+ALIGN = 256
+"""Bytes: what tensor maps and the widest vector loads ask for, and a multiple of a memory sector."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a program's steps find everything.
+
+    offsets   byte offset in the arena of each tensor that owns storage there
+    arena     its bytes; counters, the bytes of the steps' counters
+    after     for each step, the earlier ones that it waits for: no edge follows from others
+    args      for each step and launch, its arguments
+    """
+
+    offsets: Mapping[str, int]
+    arena: int
+    counters: int
+    after: tuple[tuple[int, ...], ...]
+    args: tuple[tuple[tuple[PlanArg, ...], ...], ...]
+
+
+def place(program: Program, works: Sequence[Work]) -> Placement:
+    """Place a program whose op number i is realised by `works[i]`, in the order of its ops."""
+    areas = _areas(program, works)
+    at, arena = pack_areas(areas)
+    offsets = {area.name: offset for area, offset in zip(areas, at, strict=True) if area.name}
+    scratch = {area.first: offset for area, offset in zip(areas, at, strict=True) if not area.name}
+    counters, size = [], 0
+    for work in works:
+        counters.append(size)
+        size += _aligned(work.counters)
+    layout = _Layout(program, offsets)
+    args = tuple(
+        tuple(tuple(layout.arg(a, scratch.get(i), counters[i]) for a in launch.args) for launch in work.launches)
+        for i, work in enumerate(works)
+    )
+    return Placement(offsets, arena, size, _edges(program, works, layout, scratch), args)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+# --- The arena -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Area:
+    """Bytes of the arena that are in use from step `first` to step `last`, both included.
+
+    name  the tensor that owns the storage; empty for a step's scratch
+    """
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+
+def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
+    tensors = program.tensors
+    elsewhere = {*program.inputs, *program.outputs, *program.constants}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, op.y):
+            owner = tensors[name].storage
+            if owner not in elsewhere:
+                first.setdefault(owner, i)
+                last[owner] = i
+    areas = [Area(name, _aligned(_bytes(tensors[name])), i, last[name]) for name, i in first.items()]
+    return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.span * tensor.dtype.size
+
+
+def pack_areas(areas: Sequence[Area]) -> tuple[list[int], int]:
+    """An offset for each area, such that areas in use at the same time do not overlap, and the size of the arena.
+
+    Greedy by size and greedy by breadth, each into the smallest gap that fits, whichever comes out smaller (Pisarchyk and
+    Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+    """
+    steps = max((a.last for a in areas), default=-1) + 1
+    breadth = [0] * steps
+    for a in areas:
+        for i in range(a.first, a.last + 1):
+            breadth[i] += a.size
+    widest = [max(breadth[a.first : a.last + 1]) for a in areas]
+    by_size = sorted(range(len(areas)), key=lambda k: (-areas[k].size, areas[k].first))
+    by_breadth = sorted(range(len(areas)), key=lambda k: (-widest[k], -areas[k].size, areas[k].first))
+    return min((_packed(areas, order) for order in (by_size, by_breadth)), key=lambda packing: packing[1])
+
+
+def _packed(areas: Sequence[Area], order: Sequence[int]) -> tuple[list[int], int]:
+    offsets = [0] * len(areas)
+    placed: list[int] = []  # by offset
+    arena = 0
+    for k in order:
+        area, end, best, slack = areas[k], 0, None, 0
+        for other in placed:
+            if areas[other].last < area.first or area.last < areas[other].first:
+                continue
+            gap = offsets[other] - end
+            if gap >= area.size and (best is None or gap < slack):
+                best, slack = end, gap
+            end = max(end, offsets[other] + areas[other].size)
+        offsets[k] = end if best is None else best
+        arena = max(arena, offsets[k] + area.size)
+        placed.append(k)
+        placed.sort(key=lambda other: offsets[other])
+    return offsets, arena
+
+
+# --- Addresses -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    program: Program
+    offsets: Mapping[str, int]
+
+    def address(self, name: str, more: int = 0) -> Address:
+        """The address of a tensor's first element plus `more` bytes."""
+        tensor = self.program.tensors[name]
+        owner, start = tensor.storage, tensor.offset * tensor.dtype.size + more
+        if owner in self.offsets:
+            return Address("arena", "", self.offsets[owner] + start)
+        return Address("weights" if owner in self.program.constants else "io", owner, start)
+
+    def arg(self, arg: spec.Arg, scratch: int | None, counters: int) -> PlanArg:
+        """The argument of a step whose scratch and counters start at these bytes."""
+        match arg:
+            case spec.Ptr(name, more):
+                return self.address(name, more)
+            case spec.Scratch(more):
+                assert scratch is not None, "a launch uses scratch that its work does not ask for"
+                return Address("arena", "", scratch + more)
+            case spec.Counters(more):
+                return Address("counters", "", counters + more)
+            case spec.I32(value):
+                return Int(value)
+            case spec.F32(value):
+                return Float(value)
+            case TiledMap(name, more, extents, strides, box, steps, swizzle):
+                return Map("tiled", self.address(name, more), extents, strides, steps, swizzle, box=box)
+            case Im2colMap(name, extents, strides, lower, upper, steps, channels, pixels, swizzle):
+                address = self.address(name)
+                return Map(
+                    "im2col", address, extents, strides, steps, swizzle,
+                    lower=lower, upper=upper, channels=channels, pixels=pixels,
+                )  # fmt: skip
+
+
+# --- Edges -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Bytes `low` to `high` of the arena, or of an input or output, that a step reads or writes.
+
+    part   the storage, and the first and last coordinate plus one along each of its axes, where the access is such a block
+    solid  whether it touches all bytes in between
+    """
+
+    step: int
+    space: str
+    low: int
+    high: int
+    writes: bool
+    part: tuple[str, tuple[tuple[int, int], ...]] | None
+    solid: bool
+
+    def conflicts(self, other: _Access) -> bool:
+        if self.space != other.space or self.high <= other.low or other.high <= self.low or not (self.writes or other.writes):
+            return False
+        if self.part and other.part and self.part[0] == other.part[0]:
+            return all(a < d and c < b for (a, b), (c, d) in zip(self.part[1], other.part[1], strict=True))
+        return True
+
+    def covers(self, other: _Access) -> bool:
+        """Whether what conflicts with `other` from now on conflicts with this too."""
+        inside = self.space == other.space and self.low <= other.low and other.high <= self.high
+        return self.writes and self.solid and inside
+
+
+def _edges(program: Program, works: Sequence[Work], layout: _Layout, scratch: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    """The earlier steps that each step waits for: those whose bytes it reads or overwrites, less what follows from others."""
+    recent: list[_Access] = []  # those that later steps can still depend on
+    reach: list[int] = []  # for each step, the set of all steps that it comes after, as bits
+    after: list[tuple[int, ...]] = []
+    for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
+        own = [_access(i, name, False, layout) for name in op.inputs if program.tensors[name].storage not in program.constants]
+        own.append(_access(i, op.y, True, layout))
+        if work.scratch:
+            own.append(_Access(i, "", scratch[i], scratch[i] + _aligned(work.scratch), True, None, True))
+        needed = {other.step for other in recent for access in own if access.conflicts(other)}
+        kept, reached = [], 0
+        for step in sorted(needed, reverse=True):
+            if not reached >> step & 1:
+                kept.append(step)
+                reached |= reach[step] | 1 << step
+        reach.append(reached)
+        after.append(tuple(reversed(kept)))
+        recent = [other for other in recent if not any(access.covers(other) for access in own)] + own
+    return tuple(after)
+
+
+def _access(step: int, name: str, writes: bool, layout: _Layout) -> _Access:
+    tensor = layout.program.tensors[name]
+    base = layout.program.tensors[tensor.storage]
+    address = layout.address(name)
+    part = _part(tensor, base)
+    high = address.bytes + _bytes(tensor)
+    return _Access(step, address.name, address.bytes, high, writes, part, tensor is base)
+
+
+def _part(tensor: Tensor, base: Tensor) -> tuple[str, tuple[tuple[int, int], ...]] | None:
+    """The block of `base` that a view of it is, if both count their axes alike."""
+    if tensor.rank != base.rank or any(
+        s != b for s, b, n in zip(tensor.strides, base.strides, base.padded, strict=True) if n > 1
+    ):
+        return None
+    block, rest = [(0, 1)] * base.rank, tensor.offset
+    for axis in sorted((a for a in range(base.rank) if base.padded[a] > 1), key=lambda a: -base.strides[a]):
+        start, rest = divmod(rest, base.strides[axis])
+        block[axis] = (start, start + tensor.padded[axis])
+        if block[axis][1] > base.padded[axis]:
+            return None
+    return None if rest else (base.name, tuple(block))

@@ -1,0 +1,90 @@
+"""The CPU engine: a section's steps in NumPy, on the same arena, offsets, strides, padding and views as on a GPU.
+
+Each step reads its tensors where they lie, computes what its op means, rounds to the tensor's type and writes it with its
+padding. It needs no code of the section's generation, so it runs any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tccompile.errors import VerificationError
+from tccompile.expr import DType
+from tccompile.plan import Entry, Plan, Section
+from tccompile.program import Op, Tensor
+from tccompile.reference import compute, elements, from_storage, store, to_storage
+
+
+class CpuEngine:
+    """One entry of a plan, with the memory map of one of its sections.
+
+    check_finite   stop at the first step that writes an infinity or a NaN
+    check_padding  for tests: the arena starts full of NaN, and a step stops that would read padding that is not zero
+    Raises UsageError if the plan was made without its weights, PlanError if they are damaged.
+    """
+
+    def __init__(
+        self, plan: Plan, entry: Entry, section: Section, *, check_finite: bool = False, check_padding: bool = False
+    ) -> None:
+        self.entry, self.program, self.section = entry, entry.program, section
+        self.check_finite, self.check_padding = check_finite, check_padding
+        tensors = self.program.tensors
+        arena = np.full(section.arena, 0xFF if check_padding else 0, np.uint8)
+        self._memory: dict[str, np.ndarray] = {}  # one-dimensional, by the tensor that owns the storage
+        for name, offset in section.offsets.items():
+            size = tensors[name].span * tensors[name].dtype.size
+            self._memory[name] = arena[offset : offset + size].view(tensors[name].dtype.numpy)
+        for owner in dict.fromkeys(tensors[name].storage for op in self.program.ops for name in op.inputs):
+            if owner in self.program.constants:
+                self._memory[owner] = np.frombuffer(plan.weight(owner), tensors[owner].dtype.numpy)
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs by name, from the inputs by name; shapes and dtypes are the model's, bf16 is its bits in uint16.
+
+        Raises VerificationError, which names the user's node and the tensor, if a check fails.
+        """
+        tensors, memory = self.program.tensors, self._memory
+        for name in self.program.inputs:
+            memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
+        for name in self.program.outputs:
+            memory[name] = np.empty(tensors[name].span, tensors[name].dtype.numpy)
+        for step in self.section.steps:
+            op = self.program.ops[step.op]
+            if self.check_padding:
+                self._check_padding(op)
+            y = tensors[op.y]
+            values = compute(op, self.program, {name: self._elements(name) for name in op.inputs})
+            stored = to_storage(values, y.dtype)
+            if self.check_finite and y.dtype.is_float:
+                _check_finite(op, y, values, stored)
+            store(memory[y.storage], y, stored)
+        return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
+
+    def _elements(self, name: str) -> np.ndarray:
+        tensor = self.program.tensors[name]
+        return elements(self._memory[tensor.storage], tensor)
+
+    def _check_padding(self, op: Op) -> None:
+        for name in op.inputs:
+            tensor = self.program.tensors[name]
+            padding = elements(self._memory[tensor.storage], tensor, tensor.padded).copy()
+            padding[tuple(slice(n) for n in tensor.shape)] = 0
+            if padding.any():
+                raise VerificationError(f"node {op.nodes[0]!r} reads {name!r} {tensor.shape}, whose padding is not zero")
+
+
+def _check_finite(op: Op, tensor: Tensor, values: np.ndarray, stored: np.ndarray) -> None:
+    numbers = from_storage(stored, tensor.dtype)
+    if np.isfinite(numbers).all():
+        return
+    finite = values[np.isfinite(values)]
+    largest = float(np.abs(finite).max()) if finite.size else 0.0
+    what = "NaN" if np.isnan(numbers).any() else "an infinity"
+    where = f"node {op.nodes[0]!r} writes {what} into {tensor.name!r} {tensor.shape} {tensor.dtype.value}"
+    if tensor.dtype is DType.F16 and largest > 65504:
+        way = f"its largest magnitude is {largest:.4g}, float16 ends at 65504: compile with --precision fp32"
+    else:
+        way = f"its largest finite magnitude is {largest:.4g}: the model itself computes it, or an input holds it"
+    raise VerificationError(f"{where}; {way}")
