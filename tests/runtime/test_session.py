@@ -91,8 +91,305 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeApi]:
     """Puts a fake driver in place."""
 
     def install(**how) -> FakeApi:
-        api = fake(version=version)
+        api = FakeApi(KERNELS, **how)
+        cu = Driver(api)
+        monkeypatch.setattr(driver_module, "driver", lambda: cu)
+        monkeypatch.setattr(driver_module, "_devices", type(driver_module._devices)())
+        return api
 
+    return install
+
+
+def same(got: list, want: list) -> None:
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), b)
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_on_the_gpu_and_the_cpu(fake):
+    fake()
+    for device in ("gpu", "gpu:0", "auto", "cpu"):
+        with Session(plan(), device) as session:
+            same(session.run(None, {"x": x_of()}), expected(x_of()))
+            same(session.run(["z"], {"x": x_of()}), expected(x_of())[1:])
+            assert session.device == ("cpu" if device == "cpu" else "gpu:0")
+            x = session.get_inputs()[0]
+            assert (x.name, x.shape, x.type, x.dtype) == ("x", (2, 3), "tensor(float)", np.float32)
+            assert [y.name for y in session.get_outputs()] == ["y", "z"]
+
+
+def test_host_arrays_of_any_strides(fake):
+    fake()
+    session = Session(plan(), "gpu")
+    wide = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    same(session.run(None, {"x": wide.T[::2]}), expected(wide.T[::2]))
+    read_only = x_of()
+    read_only.flags.writeable = False
+    same(session.run(None, {"x": read_only}), expected(read_only))
+
+
+def test_outputs_into_given_arrays(fake):
+    fake()
+    for device in ("gpu", "cpu"):
+        session = Session(plan(), device)
+        y, z = np.zeros((3, 2), np.float32).T, np.zeros((2, 3), np.float32)
+        got = session.run(None, {"x": x_of()}, outputs={"y": y, "z": z})
+        assert got[0] is y and got[1] is z
+        same([y, z], expected(x_of()))
+
+
+def test_device_arrays_are_read_and_written_in_place(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    x, y = FakeArray(api, x_of()), FakeArray(api, np.zeros((2, 3), np.float32))
+    before = len(api.blocks)
+    got = session.run(None, {"x": x}, outputs={"y": y})
+    assert got[0] is y
+    same([y.numpy(), got[1]], expected(x_of()))
+    assert not any(entry[0] == "copy" for entry in api.log)
+    assert len(api.blocks) == before + 1  # z's
+    assert got[1].__dlpack_device__() == (2, 0) and got[1].__cuda_array_interface__["shape"] == (2, 3)
+
+
+def test_addresses_are_set_only_when_they_change(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    x, y, z = (FakeArray(api, v) for v in (x_of(), *expected(x_of())))
+    session.run(None, {"x": x}, outputs={"y": y, "z": z})
+    api.log.clear()
+    session.run(None, {"x": x}, outputs={"y": y, "z": z}, stream=7)
+    assert [e[0] for e in api.log if e[0] in ("set", "launch", "copy", "synchronize")] == ["launch"]
+    other = FakeArray(api, x_of() + 1)
+    api.log.clear()
+    session.run(None, {"x": other}, outputs={"y": y, "z": z}, stream=7)
+    assert [e[0] for e in api.log].count("set") == 1
+    same([y.numpy(), z.numpy()], expected(x_of() + 1))
+
+
+def test_misaligned_device_arrays_are_copied(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    x, y = FakeArray(api, x_of(), offset=4), FakeArray(api, np.zeros((2, 3), np.float32), offset=8)
+    got = session.run(None, {"x": x}, outputs={"y": y})
+    same([y.numpy(), got[1]], expected(x_of()))
+
+
+def test_streams(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    own = int(session._engines[0].stream.value)
+    x = FakeArray(api, x_of(), stream=5)
+    session.run(None, {"x": x})
+    assert ("synchronize", 5) in api.log and ("launch", own) in api.log and ("synchronize", own) in api.log
+    api.log.clear()
+
+    class Torch:
+        cuda_stream = 9
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 11)
+
+    outs = session.run(None, {"x": FakeArray(api, x_of())}, stream=Torch())
+    assert ("launch", 9) in api.log and ("synchronize", 9) not in api.log
+    assert ("wait", 9) in api.log  # for the inference before, on another stream
+    assert outs[0].__cuda_array_interface__["stream"] == 9
+    session.run(None, {"x": FakeArray(api, x_of())}, stream=Protocol())
+    assert ("launch", 11) in api.log
+    same(session.run(None, {"x": x_of()}, stream=13), expected(x_of()))  # host arrays: it waits
+    assert ("synchronize", 13) in api.log
+    with pytest.raises(InputError, match="is not a CUDA stream"):
+        session.run(None, {"x": x_of()}, stream="fast")
+
+
+def test_dlpack_out_and_in(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    y, _ = session.run(None, {"x": FakeArray(api, x_of())})
+    got = session.run(["y"], {"x": y})[0]  # by DLPack, from where it lies
+    same([got], [expected(expected(x_of())[0])[0]])
+    held = len(api.blocks)
+    capsule = y.__dlpack__(stream=-1)
+    del y
+    gc.collect()
+    assert len(api.blocks) == held, "a capsule keeps the array"
+    del capsule
+    gc.collect()
+    assert len(api.blocks) == held - 1
+    with pytest.raises(BufferError):
+        got.__dlpack__(dl_device=(1, 0))
+
+
+class HostDLPack:
+    """A host array that only speaks DLPack."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __dlpack__(self, **how):
+        return self.values.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+
+def test_host_dlpack(fake):
+    fake()
+    for device in ("gpu", "cpu"):
+        session = Session(plan(), device)
+        same(session.run(None, {"x": HostDLPack(x_of().T.copy().T)}), expected(x_of()))
+        target = HostDLPack(np.zeros((2, 3), np.float32))
+        assert session.run(["z"], {"x": x_of()}, outputs={"z": target}) == [target]
+        same([target.values], expected(x_of())[1:])
+
+
+def test_entries_are_chosen_by_shape(fake):
+    for device in ("gpu", "cpu"):
+        api = fake()
+        session = Session(plan(rows=(2, 5)), device)
+        for rows in (5, 2, 5):
+            same(session.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+        assert session.get_inputs()[0].shape == (None, 3)
+        with pytest.raises(InputError, match="no entry for x 4x3; it was compiled for x 2x3; or x 5x3"):
+            session.run(None, {"x": x_of(4)})
+        assert device == "cpu" or len(api.blocks) == 2 * 3 + 1  # arena, staging and pinned of each entry; weights
+
+
+def test_sessions_share_weights_and_free_everything(fake):
+    api = fake()
+    one_plan = plan()
+    a, b = Session(one_plan, "gpu"), Session(one_plan, "gpu")
+    assert len(api.blocks) == 3  # two arenas, one copy of the weights
+    assert len(api.modules) == 2
+    a.run(None, {"x": x_of()})
+    a.close()
+    with pytest.raises(UsageError, match="closed"):
+        a.run(None, {"x": x_of()})
+    same(b.run(None, {"x": x_of()}), expected(x_of()))
+    del a, b
+    gc.collect()
+    assert not api.blocks and not api.modules and not api.graphs and not api.stack
+    assert api.log[-1] == ("release", 0)
+
+
+def test_threads(fake):
+    fake()
+    session, wrong = Session(plan(), "gpu"), []
+
+    def work(seed: int) -> None:
+        x = x_of() * seed
+        for _ in range(20):
+            got = session.run(None, {"x": x})
+            if not all(np.array_equal(g, w) for g, w in zip(got, expected(x), strict=True)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_bench(fake):
+    fake()
+    assert Session(plan(), "gpu").bench(3) == [0.25] * 3
+    times = Session(plan(), "cpu").bench(3, {"x": x_of()})
+    assert len(times) == 3 and min(times) > 0
+
+
+def test_the_arena_can_be_poisoned_and_read(fake):
+    fake()
+    session = Session(plan(), "gpu")
+    engine = session._engines[0]
+    engine.fill_arena(0xFF)
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+    arena = engine.read_arena()
+    assert arena.size == 512 and (arena[:256] == 0xFF).all()
+    np.testing.assert_array_equal(arena[256:280].view(np.float32).reshape(2, 3), x_of() + WEIGHT)
+    assert not engine.read_counters().any() and engine.read_counters().size == 64
+
+
+# --- Which code ------------------------------------------------------------------------------------------------------
+
+EVERYTHING = (("sm_61", "ptx"), ("sm_75", "cubin"), ("sm_80", "cubin"), ("sm_80", "ptx"), ("sm_86", "cubin"), ("sm_90a", "cubin"))
+
+
+@pytest.mark.parametrize(
+    ("cc", "target"),
+    [
+        ((6, 1), "sm_61 (PTX)"),
+        ((7, 0), "sm_61 (PTX)"),
+        ((7, 5), "sm_75"),
+        ((8, 0), "sm_80"),
+        ((8, 7), "sm_86"),
+        ((9, 0), "sm_90a"),
+        ((9, 1), "sm_80 (PTX)"),
+        ((12, 0), "sm_80 (PTX)"),
+    ],
+)
+def test_the_best_code_for_a_device(fake, cc, target):
+    fake(cc=cc)
+    session = Session(plan(EVERYTHING), "gpu")
+    assert session._engines[0].target == target
+    assert f"compute capability {cc[0]}.{cc[1]}), code for {target}" in session.describe()
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
+def test_a_target_can_be_forced(fake):
+    fake(cc=(9, 0))
+    assert Session(plan(EVERYTHING), "gpu", target="sm_80")._engines[0].target == "sm_80 (PTX)"
+    assert Session(plan(EVERYTHING), "gpu", target="sm_61")._engines[0].target == "sm_61 (PTX)"
+    for device in ("gpu", "auto"):
+        with pytest.raises(
+            DeviceError,
+            match=r"no code for sm_75 in the plan runs on Fake GPU .* machine code for sm_75, sm_80, sm_86, sm_90a; PTX",
+        ):
+            Session(plan(EVERYTHING), device, target="sm_75")
+    assert "sm_86" in Session(plan(EVERYTHING), "cpu", target="sm_86").describe()
+    with pytest.raises(DeviceError, match="the plan has nothing for sm_70"):
+        Session(plan(EVERYTHING), "cpu", target="sm_70")
+
+
+def test_nothing_fits(fake):
+    fake(cc=(7, 5))
+    with pytest.raises(
+        DeviceError, match=r"it has machine code for sm_80; compile it with --arch sm_75, or run it with --device cpu"
+    ):
+        Session(plan(), "gpu")
+    with pytest.warns(RuntimeWarning, match="running on the CPU, which is slow: no code in the plan runs on"):
+        session = Session(plan(), "auto")
+    assert session.device == "cpu" and session.describe().startswith("CPU")
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
+def test_ptx_that_the_driver_refuses(fake):
+    fake(cc=(9, 0))
+    both = plan((("sm_61", "ptx"), ("sm_80", "ptx")))
+    images = tuple(replace(i, code=b"too new") if i.arch == "sm_80" else i for i in both.images)
+    assert Session(replace(both, images=images), "gpu")._engines[0].target == "sm_61 (PTX)"
+    images = tuple(replace(i, code=b"too new") for i in both.images)
+    with pytest.raises(
+        DeviceError, match=r"refused the code for sm_80: .*too new: 9.9.*CUDA_ERROR_INVALID_PTX.*refused the code for sm_61"
+    ):
+        Session(replace(both, images=images), "gpu")
+
+
+# --- Memory, maps, failures ------------------------------------------------------------------------------------------
+
+
+def test_shared_memory_over_the_default_is_asked_for(fake):
+    api = fake()
+    session = Session(plan(), "gpu")
+    assert session and set(api.limits.values()) == {50_000}
+
+
+@pytest.mark.parametrize(("version", "height", "cleared"), [(13010, 8, True), (13020, 8, False), (13010, 2048, False)])
+def test_tensor_maps(fake, version, height, cleared):
+    api = fake(version=version)
     seen: list[tuple] = []
     api.kernels = {"tc_add": ((P, P), lambda *a: seen.append(a)), "tc_scale": KERNELS["tc_scale"]}
     tiled = Map("tiled", Address("arena", "", 256), (64, height), (128,), (1, 1), 128, box=(64, 8))
@@ -300,7 +597,7 @@ session = tccompile.Session({str(path)!r}, "cpu")
 session.run(None, {{"x": np.zeros((2, 3), np.float32)}})
 seconds = time.perf_counter() - begin
 import tccompile.runtime.gpu, tccompile.runtime.arrays
-heavy = ("onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda", "rich", "tccompile.kernels", "tccompile.emit")
+heavy = ("onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda.bindings.driver", "rich", "tccompile.kernels", "tccompile.emit")
 print(json.dumps([seconds, [m for m in heavy if m in sys.modules]]))
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
