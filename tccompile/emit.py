@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache as memoised
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from tccompile import cache
 from tccompile.arch import ARCHS, Arch
@@ -365,13 +365,13 @@ def serve() -> None:
         _send(answers, result)
 
 
-def _send(stream: BinaryIO, value: Any) -> None:
+def _send(stream: IO[bytes], value: Any) -> None:
     data = pickle.dumps(value)
     stream.write(struct.pack("<Q", len(data)) + data)
     stream.flush()
 
 
-def _receive(stream: BinaryIO) -> Any:
+def _receive(stream: IO[bytes]) -> Any:
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError

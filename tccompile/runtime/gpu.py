@@ -423,7 +423,7 @@ class Staging:
             total = _aligned(total + program.tensors[name].size * program.tensors[name].dtype.size)
         self.memory = Memory(engine.device, total, "inputs and outputs")
         self.pinned = PinnedMemory(engine.device, total)
-        self.bytes = np.frombuffer(self.pinned.bytes, np.uint8)
+        self.bytes = np.ctypeslib.as_array(self.pinned.bytes)
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""

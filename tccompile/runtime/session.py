@@ -175,6 +175,7 @@ class Session:
         program = engine.entry.program
         results = engine.run({n: np.asarray(_as_stored(arrays[n], program.tensors[n])) for n in program.inputs})  # type: ignore[union-attr]
         for name, target in targets.items():
+            assert isinstance(target, np.ndarray)
             np.copyto(target, results[name])
         return [given[name] if name in given else results[name] for name in names]
 
