@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tccompile.arch import ARCHS
 from tccompile.emit import Job
 from tccompile.place import Placement
 from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
@@ -35,7 +36,6 @@ def pack(
     images: Mapping[Job, Image],
     sources: Mapping[str, np.ndarray],
     strip_weights: bool,
-    notes: Sequence[str],
 ) -> Plan:
     """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated."""
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
@@ -49,7 +49,21 @@ def pack(
             if constant not in weights and not (strip_weights and large and sources_of(recipe)):
                 weights[constant] = pack_constant(tensor, evaluate(recipe, sources))
         packed.append(Entry(program, tuple(_section(b, images, index) for b in builds)))
-    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
+    return Plan(name, producer, tuple(packed), tuple(index), weights)
+
+
+
+def _section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:
+    arch, placement = ARCHS[build.arch], build.placement
+    steps = []
+    for number, choice in enumerate(build.choices):
+        launches = tuple(
+            PlacedLaunch(index[images[launch.code, arch, build.kind]], launch.grid, launch.block, launch.smem, args)
+            for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
+        )
+        config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
+        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after))
+    return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
 
 
 def _with_own_constants(program: Program, earlier: Sequence[Entry], number: int) -> Program:

@@ -16,8 +16,6 @@ from tccompile.program import Conv, Gemm, Program, Tensor
 from tccompile.weights import transform
 
 
-
-
 def precision(program: Program, mode: str) -> Program:
     """The program with the dtype of each internal float tensor chosen; constants get the cast in their recipe."""
     operands = {op.w if isinstance(op, Conv) else op.b for op in program.ops if isinstance(op, Conv | Gemm)}
@@ -34,7 +32,9 @@ def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Progra
     """The program with each tensor stored as `storage` says; a view and its base must get the same answer."""
     tensors = {name: replace(t, dtype=storage(t)) for name, t in program.tensors.items()}
     constants = {
-        name: recipe if tensors[name].dtype is program.tensors[name].dtype else transform("cast", recipe, dtype=tensors[name].dtype.value)
+        name: recipe
+        if tensors[name].dtype is program.tensors[name].dtype
+        else transform("cast", recipe, dtype=tensors[name].dtype.value)
         for name, recipe in program.constants.items()
     }
     return replace(program, tensors=tensors, constants=constants)

@@ -1,0 +1,139 @@
+"""The stages in order, and nothing else.
+
+    load         ONNX file → gs.Graph      checked, one opset, shapes bound, constants folded
+    rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
+    lower        gs.Graph → Program        typed ops; NHWC and padding
+    fuse         Program → Program         epilogues, views instead of copies
+    precision    Program → Program         fp16 or fp32 storage
+  for each GPU generation:
+    schedule     Program × Arch → choices  which kernel, which config, which launches, and why
+    place        choices → placement       liveness, arena, edges between steps
+    emit         choices → machine code    Numba → PTX → cubin, cached on disk
+  pack           → Plan                    one file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tccompile
+from tccompile.arch import ARCHS, PTX
+from tccompile.dump import Dump
+from tccompile.emit import Job, emit, toolchain
+from tccompile.fuse import fuse
+from tccompile.load import load, sources
+from tccompile.lower import lower, unsupported
+from tccompile.ops.builder import Issue
+from tccompile.options import Options, Shapes
+from tccompile.pack import Build, pack
+from tccompile.place import place
+from tccompile.plan import Plan
+from tccompile.precision import precision
+from tccompile.program import Program, verify
+from tccompile.rewrites import rewrite
+from tccompile.schedule import schedule
+
+if TYPE_CHECKING:
+    import onnx
+
+    Model = str | Path | onnx.ModelProto
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and how much there is."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """No progress."""
+
+
+def compile(
+    model: Model,
+    shapes: Shapes | None = None,
+    archs: Sequence[str] = Options.archs,
+    *,
+    entries: Sequence[Shapes] | None = None,
+    precision: str = Options.precision,
+    strip_weights: bool = False,
+) -> Plan:
+    """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU.
+
+    shapes   of inputs whose shapes the model leaves open, by name; `entries` is a sequence of such sets, for a plan that takes any
+    archs    GPU generations to build for
+
+    Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
+    """
+    sets = tuple(entries) if entries is not None else (dict(shapes or {}),)
+    return compile_model(model, Options(sets, tuple(archs), precision, strip_weights))
+
+
+def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
+    """The whole way, with the options of the command line."""
+    entries = []
+    for number, shapes in enumerate(options.entries):
+        program = to_program(model, shapes, options, Dump(options.dump, number), progress)
+        entries.append((program, to_builds(program, options, Dump(options.dump, number), progress)))
+
+    jobs = [job for _, builds in entries for build in builds for job in jobs_of(build)]
+    images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
+    Dump(options.dump).images(list(images.values()))
+
+    progress("pack", 0, 1)
+    name = Path(model).stem if isinstance(model, str | Path) else model.graph.name
+    producer = {"tccompile": tccompile.__version__, **toolchain()}
+    return pack(name, producer, entries, images, sources(model), options.strip_weights)
+
+
+def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:
+    """From the model to typed ops: the stages that do not depend on a GPU generation."""
+    progress("load", 0, 5)
+    graph = load(model, shapes)
+    dump.graph(0, "load", graph)
+
+    progress("rewrite", 1, 5)
+    graph = rewrite(graph)
+    dump.graph(1, "rewrite", graph)
+
+    progress("lower", 2, 5)
+    program = lower(graph)
+    verify(program)
+    dump.program(2, "lower", program)
+
+    progress("fuse", 3, 5)
+    program = fuse(program)
+    verify(program)
+    dump.program(3, "fuse", program)
+
+    progress("precision", 4, 5)
+    program = precision(program, options.precision)
+    verify(program)
+    dump.program(4, "precision", program)
+    return program
+
+
+def to_builds(program: Program, options: Options, dump: Dump, progress: Progress = quiet) -> list[Build]:
+    """Choices and placement for each generation; those that are also carried as PTX come twice."""
+    builds = []
+    for number, name in enumerate(options.archs):
+        progress("schedule", number, len(options.archs))
+        choices = schedule(program, ARCHS[name])
+        dump.choices(5, "schedule", name, program, choices)
+        placement = place(program, [choice.work for choice in choices])
+        dump.placement(6, "place", name, program, placement)
+        builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
+    return builds
+
+
+def jobs_of(build: Build) -> list[Job]:
+    """What must be compiled for a build."""
+    return [(launch.code, ARCHS[build.arch], build.kind) for choice in build.choices for launch in choice.work.launches]
+
+
+def check(model: Model, options: Options) -> list[Issue]:
+    """The nodes that are not supported, for any of the entries; none if the model can be compiled."""
+    found: dict[str, Issue] = {}
+    for shapes in options.entries:
+        for issue in unsupported(rewrite(load(model, shapes))):
+            found.setdefault(issue.node, issue)
+    return list(found.values())
