@@ -2,6 +2,7 @@
 
 Each pass is an equation that leaves every remaining tensor's values as they were (to rounding):
 
+    canonical             x[i] where only i = 0 occurs   =>  x[0]
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
@@ -28,12 +29,11 @@ from tccompile.expr import (
     coord,
     identity_view,
     load,
-    quotient,
-    remainder,
     reshape_view,
     substitute,
     walk,
 )
+from tccompile.ops.movement import depth_to_space_view
 from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, renamed
 from tccompile.weights import Literal, Recipe, transform
 
@@ -49,7 +49,7 @@ warp's stores then still covers whole runs of pixels. Beyond that a separate tra
 
 
 def fuse(program: Program) -> Program:
-    for equation in (flatten_into_weights, compose, epilogues, alias, elide_concat):
+    for equation in (canonical, flatten_into_weights, compose, epilogues, alias, elide_concat):
         program = without_dead_code(equation(program))
     return program
 
@@ -151,6 +151,23 @@ def fits(epilogue: Epilogue) -> bool:
     return len(epilogue.loads) <= MAX_LOADS and len(walk(epilogue.expr)) <= MAX_NODES
 
 
+# --- x[i]  =>  x[0] where only i = 0 occurs ----------------------------------------------------------------------------
+
+
+def canonical(program: Program) -> Program:
+    """Equal reads get equal views, whoever wrote them: coordinates along axes of extent 1 become constants."""
+    ops = []
+    for op in program.ops:
+        shape = program.op_shape(op)
+        loads = tuple(canonical_view(v, shape) for v in op.views)
+        ops.append(replace(op, epilogue=replace(tidy(op.epilogue.expr, loads), shuffle=op.epilogue.shuffle)))
+    return replace(program, ops=tuple(ops))
+
+
+def canonical_view(view: View, shape: tuple[int, ...]) -> View:
+    return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)
+
+
 # --- gemm(flatten(x), w)  =>  gemm(view(x), permuted w) ----------------------------------------------------------------
 
 
@@ -167,7 +184,7 @@ def flatten_into_weights(program: Program) -> Program:
         image = x.rank >= 3 and x.inner == 1 and a.rank == 2 and a.shape[0] == x.shape[0]
         if not image or x.base is not None or x.name in e.program.inputs or x.padded != x.shape or math.prod(x.shape[2:]) == 1:
             continue
-        if flatten.views[0] != reshape_view(x.name, x.shape, a.shape):
+        if flatten.views[0] != canonical_view(reshape_view(x.name, x.shape, a.shape), a.shape):
             continue
         rows, axes = b.shape[0], (0, *range(2, x.rank), 1)
         recipe = transform("reshape", e.constants[b.name], shape=(rows, *x.shape[1:]))
@@ -275,7 +292,7 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if len(own) != 1 or producer.epilogue.expr.dtype is not t.dtype.compute:
         return None
     (view,) = own
-    if view != identity_view(t.name, t.rank) or t.shape != y.shape:
+    if t.shape != y.shape or view != canonical_view(identity_view(t.name, t.rank), t.shape):
         return _with_shuffle(e, producer, consumer, view) if isinstance(producer, Conv) and not others else None
     if producer.epilogue.shuffle != 1 and others:
         return None  # an epilogue's loads are indexed before the shuffle
@@ -304,17 +321,6 @@ def _loads(op: Op) -> list[tuple[int, Expr]]:
     return [(x.value, x) for x in walk(op.epilogue.expr) if x.fn == "load"]  # type: ignore[misc]
 
 
-def depth_to_space_view(tensor: str, shape: tuple[int, ...], block: int, mode: str) -> View:
-    """Reads the (N, C·b², H, W) tensor of `shape` as DepthToSpace's result (N, C, H·b, W·b) does; mode "DCR" or "CRD"."""
-    n, depth, h, w = shape
-    channels = depth // (block * block)
-    out = (n, channels, h * block, w * block)
-    i, j = remainder(coord(2), block, out), remainder(coord(3), block, out)
-    within = i * block + j
-    channel = within * channels + coord(1) if mode == "DCR" else coord(1) * (block * block) + within
-    return View(tensor, (coord(0), channel, quotient(coord(2), block, out), quotient(coord(3), block, out)))
-
-
 def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op | None:
     t, y = e.tensors[conv.y], e.tensors[consumer.y]
     if t.rank != 4 or y.rank != 4 or conv.epilogue.shuffle != 1 or conv.groups != 1 or t.shape[2] == 0:
@@ -323,13 +329,14 @@ def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op 
     if block < 2 or y.shape != (t.shape[0], t.shape[1] // (block * block), t.shape[2] * block, t.shape[3] * block):
         return None
     before = conv.epilogue
-    if view == depth_to_space_view(t.name, t.shape, block, "CRD") and view != depth_to_space_view(t.name, t.shape, block, "DCR"):
+    dcr, crd = (canonical_view(depth_to_space_view(t.name, y.shape, block, mode), y.shape) for mode in ("DCR", "CRD"))
+    if view == crd and view != dcr:
         order = _crd_to_dcr(t.shape[1], block)
         permuted = _permute_channels(e, conv, order)
         if permuted is None:
             return None
         conv, before = permuted, permuted.epilogue
-    elif view != depth_to_space_view(t.name, t.shape, block, "DCR"):
+    elif view != dcr:
         return None
     return _joined(e, conv, consumer, replace(before, shuffle=block))
 
@@ -458,7 +465,11 @@ def elide_concat(program: Program) -> Program:
         if op is None:
             continue
         y = e.tensors[op.y]
-        if y.base is not None and _copies(e, op) and op.views[0] == identity_view(op.views[0].tensor, y.rank):
+        if (
+            y.base is not None
+            and _copies(e, op)
+            and op.views[0] == canonical_view(identity_view(op.views[0].tensor, y.rank), y.shape)
+        ):
             pieces.setdefault(y.base, []).append(Piece(i, op.views[0].tensor, y))
     for parent in sorted(pieces, key=lambda name: -e.tensors[name].span):
         if e.tensors[parent].base is None and not _joins_neighbours(e, parent, pieces[parent]):

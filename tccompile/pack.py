@@ -52,7 +52,6 @@ def pack(
     return Plan(name, producer, tuple(packed), tuple(index), weights)
 
 
-
 def _section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:
     arch, placement = ARCHS[build.arch], build.placement
     steps = []

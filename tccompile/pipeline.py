@@ -1,15 +1,15 @@
 """The stages in order, and nothing else.
 
-    load         ONNX file → gs.Graph      checked, one opset, shapes bound, constants folded
-    rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
-    lower        gs.Graph → Program        typed ops; NHWC and padding
-    fuse         Program → Program         epilogues, views instead of copies
-    precision    Program → Program         fp16 or fp32 storage
-  for each GPU generation:
-    schedule     Program × Arch → choices  which kernel, which config, which launches, and why
-    place        choices → placement       liveness, arena, edges between steps
-    emit         choices → machine code    Numba → PTX → cubin, cached on disk
-  pack           → Plan                    one file
+  load         ONNX file → gs.Graph      checked, one opset, shapes bound, constants folded
+  rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
+  lower        gs.Graph → Program        typed ops; NHWC and padding
+  fuse         Program → Program         epilogues, views instead of copies
+  precision    Program → Program         fp16 or fp32 storage
+for each GPU generation:
+  schedule     Program × Arch → choices  which kernel, which config, which launches, and why
+  place        choices → placement       liveness, arena, edges between steps
+  emit         choices → machine code    Numba → PTX → cubin, cached on disk
+pack           → Plan                    one file
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compile(
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU.
 
-    shapes   of inputs whose shapes the model leaves open, by name; `entries` is a sequence of such sets, for a plan that takes any
+    shapes   of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
     archs    GPU generations to build for
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
