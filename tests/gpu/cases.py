@@ -1,0 +1,534 @@
+"""Programs of one op for testing kernels: odd sizes, strides, padding, groups, layouts, types and epilogues.
+
+What the op reads are constants, so that it may have any layout; what it writes lies in the arena, or is a model output.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tccompile.expr import (
+    ACC,
+    DType,
+    Epilogue,
+    Expr,
+    Range,
+    View,
+    broadcast_view,
+    call,
+    cast,
+    coord,
+    identity_view,
+    load,
+    quotient,
+    remainder,
+    reshape_view,
+)
+from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, Tensor, dense, verify
+from tccompile.weights import Literal
+
+F16, F32, I64 = DType.F16, DType.F32, DType.I64
+NHWC, NWC, DEPTHWISE = (0, 2, 3, 1), (0, 2, 1), (2, 3, 1, 0)
+
+
+class Builder:
+    """Collects the tensors of a program; values are random, the same for the same case."""
+
+    def __init__(self, case: str):
+        self.rng = np.random.default_rng(zlib.crc32(case.encode()))
+        self.tensors: dict[str, Tensor] = {}
+        self.constants: dict[str, Literal] = {}
+
+    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = 8) -> str:
+        """A constant."""
+        self.tensors[name] = dense(name, values.shape, dtype, tuple(order) if order else None, pad)
+        self.constants[name] = Literal(values.astype(dtype.numpy))
+        return name
+
+    def normal(
+        self, name: str, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None, scale: float = 1.0
+    ) -> str:
+        return self.values(name, self.rng.standard_normal(shape) * scale, dtype, order)
+
+    def integers(self, name: str, shape: tuple[int, ...], dtype: DType, low: int = -5, high: int = 6) -> str:
+        return self.values(name, self.rng.integers(low, high, shape), dtype)
+
+    def result(self, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None) -> str:
+        """What the op writes: a tensor of its own."""
+        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None)
+        return "y"
+
+    def slice_of(
+        self, shape: tuple[int, ...], axis: int, whole: int, at: int, dtype: DType = F16, order: Sequence[int] | None = None
+    ) -> str:
+        """What the op writes: elements `at` onwards along `axis` of a tensor with `whole` of them."""
+        base = dense("whole", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, tuple(order) if order else None)
+        padded = list(base.padded)
+        padded[axis] = base.padded[axis] - at if at + shape[axis] == whole else shape[axis]
+        self.tensors["whole"] = base
+        self.tensors["y"] = Tensor("y", shape, dtype, tuple(padded), base.strides, "whole", at * base.strides[axis])
+        return "y"
+
+    def output(self, shape: tuple[int, ...], dtype: DType = F32) -> str:
+        """What the op writes: a model output."""
+        self.tensors["y"] = dense("y", shape, dtype, pad=1)
+        return "y"
+
+    def program(self, op: Op) -> Program:
+        is_output = self.tensors["y"].base is None and self.tensors["y"] == dense(
+            "y", self.tensors["y"].shape, self.tensors["y"].dtype, pad=1
+        )
+        program = Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,))
+        verify(program)
+        return program
+
+
+# --- Epilogues -------------------------------------------------------------------------------------------------------
+
+
+def epilogue(
+    b: Builder, shape: tuple[int, ...], text: str, axis: int = 1, order: Sequence[int] | None = None, dtype: DType = F16
+) -> Epilogue:
+    """From words: bias, scale (vectors along `axis`), residual (like the result), shuffle, or names of functions."""
+    expr: Expr = ACC
+    loads: list[View] = []
+    shuffle = 1
+    for word in text.split():
+        if word in ("bias", "scale"):
+            b.normal(word, (shape[axis],), F32)
+            loads.append(View(word, (coord(axis),)))
+            expr = call("add" if word == "bias" else "mul", expr, load(len(loads) - 1))
+        elif word == "residual":
+            b.normal(word, shape, dtype, order)
+            loads.append(identity_view(word, len(shape)))
+            expr = call("add", expr, load(len(loads) - 1))
+        elif word == "shuffle":
+            shuffle = 2
+        else:
+            expr = call(word, expr)
+    return Epilogue(expr, tuple(loads), shuffle)
+
+
+def extent(n: int, before: int, after: int, window: int, stride: int, dilation: int) -> int:
+    return (n + before + after - (window - 1) * dilation - 1) // stride + 1
+
+
+# --- The ops ---------------------------------------------------------------------------------------------------------
+
+
+def conv(
+    case: str,
+    x: tuple[int, ...],
+    o: int,
+    window: tuple[int, ...],
+    stride: int = 1,
+    pad: int | None = None,
+    dilation: int = 1,
+    groups: int = 1,
+    ep: str = "bias",
+    to: str = "own",
+    dtype: DType = F16,
+) -> Program:
+    """x (N, C, …spatial); `to`: own, slice, tail (a slice that ends its parent), or output (fp32, row-major)."""
+    b = Builder(case)
+    spatial = len(window)
+    order = NHWC if spatial == 2 else NWC
+    pads = tuple((w - 1) * dilation // 2 if pad is None else pad for w in window)
+    out = (x[0], o, *(extent(n, p, p, w, stride, dilation) for n, p, w in zip(x[2:], pads, window, strict=True)))
+    b.normal("x", x, dtype, order)
+    depthwise = groups == x[1] == o
+    fan_in = x[1] // groups * int(np.prod(window))
+    worder = ((2, 3, 1, 0) if spatial == 2 else (2, 1, 0)) if depthwise else order
+    b.normal("w", (o, x[1] // groups, *window), dtype, worder, fan_in**-0.5)
+    ep_ = epilogue(b, out, ep, 1, order, dtype)
+    shape = out if ep_.shuffle == 1 else (out[0], o // 4, out[2] * 2, out[3] * 2)
+    y = _destination(b, shape, 1, to, dtype, order)
+    one = (stride,) * spatial
+    op = Conv(
+        nodes=(case,), y=y, x="x", w="w", strides=one, pads=pads, dilations=(dilation,) * spatial, groups=groups, epilogue=ep_
+    )
+    return b.program(op)
+
+
+def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
+    if to == "own":
+        return b.result(shape, dtype, order)
+    if to == "output":
+        return b.output(shape)
+    if to == "slice":  # not the last one: no padding of its own
+        return b.slice_of(shape, axis, shape[axis] + 40, 16, dtype, order)
+    assert to == "tail"
+    return b.slice_of(shape, axis, shape[axis] + 16, 16, dtype, order)
+
+
+def gemm(
+    case: str, a: tuple[int, ...], n: int, ep: str = "bias", batched: bool = False, to: str = "own", dtype: DType = F16
+) -> Program:
+    """a (…, M, K) by b (N, K) or (…, N, K)."""
+    b = Builder(case)
+    k = a[-1]
+    b.normal("a", a, dtype)
+    b.normal("b", (*a[:-2], n, k) if batched else (n, k), dtype, scale=k**-0.5)
+    shape = (*a[:-1], n)
+    ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
+    y = _destination(b, shape, len(shape) - 1, to, dtype, None)
+    return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_))
+
+
+def pool(
+    case: str,
+    x: tuple[int, ...],
+    kind: str,
+    window: tuple[int, ...],
+    stride: int = 1,
+    pad: int = 0,
+    end_pad: int | None = None,
+    dilation: int = 1,
+    count_pads: bool = False,
+    ep: str = "",
+    to: str = "own",
+    dtype: DType = F16,
+    order: Sequence[int] | None = None,
+) -> Program:
+    b = Builder(case)
+    spatial = len(window)
+    order = order or (NHWC if spatial == 2 else NWC)
+    end = pad if end_pad is None else end_pad
+    out = (*x[:2], *(extent(n, pad, end, w, stride, dilation) for n, w in zip(x[2:], window, strict=True)))
+    b.normal("x", x, dtype, order)
+    ep_ = epilogue(b, out, ep, 1, order, dtype)
+    y = _destination(b, out, 1, to, dtype, order)
+    every = (stride,) * spatial
+    op = Pool(
+        nodes=(case,), y=y, x="x", kind=kind, window=window, strides=every, pads=(pad,) * spatial, end_pads=(end,) * spatial,
+        dilations=(dilation,) * spatial, count_pads=count_pads, epilogue=ep_,
+    )  # fmt: skip
+    return b.program(op)
+
+
+def reduce(
+    case: str,
+    x: tuple[int, ...],
+    axes: tuple[int, ...],
+    combine: str = "add",
+    pre: str = "",
+    order: Sequence[int] | None = None,
+    ep: str = "",
+    dtype: DType = F16,
+    to: DType | None = None,
+) -> Program:
+    b = Builder(case)
+    if dtype.is_float:
+        scale = 0.2 if combine == "mul" else 1.0
+        b.values("x", b.rng.standard_normal(x) * scale + (combine == "mul"), dtype, order)
+    else:
+        b.values("x", b.rng.integers(-3, 4, x), dtype, order)
+    shape = tuple(1 if a in axes else n for a, n in enumerate(x))
+    acc = Expr("acc", (), None, dtype.compute)
+    inner = call("mul", acc, acc) if pre == "square" else call(pre, acc) if pre else acc
+    outer = acc
+    loads: tuple[View, ...] = ()
+    if ep == "mean":
+        outer = call("mul", ACC, float(1 / np.prod([x[a] for a in axes])))
+    elif ep:
+        made = epilogue(b, shape, ep, 1, order, dtype)
+        outer, loads = made.expr, made.loads
+    y = b.result(shape, to or dtype, order)
+    return b.program(Reduce(nodes=(case,), y=y, x="x", axes=axes, combine=combine, pre=inner, epilogue=Epilogue(outer, loads)))
+
+
+def softmax(
+    case: str,
+    x: tuple[int, ...],
+    axis: int,
+    log: bool = False,
+    order: Sequence[int] | None = None,
+    ep: str = "",
+    dtype: DType = F16,
+) -> Program:
+    b = Builder(case)
+    b.normal("x", x, dtype, order, 3.0)
+    ep_ = epilogue(b, x, ep, len(x) - 1, order, dtype)
+    return b.program(Softmax(nodes=(case,), y=b.result(x, dtype, order), x="x", axis=axis, log=log, epilogue=ep_))
+
+
+def norm(
+    case: str,
+    x: tuple[int, ...],
+    axes: tuple[int, ...],
+    groups: int = 0,
+    order: Sequence[int] | None = None,
+    ep: str = "scale bias",
+    axis: int = 1,
+    shift: float = 0.5,
+    dtype: DType = F16,
+) -> Program:
+    b = Builder(case)
+    b.values("x", b.rng.standard_normal(x) + shift, dtype, order)
+    ep_ = epilogue(b, x, ep, axis, order, dtype)
+    return b.program(Norm(nodes=(case,), y=b.result(x, dtype, order), x="x", axes=axes, eps=1e-5, groups=groups, epilogue=ep_))
+
+
+def resize(
+    case: str, x: tuple[int, ...], axes: dict[int, tuple[int, int]], ep: str = "", to: str = "own", dtype: DType = F16
+) -> Program:
+    """axes: output extent and taps of each resampled axis."""
+    b = Builder(case)
+    order = {4: NHWC, 3: NWC}.get(len(x))
+    b.normal("x", x, dtype, order)
+    index, weights, shape = [], [], list(x)
+    for axis, (n, taps) in axes.items():
+        shape[axis] = n
+        at = np.floor(np.arange(n)[:, None] * (x[axis] / n)).astype(int) + np.arange(taps) - (taps - 1) // 2
+        factors = b.rng.random((n, taps))
+        index.append(b.values(f"index{axis}", np.clip(at, 0, x[axis] - 1), DType.I32, pad=1))
+        weights.append(b.values(f"weights{axis}", factors / factors.sum(1, keepdims=True), F32, pad=1))
+    ep_ = epilogue(b, tuple(shape), ep, 1, order, dtype)
+    y = _destination(b, tuple(shape), 1, to, dtype, order)
+    op = Resize(nodes=(case,), y=y, x="x", axes=tuple(axes), index=tuple(index), weights=tuple(weights), epilogue=ep_)
+    return b.program(op)
+
+
+def pointwise(case: str, make: Callable[[Builder], tuple[Expr, tuple[View, ...]]]) -> Program:
+    """`make` declares tensors, y among them, and returns the expression over its views."""
+    b = Builder(case)
+    expr, views = make(b)
+    return b.program(Pointwise(nodes=(case,), y="y", epilogue=Epilogue(expr, views)))
+
+
+def _copy(x: tuple[int, ...], source: DType, source_order, to: DType, to_order, output: bool = False):
+    def make(b: Builder):
+        if source_order == "plain":
+            b.values("x", b.rng.standard_normal(x), source, pad=1)
+        else:
+            b.normal("x", x, source, source_order)
+        if output:
+            b.output(x, to)
+        else:
+            b.result(x, to, to_order)
+        return cast(load(0, source.compute), to.compute), (identity_view("x", len(x)),)
+
+    return make
+
+
+def _chain(b: Builder):
+    """(x·scale + r) through silu and a clip, broadcast along two ways"""
+    shape = (2, 35, 7, 9)
+    b.normal("x", shape, F16, NHWC)
+    b.normal("r", (35, 1, 1), F32)
+    b.normal("s", (2, 1, 7, 9), F16, NHWC)
+    b.result(shape, F16, NHWC)
+    total = call("add", call("mul", load(0), load(1)), load(2))
+    views = (identity_view("x", 4), broadcast_view("r", (35, 1, 1), shape), broadcast_view("s", (2, 1, 7, 9), shape))
+    return call("min", call("silu", total), 1.5), views
+
+
+def _transposed(b: Builder):
+    b.normal("x", (5, 70, 33), F16)
+    b.result((33, 5, 70), F16)
+    return load(0), (View("x", (coord(1), coord(2), coord(0))),)
+
+
+def _reshaped(b: Builder):
+    b.normal("x", (2, 40, 6, 5), F16, NHWC)
+    b.result((2, 1200), F16)
+    return load(0), (reshape_view("x", (2, 40, 6, 5), (2, 1200)),)
+
+
+def _padded(b: Builder):
+    """An edge of one value around an image: not everything is read"""
+    b.normal("x", (1, 12, 5, 6), F16, NHWC)
+    b.result((1, 12, 8, 9), F16, NHWC)
+    index = (coord(0), coord(1), coord(2) + -1, coord(3) + -2)
+    valid = (Range(index[2], 0, 5), Range(index[3], 0, 6))
+    return load(0), (View("x", index, valid, 0.25),)
+
+
+def _shuffled(b: Builder):
+    """Channels in another order: quotients and remainders"""
+    shape = (1, 24, 5, 7)
+    b.normal("x", shape, F16, NHWC)
+    b.result(shape, F16, NHWC)
+    c = coord(1)
+    return load(0), (View("x", (coord(0), quotient(c, 3, shape) + remainder(c, 3, shape) * 8, coord(2), coord(3))),)
+
+
+def _integers(b: Builder):
+    b.integers("x", (3, 21), I64)
+    b.integers("d", (21,), I64, 1, 5)
+    b.result((3, 21), I64)
+    x, d = load(0, I64), load(1, I64)
+    return call("add", call("floor_mod", x, d), call("trunc_div", x, d)), (
+        identity_view("x", 2),
+        broadcast_view("d", (21,), (3, 21)),
+    )
+
+
+def _booleans(b: Builder):
+    b.normal("x", (4, 30), F16)
+    b.normal("z", (4, 30), F32)
+    b.result((4, 30), DType.BOOL)
+    both = call("bit_and", call("less", load(0), load(1)), call("greater", load(0), -0.5))
+    return both, (identity_view("x", 2), identity_view("z", 2))
+
+
+def _half_step(b: Builder):
+    """Into a slice of another tensor, from every other column backwards"""
+    b.normal("x", (6, 5, 32), F32)
+    b.slice_of((6, 5, 16), 2, 40, 8, F16)
+    return call("exp", load(0)), (View("x", (coord(0), coord(1), coord(2) * -2 + 31)),)
+
+
+Cases = dict[str, Callable[[str], Program]]
+
+
+def _case(make: Callable[..., Program], *args, **how) -> Callable[[str], Program]:
+    return lambda case: make(case, *args, **how)
+
+
+CASES: Cases = {
+    # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations
+    "conv_3x3": _case(conv, (1, 32, 14, 14), 64, (3, 3), ep="bias relu"),
+    "conv_3x3_odd": _case(conv, (2, 19, 13, 11), 37, (3, 3), ep="bias residual relu"),
+    "conv_3x3_stride2": _case(conv, (3, 40, 15, 17), 72, (3, 3), stride=2, ep="bias silu"),
+    "conv_1x1": _case(conv, (1, 64, 28, 28), 256, (1, 1), ep="bias residual relu"),
+    "conv_1x1_stride2": _case(conv, (2, 128, 14, 14), 96, (1, 1), stride=2),
+    "conv_7x7_stem": _case(conv, (1, 3, 61, 63), 64, (7, 7), stride=2, ep="bias relu"),
+    "conv_5x1": _case(conv, (1, 24, 20, 9), 40, (5, 1), ep="bias hard_swish"),
+    "conv_dilated": _case(conv, (1, 32, 17, 17), 32, (3, 3), dilation=2, ep="bias gelu"),
+    "conv_unpadded": _case(conv, (1, 16, 9, 9), 8, (3, 3), pad=0, ep=""),
+    "conv_wide": _case(conv, (1, 16, 65, 130), 136, (3, 3), ep="bias relu"),
+    "conv_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu"),
+    "conv_batch": _case(conv, (9, 64, 7, 7), 200, (1, 1), ep="bias sigmoid"),
+    "conv_to_3": _case(conv, (1, 64, 21, 33), 3, (3, 3), ep="bias"),
+    "conv_slice": _case(conv, (1, 48, 14, 14), 32, (3, 3), ep="bias relu", to="slice"),
+    "conv_tail": _case(conv, (1, 48, 14, 14), 30, (3, 3), ep="bias relu", to="tail"),
+    "conv_output": _case(conv, (2, 40, 12, 10), 20, (3, 3), ep="bias", to="output"),
+    "conv_shuffle": _case(conv, (1, 32, 11, 13), 48, (3, 3), ep="bias shuffle"),
+    "conv_shuffle_3": _case(conv, (1, 32, 11, 13), 12, (3, 3), ep="bias tanh shuffle"),
+    "conv_fp32": _case(conv, (1, 20, 13, 11), 24, (3, 3), ep="bias residual relu", dtype=F32),
+    "conv_1d": _case(conv, (2, 40, 57), 48, (9,), ep="bias relu"),
+    "conv_1d_stride3": _case(conv, (1, 16, 100), 33, (5,), stride=3),
+    "conv_groups_4": _case(conv, (1, 64, 14, 14), 64, (3, 3), groups=4, ep="bias relu"),
+    "conv_groups_32": _case(conv, (2, 128, 9, 9), 128, (3, 3), groups=32, ep="bias relu"),
+    "conv_groups_odd": _case(conv, (1, 15, 9, 9), 21, (3, 3), groups=3, ep="bias"),
+    "conv_multiplier": _case(conv, (1, 12, 10, 10), 24, (3, 3), groups=12, ep="bias"),
+    "depthwise_3x3": _case(conv, (1, 96, 28, 28), 96, (3, 3), groups=96, ep="bias hard_swish"),
+    "depthwise_5x5_stride2": _case(conv, (2, 20, 15, 17), 20, (5, 5), stride=2, groups=20, ep="bias silu"),
+    "depthwise_7x7": _case(conv, (1, 24, 14, 14), 24, (7, 7), groups=24, ep="bias residual"),
+    "depthwise_dilated": _case(conv, (1, 33, 16, 16), 33, (3, 3), dilation=3, groups=33),
+    "depthwise_1d": _case(conv, (2, 40, 50), 40, (9,), groups=40, ep="bias relu"),
+    "depthwise_fp32": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, dtype=F32),
+    # matrix products
+    "gemm": _case(gemm, (77, 200), 130),
+    "gemm_1_row": _case(gemm, (1, 512), 1000),
+    "gemm_large": _case(gemm, (300, 1024), 512, ep="bias gelu"),
+    "gemm_short_k": _case(gemm, (65, 8), 24, ep="bias relu"),
+    "gemm_odd_k": _case(gemm, (33, 75), 19, ep="bias residual"),
+    "gemm_rank_3": _case(gemm, (3, 50, 96), 64, ep="bias tanh"),
+    "gemm_batched": _case(gemm, (4, 35, 64), 50, batched=True, ep=""),
+    "gemm_batched_4": _case(gemm, (2, 3, 40, 32), 40, batched=True, ep="residual"),
+    "gemm_slice": _case(gemm, (64, 96), 64, to="slice"),
+    "gemm_output": _case(gemm, (5, 256), 10, to="output"),
+    "gemm_fp32": _case(gemm, (40, 100), 60, ep="bias relu", dtype=F32),
+    # pools
+    "max_pool_3x3": _case(pool, (1, 64, 23, 25), "max", (3, 3), stride=2, pad=1),
+    "max_pool_2x2": _case(pool, (2, 24, 14, 14), "max", (2, 2), stride=2),
+    "max_pool_5x5": _case(pool, (1, 19, 13, 13), "max", (5, 5), pad=2, ep="relu"),
+    "max_pool_ceil": _case(pool, (1, 16, 12, 12), "max", (3, 3), stride=2, end_pad=1),
+    "max_pool_dilated": _case(pool, (1, 8, 17, 17), "max", (3, 3), dilation=2),
+    "max_pool_tail": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="tail"),
+    "max_pool_1d": _case(pool, (2, 20, 31), "max", (4,), stride=3, pad=1),
+    "mean_pool_3x3": _case(pool, (1, 40, 14, 14), "mean", (3, 3), pad=1, ep="residual"),
+    "mean_pool_counted": _case(pool, (1, 40, 14, 14), "mean", (3, 3), pad=1, count_pads=True),
+    "mean_pool_ceil": _case(pool, (1, 16, 12, 12), "mean", (3, 3), stride=2, pad=1, end_pad=2, count_pads=True),
+    "mean_pool_7x7": _case(pool, (2, 48, 7, 7), "mean", (7, 7)),
+    "mean_pool_fp32": _case(pool, (1, 12, 9, 11), "mean", (2, 3), stride=2, dtype=F32),
+    "max_pool_rows": _case(pool, (1, 5, 9, 12), "max", (3, 3), pad=1, order=(0, 1, 2, 3)),
+    # reductions
+    "mean_hw": _case(reduce, (2, 200, 7, 7), (2, 3), order=NHWC, ep="mean"),
+    "mean_hw_large": _case(reduce, (1, 32, 112, 113), (2, 3), order=NHWC, ep="mean"),
+    "mean_rows": _case(reduce, (37, 500), (1,), ep="mean"),
+    "sum_channels": _case(reduce, (2, 37, 9, 5), (1,), order=NHWC),
+    "sum_middle": _case(reduce, (3, 50, 41), (1,)),
+    "sum_two_axes": _case(reduce, (5, 6, 7, 24), (0, 2)),
+    "sum_all": _case(reduce, (13, 17, 19), (0, 1, 2), dtype=F32),
+    "sum_squares": _case(reduce, (9, 300), (1,), pre="square", ep="sqrt"),
+    "max_rows": _case(reduce, (9, 77), (1,), combine="max"),
+    "min_middle": _case(reduce, (3, 40, 24), (1,), combine="min", pre="abs"),
+    "product": _case(reduce, (6, 12), (1,), combine="mul"),
+    "sum_integers": _case(reduce, (6, 45), (1,), dtype=I64),
+    "max_integers": _case(reduce, (6, 45), (0,), combine="max", dtype=DType.I32),
+    # softmax
+    "softmax_rows": _case(softmax, (33, 100), 1),
+    "softmax_long": _case(softmax, (5, 3000), 1),
+    "softmax_very_long": _case(softmax, (2, 40000), 1),
+    "softmax_middle": _case(softmax, (2, 60, 25), 1),
+    "softmax_channels": _case(softmax, (2, 21, 9, 11), 1, order=NHWC),
+    "log_softmax": _case(softmax, (4, 1000), 1, log=True),
+    "softmax_scaled": _case(softmax, (7, 65), 1, ep="scale"),
+    "softmax_fp32": _case(softmax, (9, 130), 1, dtype=F32),
+    # normalisations
+    "instance_norm": _case(norm, (2, 24, 19, 23), (2, 3), order=NHWC, ep="scale bias relu"),
+    "instance_norm_large": _case(norm, (1, 32, 180, 160), (2, 3), order=NHWC, shift=3.0),
+    "group_norm": _case(norm, (2, 48, 9, 11), (2, 3), groups=6, order=NHWC, ep="scale bias silu"),
+    "group_norm_odd": _case(norm, (1, 30, 8, 8), (2, 3), groups=5, order=NHWC),
+    "layer_norm": _case(norm, (40, 768), (1,), ep="scale bias"),
+    "layer_norm_3": _case(norm, (2, 7, 100), (2,), axis=2),
+    "layer_norm_long": _case(norm, (3, 5000), (1,)),
+    "layer_norm_fp32": _case(norm, (9, 130), (1,), shift=10.0, dtype=F32),
+    # resampling
+    "resize_nearest": _case(resize, (1, 24, 9, 7), {2: (18, 1), 3: (14, 1)}),
+    "resize_linear": _case(resize, (2, 19, 8, 10), {2: (17, 2), 3: (23, 2)}, ep="residual"),
+    "resize_down": _case(resize, (1, 16, 20, 20), {2: (7, 4), 3: (9, 4)}),
+    "resize_one_axis": _case(resize, (1, 16, 12, 10), {3: (25, 2)}),
+    "resize_1d": _case(resize, (2, 20, 15), {2: (31, 2)}),
+    "resize_output": _case(resize, (1, 3, 9, 9), {2: (18, 2), 3: (18, 2)}, to="output"),
+    "resize_fp32": _case(resize, (1, 8, 6, 6), {2: (12, 2), 3: (12, 2)}, dtype=F32),
+    # pointwise: a model's borders, movement, chains, types
+    "to_nhwc": _case(pointwise, _copy((2, 3, 45, 37), F32, "plain", F16, NHWC)),
+    "to_nhwc_wide": _case(pointwise, _copy((1, 70, 13, 37), F32, "plain", F16, NHWC)),
+    "from_nhwc": _case(pointwise, _copy((2, 35, 13, 21), F16, NHWC, F32, None, output=True)),
+    "from_nhwc_fp16": _case(pointwise, _copy((1, 3, 33, 40), F16, NHWC, F16, None, output=True)),
+    "cast_to_int": _case(pointwise, _copy((9, 31), F32, None, DType.I32, None)),
+    "cast_bf16": _case(pointwise, _copy((9, 31), F32, None, DType.BF16, None)),
+    "cast_i8": _case(pointwise, _copy((9, 40), F16, None, DType.I8, None)),
+    "chain": _case(pointwise, _chain),
+    "transpose": _case(pointwise, _transposed),
+    "reshape": _case(pointwise, _reshaped),
+    "pad": _case(pointwise, _padded),
+    "channel_shuffle": _case(pointwise, _shuffled),
+    "integers": _case(pointwise, _integers),
+    "booleans": _case(pointwise, _booleans),
+    "slice_backwards": _case(pointwise, _half_step),
+}
+
+
+def program_of(case: str) -> Program:
+    return CASES[case](case)
+
+
+def network(batch: int) -> Program:
+    """x (batch, 3, 20, 24) fp32; y: a convolution with ReLU, fp32; z = silu(x), fp16. Constants do not depend on the batch."""
+    b = Builder("network")
+    shape, wide = (batch, 3, 20, 24), (batch, 16, 20, 24)
+    b.normal("w", (16, 3, 3, 3), F16, NHWC, 27**-0.5)
+    b.normal("bias", (16,), F32)
+    for name, extents, dtype in (("x", shape, F32), ("y", wide, F32), ("z", shape, F16)):
+        b.tensors[name] = dense(name, extents, dtype, pad=1)
+    for name, extents in (("h", shape), ("c", wide)):
+        b.tensors[name] = dense(name, extents, F16, NHWC)
+    relu = Epilogue(call("relu", call("add", ACC, load(0))), (View("bias", (coord(1),)),))
+    one = (1, 1)
+    ops = (
+        Pointwise(nodes=("Cast_0",), y="h", epilogue=Epilogue(load(0), (identity_view("x", 4),))),
+        Conv(nodes=("Conv_1",), y="c", x="h", w="w", strides=one, pads=one, dilations=one, epilogue=relu),
+        Pointwise(nodes=("Silu_2",), y="z", epilogue=Epilogue(call("silu", load(0)), (identity_view("h", 4),))),
+        Pointwise(nodes=("Cast_3",), y="y", epilogue=Epilogue(load(0), (identity_view("c", 4),))),
+    )
+    program = Program(("x",), ("y", "z"), b.tensors, b.constants, ops)
+    verify(program)
+    return program

@@ -1,0 +1,154 @@
+"""The session on a GPU: arrays of other libraries, streams, targets, memory."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tccompile.errors import InputError, LaunchError
+from tccompile.plan import Plan, read_plan
+from tccompile.runtime.gpu import choices, kind
+from tccompile.runtime.session import Session
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def plan(gpu, request: pytest.FixtureRequest) -> Plan:
+    """The network, with all the sections that this GPU runs."""
+    folder: Path | None = request.config.getoption("--plans")
+    if folder is None:
+        from tccompile.arch import ARCHS
+        from tests.gpu.build import session_plan
+
+        archs = [a for a in ARCHS.values() if a.cc <= gpu.cc and (not a.suffix or a.cc == gpu.cc)]
+        own = [(a, "cubin") for a in archs if a.cc[0] == gpu.cc[0]]
+        return session_plan([*own, *((a, "ptx") for a in archs if not a.suffix)])
+    plans = [read_plan(p) for p in sorted((folder / "session").glob("*.plan"))]
+    fitting = [p for p in plans if choices(p, p.entries[0], gpu.cc)]
+    if not fitting:
+        pytest.skip(f"no plan for {gpu}")
+    return max(fitting, key=lambda p: kind(p, p.entries[0].sections[0]) == "cubin")
+
+
+def x_of(batch: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, 3, 20, 24)).astype(np.float32)
+
+
+def expected(plan: Plan, x: np.ndarray) -> list[np.ndarray]:
+    return Session(plan, "cpu").run(None, {"x": x})
+
+
+def close(got, want) -> None:
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        a, b = np.asarray(a).astype(np.float64), b.astype(np.float64)
+        assert a.shape == b.shape
+        assert np.linalg.norm(a - b) <= 2e-3 * np.linalg.norm(b)
+
+
+def test_numpy(plan):
+    session = Session(plan, "gpu")
+    for batch in (1, 3, 1):
+        for seed in range(3):
+            close(session.run(None, {"x": x_of(batch, seed)}), expected(plan, x_of(batch, seed)))
+    z = np.zeros((1, 3, 24, 20), np.float16).swapaxes(2, 3)
+    assert session.run(["z"], {"x": x_of()}, outputs={"z": z})[0] is z
+    close([z], expected(plan, x_of())[1:])
+
+
+def test_every_section(plan, gpu):
+    sections = choices(plan, plan.entries[0], gpu.cc)
+    for section in sections:
+        session = Session(plan, "gpu", target=section.arch)
+        assert section.arch in session.describe()
+        close(session.run(None, {"x": x_of()}), expected(plan, x_of()))
+
+
+def test_torch(plan):
+    torch = pytest.importorskip("torch")
+    session = Session(plan, "gpu")
+    x = torch.from_numpy(x_of()).cuda()
+    y, z = session.run(None, {"x": x})
+    close([torch.from_dlpack(y).cpu().numpy(), torch.from_dlpack(z).cpu().numpy()], expected(plan, x_of()))
+    assert torch.from_dlpack(y).data_ptr() == y.__cuda_array_interface__["data"][0]
+    kept = torch.from_dlpack(y)
+    del y
+    gc.collect()
+    close([kept.cpu().numpy()], expected(plan, x_of())[:1])
+    into = torch.full((1, 16, 20, 24), float("nan"), device="cuda")
+    assert session.run(["y"], {"x": x * 2}, outputs={"y": into})[0] is into
+    close([into.cpu().numpy()], expected(plan, 2 * x_of())[:1])
+    shifted = torch.zeros(1 + x.numel(), device="cuda")[1:].view(x.shape)  # not aligned to 16 bytes
+    shifted.copy_(x)
+    close(session.run(None, {"x": shifted}), expected(plan, x_of()))
+    with pytest.raises(InputError, match="contiguous"):
+        session.run(None, {"x": x.transpose(2, 3).contiguous().transpose(2, 3)})
+    close(session.run(None, {"x": torch.from_numpy(x_of())}), expected(plan, x_of()))  # torch's, on the host
+
+
+def test_streams(plan):
+    """Asynchronous on the caller's stream: between work of PyTorch's before and after, without a wait on the host"""
+    torch = pytest.importorskip("torch")
+    session = Session(plan, "gpu")
+    outs = [torch.empty(1, 16, 20, 24, device="cuda"), torch.empty(1, 3, 20, 24, dtype=torch.half, device="cuda")]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    x = torch.from_numpy(x_of()).cuda()
+    torch.cuda.synchronize()
+    results = []
+    for i in range(30):
+        stream = streams[i % 3]
+        with torch.cuda.stream(stream):
+            busy = torch.randn(2000, 2000, device="cuda")
+            scaled = x * (1 + i) + (busy @ busy).sum() * 0
+            y, z = session.run(None, {"x": scaled}, stream=stream)
+            results.append((torch.from_dlpack(y) + 0, torch.from_dlpack(z) + 0, scaled, y, z))
+    torch.cuda.synchronize()
+    for i, (y, z, *_) in enumerate(results):
+        close([y.cpu().numpy(), z.cpu().numpy()], expected(plan, x_of() * np.float32(1 + i)))
+    with torch.cuda.stream(streams[0]):
+        session.run(None, {"x": x}, outputs={"y": outs[0], "z": outs[1]}, stream=streams[0].cuda_stream)
+    streams[0].synchronize()
+    close([o.cpu().numpy() for o in outs], expected(plan, x_of()))
+
+
+def test_cupy(plan):
+    cupy = pytest.importorskip("cupy")
+    session = Session(plan, "gpu")
+    x = cupy.asarray(x_of())
+    y, z = session.run(None, {"x": x})
+    close([cupy.asnumpy(cupy.asarray(y)), cupy.asnumpy(cupy.from_dlpack(z))], expected(plan, x_of()))
+
+
+def test_memory(plan, gpu):
+    def used() -> int:
+        gc.collect()
+        with gpu as cu:
+            free, total = cu.cuMemGetInfo()
+        return total - free
+
+    Session(plan, "gpu").run(None, {"x": x_of()})
+    before = used()
+    for _ in range(3):
+        sessions = [Session(plan, "gpu") for _ in range(3)]
+        for session in sessions:
+            session.run(None, {"x": x_of(3)})
+        sessions[0].close()
+        del sessions, session
+    assert used() - before < 4 << 20
+    section = plan.entries[0].sections[0]
+    huge = replace(plan, entries=(replace(plan.entries[0], sections=(replace(section, arena=1 << 42),)),))
+    with pytest.raises(LaunchError, match=r"cannot allocate 4194304.0 MiB for the arena"):
+        Session(huge, "gpu", target=section.arch)
+
+
+def test_bench(plan, capsys):
+    session = Session(plan, "gpu")
+    times = session.bench(200)
+    assert len(times) == 200 and min(times) > 0
+    with capsys.disabled():
+        print(f"\n{session.describe()}: median {np.median(times) * 1e3:.1f} µs over 4 kernels")
