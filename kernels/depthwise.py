@@ -12,7 +12,7 @@ from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import device, entry, is_vector_type, refusal, vectors
-from tccompile.kernels.spec import I32, LAUNCH_US, Code, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Conv, Op, Program, Tensor
 
 LANES = 8

@@ -1,4 +1,4 @@
-"""Loops over axes of strided tensors, merged on the host and taken apart in the kernel, and other parts that several kernels share."""
+"""Loops over axes of strided tensors, merged on the host and taken apart in the kernel; what several kernels share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def loops(extents: Sequence[int], *strides: Sequence[int]) -> Loops:
 
 @cache
 def unravel(depth: int, tensors: int = 1) -> Any:
-    """The device function (iteration of a nest, its arguments) → offset in elements (int64), or a tuple of one for each tensor."""
+    """The device function (iteration, arguments) → offset in elements (int64), or a tuple of one for each tensor."""
     base = 3 * (depth - 1)
     lines, rest = [], "i"
     for d in reversed(range(1, depth)):

@@ -1,0 +1,345 @@
+"""Reductions over any axes of tensors of any layout, by groups of threads that share the elements of an output.
+
+There are `T` threads for an output, and 256 / T outputs a block. Where the lanes of y are lanes of x, an output is 8 of them,
+read as one vector; otherwise an output is one number. Where there are too few outputs to fill the GPU, the elements of each are
+split between blocks: partial results go to the workspace, and the block that arrives last combines them, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tccompile.arch import Arch
+from tccompile.expr import DType, walk
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import Lines, decode, encode
+from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, refusal, unravel, unravel_args, vectors
+from tccompile.kernels.spec import (
+    I32,
+    LAUNCH_US,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    Scratch,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
+from tccompile.program import Op, Program, Reduce
+
+THREADS = 256
+
+COMBINE = {"add": "{} + {}", "mul": "{} * {}", "min": "minimum({}, {})", "max": "maximum({}, {})"}
+
+IDENTITY = {
+    ("add", DType.F32): "f32(0)",
+    ("mul", DType.F32): "f32(1)",
+    ("min", DType.F32): "f32(inf)",
+    ("max", DType.F32): "f32(-inf)",
+    ("add", DType.I64): "i64(0)",
+    ("mul", DType.I64): "i64(1)",
+    ("min", DType.I64): f"i64({2**63 - 1})",
+    ("max", DType.I64): f"i64({-(2**63)})",
+}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the work is shared out.
+
+    lanes    numbers of an output: 8 (the lanes of a vector) or 1
+    width    lanes that it stores: more than 1 number only because y's single lane is padded to 8
+    vector   neighbouring elements of an output that a thread reads at once
+    rows     loops over y's rows, moving in x
+    inner    loops over the reduced elements, moving in x
+    by_k     whether neighbouring threads read neighbouring elements of an output, not neighbouring outputs
+    threads  T, a power of 2
+    outputs  including those that are padding
+    """
+
+    lanes: int
+    width: int
+    vector: int
+    rows: Loops
+    inner: Loops
+    by_k: bool
+    threads: int
+    outputs: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.outputs * self.threads // THREADS)
+
+
+class ReduceKernel(Kernel):
+    """Every Reduce: sums, products, minima and maxima, in float32 or int64."""
+
+    name = "reduce"
+    realises = Reduce
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        return refusal(op, program, epilogue.frame_of(op, program))
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Reduce)
+        yield {"splits": 1}
+        shares = describe(op, program)
+        step = shares.threads * shares.vector
+        most = -(-shares.inner.size // (4 * step))  # so that each thread has some elements
+        splits = min(-(-2 * arch.sms // max(shares.blocks, 1)), most, 1024)
+        if splits > 1:
+            yield {"splits": splits}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Reduce)
+        shares, splits = describe(op, program), config["splits"]
+        steps = -(-shares.inner.size // (shares.threads * shares.vector * splits))
+        waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
+        latency = waves * (1.0 + 0.2 * steps)  # four loads in flight a thread
+        return LAUNCH_US + max(traffic_us(op, program, arch), latency) + (2.0 if splits > 1 else 0.0)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Reduce)
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        if not prod(y.padded):
+            return Work(())
+        frame = epilogue.frame_of(op, program)
+        lane = frame[-1]
+        shares, dtype = describe(op, program), _accumulator(op)
+        spec = epilogue.describe(op, program, frame, shares.width)
+        step = shares.threads * shares.vector
+        share = -(-shares.inner.size // config["splits"])
+        chunk = -(-share // step) * step
+        splits = max(1, -(-shares.inner.size // chunk)) if chunk else 1
+        params = code(
+            self.name,
+            x=x.dtype.value,
+            combine=op.combine,
+            pre=encode(op.pre),
+            acc=_result_type(op).value,
+            lanes=shares.lanes,
+            width=shares.width,
+            vector=shares.vector,
+            by_k=shares.by_k,
+            rows=shares.rows.depth,
+            inner=shares.inner.depth,
+            split=splits > 1,
+            epilogue=spec.params,
+        )
+        groups = -(-y.padded[lane] // shares.width)
+        present = x.padded[lane] if shares.lanes > 1 else x.shape[lane] if lane not in op.axes else 1
+        numbers = (shares.outputs, groups, shares.inner.size, chunk, splits, shares.threads.bit_length() - 1, present)
+        step_c = x.strides[lane] if lane not in op.axes else 0
+        launch = Launch(
+            params,
+            grid=(shares.blocks, splits, 1),
+            block=THREADS,
+            args=(
+                *(Ptr(op.x), Scratch(), Counters()),
+                *map(I32, (*numbers, step_c)),
+                *shares.rows.args,
+                *shares.inner.args,
+                *spec.args,
+            ),
+        )
+        if splits == 1:
+            return Work((launch,))
+        return Work(
+            (launch,),
+            scratch=shares.blocks * THREADS // shares.threads * splits * shares.lanes * dtype.size,
+            counters=4 * shares.blocks,
+        )
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx.atomics import atomic_add
+        from tccompile.kernels.ptx.memory import load, store
+
+        x, pre = DType(params["x"]), decode(params["pre"])
+        acc = DType.F32 if pre.dtype is DType.F32 else DType.I64
+        put, extra = epilogue.build(params["epilogue"])
+        n = params["lanes"] * params["vector"]
+        scope = {
+            "store": put,
+            "read": load(x, n, guarded=True, space="global.nc"),
+            "load_part": load(acc, params["lanes"]),
+            "store_part": store(acc, params["lanes"]),
+            "rows": unravel(params["rows"]),
+            "inner": unravel(params["inner"]),
+            "atomic_add": atomic_add,
+        }
+        body = device("reduce", f"{PARAMS}, wr, wk, e", _body(params, x, pre, acc), **scope)
+        fixed = (types.int64,) * 3 + (types.int32,) * (PARAMS.count(",") - 2)
+        loop_args = unravel_args(params["rows"]), unravel_args(params["inner"])
+        signature = types.void(*fixed, *(types.int32,) * sum(loop_args), *extra)
+        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, THREADS)
+
+
+PARAMS = "x, scratch, counters, outputs, groups, K, chunk, splits, bits, present, xc"
+
+
+def describe(op: Reduce, program: Program) -> Shares:
+    """How the op's work is shared out between threads."""
+    x, y = program.tensors[op.x], program.tensors[op.y]
+    frame = epilogue.frame_of(op, program)
+    lane = frame[-1]
+    assert lane is not None
+    axes = [a for a in frame[:-1] if a is not None and a not in op.axes]
+    # Reduced axes in the order of memory, so that neighbours can be merged and the innermost comes last.
+    reduced = sorted(op.axes, key=lambda a: -x.strides[a])
+    rows = loops([x.shape[a] for a in axes], [x.strides[a] for a in axes])
+    inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
+    row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
+    unit = inner.strides[0][-1] == 1
+    if lane not in op.axes and vectors(x, lane, 8) and is_vector_type(x) and x.shape[lane] > 1 and y.padded[lane] % 8 == 0:
+        outputs = row_count * (y.padded[lane] // 8)
+        neighbours = min(8, 1 << (outputs - 1).bit_length())  # 128 bytes of a row
+        threads = min(THREADS // neighbours, _power(inner.size))
+        return Shares(8, 8, 1, rows, inner, False, threads, outputs)
+    width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
+    outputs = row_count * (y.padded[lane] // width)
+    vector = 1
+    if unit and is_vector_type(x):
+        steps = [
+            *rows.strides[0],
+            *inner.strides[0][:-1],
+            x.offset,
+            x.strides[lane] if lane not in op.axes and x.shape[lane] > 1 else 0,
+        ]
+        last = reduced[-1]
+        whole = inner.extents[-1] % 8 == 0 or (inner.depth == 1 and inner.extents[0] == x.shape[last] and x.padded[last] % 8 == 0)
+        vector = 8 if whole and all(s % 8 == 0 for s in steps) else 1
+    outputs_first = not unit and x.inner == lane and lane not in op.axes
+    if outputs_first:
+        threads = min(8, _power(inner.size))
+    else:
+        items = -(-inner.size // vector)
+        threads = min(32, _power(items)) if items <= 256 else THREADS
+    return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
+
+
+def _power(n: int) -> int:
+    """The least power of 2 that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _accumulator(op: Reduce) -> DType:
+    return DType.F32 if op.pre.dtype is DType.F32 else DType.I64
+
+
+def _result_type(op: Reduce) -> DType:
+    """The compute type that the epilogue takes the result in."""
+    return next((e.dtype for e in walk(op.epilogue.expr) if e.fn == "acc"), _accumulator(op))
+
+
+def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
+    """The kernel's source.
+
+    Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
+    """
+    lanes, vector, combine = params["lanes"], params["vector"], COMBINE[params["combine"]]
+    identity = IDENTITY[params["combine"], acc]
+    accs = [f"a{i}" for i in range(lanes)]
+    listed = ", ".join(accs)
+    if params["by_k"]:  # stride: how far apart the threads of an output are
+        order = ["t = tid & (T - 1)", "o = blockIdx * (i32(256) >> bits) + (tid >> bits)", "stride = i32(1)"]
+    else:
+        order = ["stride = i32(256) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
+    lines = [
+        "tid, blockIdx, split = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)",
+        "T = i32(1) << bits",
+        *order,
+        f"shared = cuda.shared.array({THREADS * lanes}, {'f32' if acc is DType.F32 else 'i64'})",
+        "m = o // groups",
+        f"c = (o - m * groups) * i32({params['width']})",
+        *(f"{a} = {identity}" for a in accs),
+        "if o < outputs and c < present:",
+        f"    base = x + (rows(m, wr) + i64(c) * i64(xc)) * i64({x.size})",
+        "    end = min(K, (split + 1) * chunk)",
+        f"    k = split * chunk + t * i32({vector})",
+        "    while k < end:",
+    ]
+    reads = 2 if vector > 1 else 4
+    values = [[f"r{u}_{i}" for i in range(lanes * vector)] for u in range(reads)]
+    for u in range(reads):
+        at = f"k + i32({u * vector}) * T"
+        lines += [
+            f"        k{u} = {at}",
+            f"        {', '.join(values[u])} = read(base + inner(k{u}, wk) * i64({x.size}), i32(k{u} < end))",
+        ]
+    for u in range(reads):
+        for i, value in enumerate(values[u]):
+            out = Lines()
+            raw = out.loaded(value, x)
+            term = out.cast(out.value(pre, lambda e, raw=raw: raw), pre.dtype, acc)
+            prefix = f"u{u}_{i}_"
+            body = [_renamed(line, prefix) for line in out.lines]
+            lines += [f"        {line}" for line in body]
+            valid = f"k{u}{f' + i32({i})' if vector > 1 else ''} < end"
+            target = accs[i] if lanes > 1 else "a0"
+            taken = f"select({valid}, {_renamed(term, prefix)}, {identity})"
+            lines.append(f"        {target} = {combine.format(target, taken)}")
+    lines.append(f"        k += i32({reads * vector}) * T")
+    tree = [
+        *(f"shared[{i * THREADS} + tid] = {a}" for i, a in enumerate(accs)),
+        "cuda.syncthreads()",
+        "s = T >> i32(1)",
+        "while s > 0:",
+        "    if t < s:",
+        "        other = tid + s * stride",
+        *(f"        {a} = {combine.format(a, f'shared[{i * THREADS} + other]')}" for i, a in enumerate(accs)),
+        *(f"        shared[{i * THREADS} + tid] = {a}" for i, a in enumerate(accs)),
+        "    cuda.syncthreads()",
+        "    s = s >> i32(1)",
+    ]
+    lines += tree
+    finish = Lines()
+    results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]
+    results += ["f32(0)" if DType(params["acc"]) is DType.F32 else results[0]] * (params["width"] - lanes)
+    stored = [
+        "if t == 0 and o < outputs:",
+        *(f"    {line}" for line in finish.lines),
+        f"    store(({', '.join(results)},), m, c, e)",
+    ]
+    if not params["split"]:
+        return [*lines, *stored]
+    size = lanes * acc.size
+    return [
+        *lines,
+        # Partial results: (outputs, splits, lanes).
+        f"parts = scratch + i64(o) * i64(splits) * i64({size})",
+        "if t == 0 and o < outputs:",
+        f"    store_part(parts + i64(split) * i64({size}), {listed})",
+        "cuda.threadfence()",
+        "last = cuda.shared.array(1, i32)",
+        "cuda.syncthreads()",
+        "if tid == 0:",
+        "    last[0] = atomic_add(counters + i64(blockIdx) * i64(4), i32(1))",
+        "cuda.syncthreads()",
+        "if last[0] == splits - 1:",
+        "    cuda.threadfence()",
+        "    if tid == 0:",
+        "        atomic_add(counters + i64(blockIdx) * i64(4), -splits)",
+        *(f"    {a} = {identity}" for a in accs),
+        "    if o < outputs:",
+        "        k = t",
+        "        while k < splits:",
+        f"            {', '.join(f'p{i}' for i in range(lanes))} = load_part(parts + i64(k) * i64({size}))",
+        *(f"            {a} = {combine.format(a, f'p{i}')}" for i, a in enumerate(accs)),
+        "            k += T",
+        *(f"    {line}" for line in tree),
+        *(f"    {line}" for line in stored),
+    ]
+
+
+def _renamed(text: str, prefix: str) -> str:
+    """The text with the names v0, v1 … of one expression's lines made its own."""
+    return re.sub(r"\bv(\d+)\b", rf"{prefix}\1", text)
