@@ -78,7 +78,7 @@ class Codec:
         return self.pair(hint)[0](value)
 
     def decode(self, value: Any, hint: Any) -> Any:
-        """The value of type `hint` for a JSON value. Raises CodecError if it stands for none."""
+        """The value of type `hint` for a JSON value, which is used up. Raises CodecError if it stands for none."""
         try:
             return self.pair(hint)[1](value)
         except RecursionError:
@@ -126,10 +126,10 @@ class Codec:
                 if not scalars:
                     raise CodecError(f"expected an object, got {_shown(value)}")
                 return self.decode(value, _union_of(scalars))
-            tag = value.get("_")
+            tag = value.pop("_", None)  # JSON that has been parsed for this
             if type(tag) is not str or tag not in classes:
                 raise CodecError(f"expected one of {', '.join(classes)}, got {_shown(tag)}")
-            return self.pair(classes[tag])[1]({k: v for k, v in value.items() if k != "_"})
+            return self.pair(classes[tag])[1](value)
 
         return encode, decode
 
@@ -213,10 +213,11 @@ class Codec:
                 raise CodecError(f"expected an object, got {_shown(value)}")
             if not decoders:
                 decoders.update({name: self.pair(hints[name])[1] for name in names})
-            if not names.issuperset(value):
-                raise CodecError(f"{cls.__name__} has no {_shown(min(set(value) - names))}")
-            if not required.issubset(value):
-                raise CodecError(f"{cls.__name__} lacks {min(required - set(value))}")
+            if not required <= value.keys() <= names:
+                unknown, missing = sorted(value.keys() - names), sorted(required - value.keys())
+                raise CodecError(
+                    f"{cls.__name__} has no {_shown(unknown[0])}" if unknown else f"{cls.__name__} lacks {missing[0]}"
+                )
             out, key = {}, ""
             try:
                 for key, v in value.items():

@@ -615,13 +615,26 @@ def _without_packed_literals(plan: Plan) -> Plan:
     return replace(plan, entries=tuple(replace(e, program=bare(e.program)) for e in plan.entries))
 
 
+def _literals(recipe: Recipe) -> Iterator[np.ndarray]:
+    match recipe:
+        case Literal(values=values):
+            yield values
+        case Transform(args=args):
+            for a in args:
+                yield from _literals(a)
+
+
 def _with_packed_literals(plan: Plan) -> Plan:
     """The reverse, with values as the weights store them."""
 
     def whole(program: Program) -> Program:
         constants = dict(program.constants)
         for name, recipe in program.constants.items():
-            if isinstance(recipe, Literal) and recipe.values is _PACKED:
+            if not isinstance(recipe, Literal):
+                packed = any(values is _PACKED for values in _literals(recipe))
+                require(not packed, f"the recipe of {name!r} has no values")
+            elif recipe.values is _PACKED:
+                require(name in plan.weights, f"the constant {name!r} has no values")
                 tensor = program.tensors[name]
                 constants[name] = Literal(elements(np.frombuffer(plan.weights[name], tensor.dtype.numpy), tensor))
         return replace(program, constants=constants)

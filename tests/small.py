@@ -1,0 +1,121 @@
+"""A small program that has what programs have, and plans of it: for tests of the file, the placement and the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tccompile import weights
+from tccompile.expr import ACC, DType, Epilogue, View, call, const, coord, identity_view, load, reshape_view
+from tccompile.kernels.spec import Work
+from tccompile.place import place
+from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.program import Conv, Gemm, Pointwise, Program, Reduce, Tensor, dense, verify
+from tccompile.weights import Literal, Source, Transform
+
+IMAGE = (0, 2, 3, 1)
+WEIGHTS = {"conv1": (9, 3, 3, 3), "conv2": (8, 3, 1, 1), "fc": (19, 5)}
+
+
+def program(storage: DType = DType.F16) -> Program:
+    """Two convolutions whose results are concatenated by views, the mean of that, and a Gemm; three channels, so padding."""
+    cat = dense("cat", (1, 19, 6, 6), storage, IMAGE)
+    tensors = [
+        dense("x", (1, 3, 6, 6), DType.F32, pad=1),
+        dense("xh", (1, 3, 6, 6), storage, IMAGE),
+        dense("w1", (11, 3, 3, 3), storage, IMAGE),
+        dense("w2", (8, 3, 1, 1), storage, IMAGE),
+        cat,
+        Tensor("c2", (1, 8, 6, 6), storage, (1, 8, 6, 6), cat.strides, "cat", 0),
+        Tensor("c1", (1, 11, 6, 6), storage, (1, 16, 6, 6), cat.strides, "cat", 8),
+        dense("mean", (1, 19, 1, 1), storage, IMAGE),
+        dense("flat", (1, 19), storage),
+        dense("fc", (5, 19), storage),
+        dense("bias", (5,), DType.F32),
+        dense("table", (1, 4096), DType.F32),
+        dense("y", (1, 5), DType.F32, pad=1),
+        dense("top", (1, 4096), DType.F16, pad=1),
+    ]
+    geometry = {"strides": (1, 1), "dilations": (1, 1)}
+    mean = Epilogue(call("mul", ACC, const(1 / 36)))
+    biased = Epilogue(call("add", ACC, load(0)), (View("bias", (coord(1),)),))
+    table = Epilogue(call("mul", load(0), load(1)), (identity_view("table", 2), View("y", (coord(0), coord(1) * 0))))
+    ops = (
+        Pointwise(nodes=("in",), y="xh", epilogue=Epilogue(load(0), (identity_view("x", 4),))),
+        Conv(nodes=("first",), y="c1", x="xh", w="w1", pads=(1, 1), **geometry),
+        Conv(nodes=("second",), y="c2", x="xh", w="w2", pads=(0, 0), **geometry, epilogue=Epilogue(call("relu", ACC))),
+        Reduce(nodes=("mean",), y="mean", x="cat", axes=(2, 3), combine="add", epilogue=mean),
+        Pointwise(nodes=("flat",), y="flat", epilogue=Epilogue(load(0), (reshape_view("mean", (1, 19, 1, 1), (1, 19)),))),
+        Gemm(nodes=("fc", "softened"), y="y", a="flat", b="fc", epilogue=biased),
+        Pointwise(nodes=("table",), y="top", epilogue=table),
+    )
+    constants = {
+        "w1": Transform("pad", (Source("conv1", (9, 3, 3, 3), "float32"),), (("after", (2, 0, 0, 0)), ("before", (0, 0, 0, 0)))),
+        "w2": Source("conv2", (8, 3, 1, 1), "float32"),
+        "fc": Transform("transpose", (Source("fc", (19, 5), "float32"),), (("axes", (1, 0)),)),
+        "bias": Literal(np.arange(5, dtype=np.float32)),
+        "table": Literal(np.random.default_rng(3).standard_normal((1, 4096)).astype(np.float32)),
+    }
+    out = Program(("x",), ("y", "top"), {t.name: t for t in tensors}, constants, ops)
+    verify(out)
+    return out
+
+
+def sources() -> dict[str, np.ndarray]:
+    """The model's weights."""
+    rng = np.random.default_rng(5)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in WEIGHTS.items()}
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(6).standard_normal((1, 3, 6, 6)).astype(np.float32)}
+
+
+def section(program: Program, works: Sequence[Work], arch: str = "sm_80", launches: tuple[PlacedLaunch, ...] = ()) -> Section:
+    """A placed section whose steps have launches that nobody runs."""
+    placed = place(program, works)
+    steps = tuple(
+        Step(i, "kernel", {"tile": (128, 64), "stages": 3, "split": 1.5, "swizzle": True}, False, "why", launches, after)
+        for i, after in enumerate(placed.after)
+    )
+    return Section(arch, steps, placed.offsets, placed.arena, placed.counters)
+
+
+LAUNCH = PlacedLaunch(
+    image=1,
+    grid=(3, 2, 1),
+    block=128,
+    smem=1024,
+    args=(
+        Address("arena", "", 256),
+        Address("weights", "w1", 16),
+        Address("io", "x", 0),
+        Address("counters", "", 4),
+        Int(-1),
+        Float(float("inf")),
+        Map("tiled", Address("arena", "", 0), (24, 36), (48,), (1, 1), 128, box=(8, 8)),
+        Map("im2col", Address("weights", "w2", 0), (8, 1, 1, 8), (16, 16, 16), (1, 1), 64, (), (-1, -1), (-1, -1), 8, 64),
+    ),
+)
+
+
+def plan(storage: DType = DType.F16, left_out: Sequence[str] = ()) -> Plan:
+    """Two generations and all kinds of arguments; without the weights named in `left_out`."""
+    p = program(storage)
+    works = [Work((), scratch=100, counters=8)] * len(p.ops)
+    sections = section(p, works, "sm_80", (LAUNCH,)), section(p, works, "sm_90a", (LAUNCH, LAUNCH))
+    return Plan(
+        name="small",
+        producer={"tccompile": "0", "numba": "1"},
+        entries=(Entry(p, sections),),
+        images=(Image("sm_80", "cubin", "f", bytes(range(256)) * 20), Image("sm_90a", "ptx", "g", b".version 8.0")),
+        weights={n: w for n, w in packed(p).items() if n not in left_out},
+        notes=("a note — with a dash",),
+    )
+
+
+def packed(program: Program) -> Mapping[str, bytes]:
+    """The bytes of all constants."""
+    values = sources()
+    return {n: pack_constant(program.tensors[n], weights.evaluate(r, values)) for n, r in program.constants.items()}

@@ -1,0 +1,532 @@
+"""The plan file: what goes in comes out, and whatever else comes in gives a PlanError."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import math
+import random
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from functools import partial
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tccompile import codec
+from tccompile.errors import PlanError, TccompileError, UsageError
+from tccompile.expr import DType, Expr, call, const, load
+from tccompile.plan import PREFIX, Plan, fill, from_bytes, pack_constant, read_plan, to_bytes, write_plan
+from tccompile.program import Tensor, dense
+from tccompile.runtime.cpu import CpuEngine
+from tccompile.weights import Literal, Recipe, Source, Transform, same
+from tests.small import feeds, plan, sources
+
+PLAN = plan()
+FILE = to_bytes(PLAN)
+
+
+def header_of(file: bytes) -> dict:
+    _, _, _, length, _, _ = PREFIX.unpack_from(file)
+    return json.loads(zlib.decompress(file[PREFIX.size : PREFIX.size + length]))
+
+
+def with_header(file: bytes, header: dict | bytes) -> bytes:
+    """The file with another header, whose checksum is right."""
+    magic, version, zero, length, _, _ = PREFIX.unpack_from(file)
+    text = header if isinstance(header, bytes) else codec.dumps(header)
+    stored = zlib.compress(text, 1)
+    start, new = -(-(PREFIX.size + length) // 256) * 256, -(-(PREFIX.size + len(stored)) // 256) * 256
+    prefix = PREFIX.pack(magic, version, zero, len(stored), len(text), hashlib.sha256(stored).digest())
+    return (prefix + stored).ljust(new, b"\0") + file[start:]
+
+
+# --- Round trips -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "model.plan"
+    PLAN.save(path)
+    read = Plan.load(path)
+    assert path.read_bytes() == FILE
+    assert read.weights == PLAN.weights
+    assert {name: bytes(read.weight(name)) for name in read.weights} == PLAN.weights
+    for field in ("name", "producer", "images", "notes"):
+        assert getattr(read, field) == getattr(PLAN, field)
+    for a, b in zip(read.entries, PLAN.entries, strict=True):
+        assert a.sections == b.sections
+        assert replace(a.program, constants={}) == replace(b.program, constants={})
+        assert a.program.constants.keys() == b.program.constants.keys()
+        assert all(same(a.program.constants[n], b.program.constants[n]) for n in a.program.constants)
+    assert to_bytes(read) == FILE
+
+
+def test_a_file_without_sections():
+    bare = replace(PLAN, images=(), weights={}, entries=tuple(replace(e, sections=()) for e in PLAN.entries))
+    entry = bare.entries[0]
+    small = {n: r for n, r in entry.program.constants.items() if n != "table"}
+    program = replace(entry.program, ops=entry.program.ops[:-1], outputs=("y",), constants=small)
+    bare = replace(bare, entries=(replace(entry, program=program),))
+    assert header_of(to_bytes(bare))["sections"] == []
+    assert to_bytes(from_bytes(to_bytes(bare))) == to_bytes(bare)
+
+
+def test_the_order_of_dictionaries_does_not_matter():
+    entry = PLAN.entries[0]
+    turned = replace(entry.program, tensors=dict(reversed(entry.program.tensors.items())))
+    other = replace(PLAN, weights=dict(reversed(PLAN.weights.items())), entries=(replace(entry, program=turned),))
+    assert to_bytes(other) == FILE
+
+
+def test_equal_sections_are_stored_once():
+    twice = replace(PLAN, images=(*PLAN.images, replace(PLAN.images[0], function="h")))
+    assert len(header_of(to_bytes(twice))["sections"]) == len(header_of(FILE)["sections"])
+    assert from_bytes(to_bytes(twice)).images == twice.images
+
+
+def test_literals_are_not_stored_beside_their_weights():
+    """The table's 16 KB are in the file once, as weights; without them, as the recipe's values."""
+    names = [s["name"] for s in header_of(FILE)["sections"]]
+    assert names.count("weights table") == 1 and "literal" not in names
+    without = to_bytes(plan(left_out=["table"]))
+    assert [s["name"] for s in header_of(without)["sections"]].count("literal") == 1
+    recipe = from_bytes(without).entries[0].program.constants["table"]
+    assert same(recipe, PLAN.entries[0].program.constants["table"])
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "model.plan"
+    path.write_bytes(b"old")
+    broken = replace(PLAN, weights={**PLAN.weights, "nobody": b""})
+    with pytest.raises(PlanError, match="nobody"):
+        write_plan(broken, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    write_plan(PLAN, tmp_path / "a.plan")
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a.plan").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_pack_constant_lays_values_out():
+    values = np.random.default_rng(1).standard_normal((5, 3, 2, 2)).astype(np.float32)
+    tensor = dense("w", (5, 3, 2, 2), DType.F16, (0, 2, 3, 1))
+    out = np.frombuffer(pack_constant(tensor, values), np.float16)
+    assert len(out) == 5 * 2 * 2 * 8
+    for o, c, r, s in itertools.product(range(5), range(8), range(2), range(2)):
+        assert out[((o * 2 + r) * 2 + s) * 8 + c] == (np.float16(values[o, c, r, s]) if c < 3 else 0)
+    with pytest.raises(ValueError, match=r"shape \(5, 3, 2, 1\)"):
+        pack_constant(tensor, values[..., :1])
+
+
+def test_bf16_constants_are_their_bits():
+    tensor = dense("w", (3,), DType.BF16)
+    out = np.frombuffer(pack_constant(tensor, np.array([1.0, -2.0, 3.140625], np.float32)), np.uint16)
+    assert out.tolist() == [0x3F80, 0xC000, 0x4049, 0, 0, 0, 0, 0]
+
+
+def test_weights_that_were_left_out_are_filled_in():
+    stripped = from_bytes(to_bytes(plan(left_out=["w1", "fc"])))
+    with pytest.raises(UsageError, match=r"'w1'.*--weights MODEL\.onnx"):
+        stripped.weight("w1")
+    assert to_bytes(fill(stripped, sources())) == FILE
+
+
+def test_weights_of_another_model_are_refused():
+    stripped = plan(left_out=["w1"])
+    with pytest.raises(UsageError, match="weight 'conv1', which the model does not have"):
+        fill(stripped, {})
+    with pytest.raises(UsageError, match=r"'conv1' as float32 \(9, 3, 3, 3\), the model has float32 \(1,\)"):
+        fill(stripped, {"conv1": np.zeros(1, np.float32)})
+    with pytest.raises(UsageError, match="the model has float16"):
+        fill(stripped, {"conv1": np.zeros((9, 3, 3, 3), np.float16)})
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Transform("reshape", (Literal(np.zeros(3)),), (("shape", (2,)),)),
+        Transform("matmul", (Literal(np.zeros(3)), Literal(np.zeros(4)))),
+        Transform("cast", (Literal(np.zeros(3)),), (("dtype", "nonsense"),)),
+        Transform("add", ()),
+        Literal(np.zeros(3)),
+    ],
+)
+def test_recipes_that_cannot_be_evaluated(recipe):
+    stripped = plan(left_out=["w1"])
+    entry = stripped.entries[0]
+    program = replace(entry.program, constants={**entry.program.constants, "w1": recipe})
+    stripped = from_bytes(to_bytes(replace(stripped, entries=(replace(entry, program=program),))))
+    with pytest.raises(PlanError, match="recipe of the constant 'w1'"):
+        fill(stripped, sources())
+
+
+# --- Damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89TCPLAN\n", b"PK\x03\x04" + bytes(100), FILE[:63]])
+def test_what_is_not_a_plan(tmp_path, content):
+    path = tmp_path / "model.plan"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"model\.plan: is not a plan"):
+        read_plan(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for path in (tmp_path / "none.plan", tmp_path):
+        with pytest.raises(PlanError, match="cannot be read"):
+            read_plan(path)
+
+
+def test_another_format_version_is_named():
+    other = FILE[:8] + struct.pack("<I", 7) + FILE[12:]
+    with pytest.raises(PlanError, match="has plan format 7, this version of tccompile reads format 1: compile the model again"):
+        from_bytes(other)
+
+
+def test_damaged_weights_are_found_when_they_are_used():
+    position = FILE.rindex(PLAN.weights["w2"])
+    damaged = bytearray(FILE)
+    damaged[position + 3] ^= 1
+    read = from_bytes(bytes(damaged))
+    assert bytes(read.weight("w1")) == PLAN.weights["w1"]
+    with pytest.raises(PlanError, match=r"section 'weights w2'.*SHA-256.*damaged"):
+        read.weight("w2")
+
+
+def outcome(data: bytes) -> bytes | None:
+    """What a file holds after all, None if it is refused. Anything but a PlanError is a failure."""
+    try:
+        read = from_bytes(data)
+        for name in read.weights:
+            read.weight(name)
+        return to_bytes(read)
+    except PlanError as error:
+        assert str(error)
+        return None
+
+
+def test_random_damage():
+    """Flipped bits, cut ends, lost and repeated pieces: refused, or nothing that matters was hit."""
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(600):
+        data = bytearray(FILE)
+        at, n = rng.randrange(len(data)), rng.choice((1, 2, 17, 300))
+        match rng.randrange(5):
+            case 0:
+                data[at] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[at:]
+            case 2:
+                del data[at : at + n]
+            case 3:
+                data[at:at] = data[max(at - n, 0) : at] or b"x"
+            case 4:
+                data[at : at + n] = bytes(rng.randrange(256) for _ in range(n))
+        result = outcome(bytes(data))
+        refused += result is None
+        assert result in (None, FILE)
+    assert refused > 300
+
+
+NUMBERS = [-1, 0, 1, 2, 3, 7, 1 << 20, 1 << 40, (1 << 63) - 1, 1 << 64, 0.5, 1e300]
+VALUES = [*NUMBERS, None, True, "", "x", "nan", [], [0], {}, {"_": "Int"}]
+
+
+def mutated(text: bytes, rng: random.Random) -> dict:
+    """The header with one value replaced, removed, repeated, renamed, or exchanged with another."""
+    header = json.loads(text)
+    places: list[tuple[dict | list, str | int]] = []
+    rest: list[dict | list] = [header]
+    while rest:
+        node = rest.pop()
+        for key in node if isinstance(node, dict) else range(len(node)):
+            places.append((node, key))
+            if isinstance(node[key], dict | list):  # type: ignore[index]
+                rest.append(node[key])  # type: ignore[index]
+    node, key = rng.choice(places)
+    other, name = rng.choice(places)
+    match rng.randrange(4):
+        case 0:
+            node[key] = rng.choice(VALUES)  # type: ignore[index]
+        case 1:
+            node[key] = copy.deepcopy(other[name])  # type: ignore[index]
+        case 2:
+            del node[key]  # type: ignore[arg-type]
+        case 3 if isinstance(node, list):
+            node.append(copy.deepcopy(node[key]))  # type: ignore[index]
+        case 3:
+            node[rng.choice(["x", "_", "w1", "cat"])] = node.pop(key)  # type: ignore[call-overload]
+    return header
+
+
+def test_headers_that_lie():
+    """A header whose checksum is right but whose content is not is refused, or is a plan that can be run or written."""
+    rng, text = random.Random(2), codec.dumps(header_of(FILE))
+    refused = run = 0
+    for _ in range(500):
+        data = with_header(FILE, mutated(text, rng))
+        written = outcome(data)
+        refused += written is None
+        if written is None:
+            continue
+        assert outcome(written) == written
+        read = from_bytes(data)
+        if any(t.span > 1 << 20 for e in read.entries for t in e.program.tensors.values()):
+            continue
+        entry = read.entries[0]
+        inputs = [entry.program.tensors[name] for name in entry.program.inputs]
+        for section in entry.sections[:1]:
+            try:
+                engine = CpuEngine(read, entry, section, check_padding=True)
+                engine.run({t.name: np.ones(t.shape, t.dtype.numpy) for t in inputs})
+                run += 1
+            except TccompileError:
+                pass
+    assert refused > 200 and run > 50
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+TENSORS = ("plan", "entries", 0, "program", "tensors")
+OPS = ("plan", "entries", 0, "program", "ops")
+STEPS = ("plan", "entries", 0, "sections", 0, "steps")
+ARGS = (*STEPS, 0, "launches", 0, "args")
+
+
+def deep_expr(levels: int) -> dict:
+    out: dict = {"fn": "acc"}
+    for _ in range(levels):
+        out = {"fn": "relu", "args": [out]}
+    return out
+
+
+def deep_index(levels: int) -> dict:
+    out: dict = {}
+    for _ in range(levels):
+        out = {"terms": [[{"_": "Quotient", "index": out, "divisor": 2}, 1]]}
+    return out
+
+
+LIMITS = [
+    ((*TENSORS, "cat", "padded", 1), 1 << 45, "tensor 'cat'"),
+    ((*TENSORS, "cat", "shape", 1), -1, "tensor 'cat'"),
+    ((*TENSORS, "cat", "strides", 0), -8, "tensor 'cat'"),
+    ((*TENSORS, "cat", "dtype"), "float8", "entries.0.*cat.dtype: 'float8' is no DType"),
+    ((*TENSORS, "cat", "name"), "dog", "calls itself 'dog'"),
+    ((*TENSORS, "c1", "offset"), 9, "reaches outside the storage of cat"),
+    ((*TENSORS, "c1", "base"), "nobody", "nobody"),
+    ((*TENSORS, "c1", "base"), "c2", "is itself a view"),
+    ((*TENSORS, "y", "padded"), [1, 8], "not row-major without padding"),
+    ((*TENSORS, "cat", "colour"), 1, "Tensor has no 'colour'"),
+    ((*OPS, 1, "x"), "nobody", "Conv 'first': 'nobody' is no tensor"),
+    ((*OPS, 1, "_"), "Crash", "expected one of Pointwise, Conv"),
+    ((*OPS, 1, "strides"), [0, 1], "Conv 'first': shapes"),
+    ((*OPS, 1, "groups"), 2, "Conv 'first': shapes"),
+    ((*OPS, 1, "pads"), [1], "Conv 'first': shapes"),
+    ((*OPS, 1, "dilations"), [1, 1 << 40], "Conv 'first': shapes"),
+    ((*OPS, 1, "y"), "c2", "Conv 'first': shapes"),
+    ((*OPS, 3, "axes"), [2, 4], "Reduce 'mean': shapes"),
+    ((*OPS, 5, "a"), "mean", "Gemm 'fc': shapes"),
+    ((*OPS, 1, "epilogue"), {"shuffle": 4}, "shuffle 4"),
+    ((*OPS, 1, "epilogue"), {"expr": deep_expr(150)}, "Conv 'first': its expression nests too deep"),
+    ((*OPS, 1, "epilogue"), {"expr": deep_expr(400)}, "nests too deep"),
+    ((*OPS, 0, "epilogue", "expr", "value"), 1, "no view 1"),
+    ((*OPS, 0, "epilogue", "expr", "fn"), "__import__", "unknown function '__import__'"),
+    ((*OPS, 0, "epilogue", "expr", "fn"), "acc", "acc where it has no place"),
+    ((*OPS, 0, "epilogue", "loads", 0, "tensor"), "y", "nothing before it writes"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0, "constant"), 1, "reads x at 1…1 of 1"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), deep_index(140), "nests too deep"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), {"terms": [[{"_": "Coord", "axis": 9}, 1]]}, "has no axis 9"),
+    (
+        (*OPS, 0, "epilogue", "loads", 0, "index", 0),
+        {"terms": [[{"_": "Quotient", "divisor": 0, "index": {}}, 1]]},
+        "divided by 0",
+    ),
+    (("plan", "entries", 0, "program", "constants", "w1", "fn"), "system", "unknown transform 'system'"),
+    (("plan", "entries", 0, "program", "constants", "x"), {"_": "Source", "name": "", "shape": [], "dtype": ""}, "constant 'x'"),
+    (("plan", "entries", 0, "program", "outputs"), ["y", "y"], "of the same name"),
+    (("plan", "entries", 0, "program", "outputs"), ["cat"], "output cat is not row-major"),
+    (("plan", "entries"), [], "without entries"),
+    (("plan", "entries", 0, "sections", 0, "arena"), 256, "of 256 bytes"),
+    (("plan", "entries", 0, "sections", 0, "arena"), 1 << 50, "an arena of"),
+    (("plan", "entries", 0, "sections", 0, "offsets", "cat"), -256, "tensor 'cat' ends at"),
+    (("plan", "entries", 0, "sections", 0, "offsets", "cat"), 8, "16 does not divide"),
+    (("plan", "entries", 0, "sections", 0, "offsets", "w1"), 0, "'w1' has no place in the arena"),
+    ((*STEPS, 0, "op"), 1, "not one per op"),
+    ((*STEPS, 1, "after"), [1], "step 1: runs after"),
+    ((*STEPS, 0, "launches", 0, "image"), 2, "no code 2"),
+    ((*STEPS, 0, "launches", 0, "grid"), [1, 65536, 1], "a grid of"),
+    ((*STEPS, 0, "launches", 0, "grid"), [1, 1], "grid: expected an array of 3"),
+    ((*STEPS, 0, "launches", 0, "block"), 2048, "a block of 2048"),
+    ((*STEPS, 0, "launches", 0, "smem"), 1 << 20, "shared memory"),
+    ((*ARGS, 0, "bytes"), 1 << 30, "in arena"),
+    ((*ARGS, 0, "space"), "host", "an address in 'host'"),
+    ((*ARGS, 1, "name"), "x", "'x', which is not in weights"),
+    ((*ARGS, 1, "bytes"), -16, "in weights"),
+    ((*ARGS, 2, "name"), "cat", "'cat', which is not in io"),
+    ((*ARGS, 3, "bytes"), 1 << 20, "in counters"),
+    ((*ARGS, 4, "value"), 1 << 33, "in 32 bits"),
+    ((*ARGS, 5, "value"), "infinity", "expected a number, got 'infinity'"),
+    ((*ARGS, 6, "extents"), [24, 1 << 31], "in arena"),
+    ((*ARGS, 6, "box"), [8, 512], "a tensor map"),
+    ((*ARGS, 6, "address", "space"), "io", "a tensor map"),
+    ((*ARGS, 7, "lower"), [0], "a tensor map"),
+    (("plan", "images", 0, "kind"), "exe", "code of kind 'exe'"),
+    (("plan", "images", 0, "code"), 99, "there is no section 99"),
+    (("plan", "weights", "y"), 0, "weights of 'y', which is no constant"),
+    (("plan", "weights", "w1"), 0, "its layout has"),
+    (("plan", "producer"), {"tccompile": 1}, "producer.tccompile: expected a string"),
+    (("sections", 0, "length"), 1 << 62, "does not fit into the file"),
+    (("sections", 0, "length"), -1, "does not fit into the file"),
+    (("sections", 0, "sha256"), "z", "SHA-256"),
+    (("sections", 0, "size"), 1 << 62, "at most"),
+]
+
+
+@pytest.mark.parametrize("place, value, message", LIMITS, ids=[".".join(map(str, place[-3:])) for place, _, _ in LIMITS])
+def test_limits(place, value, message):
+    header = header_of(FILE)
+    code = next(i for i, s in enumerate(header["sections"]) if s["name"] == "code")
+    place = tuple(code if place[0] == "sections" and p == 0 else p for p in place)
+    node = header
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    with pytest.raises(PlanError, match=message):
+        from_bytes(with_header(FILE, header))
+
+
+SECTIONS = codec.dumps(header_of(FILE)["sections"])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (b"", "not JSON"),
+        (b"[]", "expected a plan and its sections"),
+        (b'{"plan":NaN,"sections":[]}', "NaN is not JSON"),
+        (b'{"plan":' + b"[" * 100_000 + b"]" * 100_000 + b',"sections":[]}', "nests too deep"),
+        (b'{"plan":{},"sections":' + SECTIONS + b"}", "section 'header': Plan lacks entries"),
+        (b'{"plan":' + b"9" * 5000 + b',"sections":[]}', "not JSON"),
+        (b"\xff", "not JSON"),
+    ],
+)
+def test_texts_that_are_no_header(text, message):
+    with pytest.raises(PlanError, match=message):
+        from_bytes(with_header(FILE, text))
+
+
+def test_a_header_that_swells_when_decompressed():
+    stored = zlib.compress(bytes(1 << 24))
+    digest = hashlib.sha256(stored).digest()
+    for claimed in (1 << 10, 1 << 24 | 1, 1 << 40):
+        bomb = PREFIX.pack(FILE[:8], 1, 0, len(stored), claimed, digest) + stored
+        with pytest.raises(PlanError, match="section 'header'"):
+            from_bytes(bomb)
+
+
+def test_the_compiler_cannot_write_what_nobody_reads():
+    entry = PLAN.entries[0]
+    op = entry.program.ops[0]
+    expr = load(0)
+    for _ in range(200):
+        expr = call("relu", expr)
+    program = replace(entry.program, ops=(replace(op, epilogue=replace(op.epilogue, expr=expr)), *entry.program.ops[1:]))
+    with pytest.raises(PlanError, match="nests too deep"):
+        to_bytes(replace(PLAN, entries=(replace(entry, program=program),)))
+
+
+# --- The codec -------------------------------------------------------------------------------------------------------
+
+integers = st.integers(-(1 << 63), (1 << 63) - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.one_of(st.booleans(), integers, finite, st.text(), st.none())
+attributes = st.lists(
+    st.tuples(st.text(), st.recursive(scalars, lambda x: st.lists(x, max_size=3).map(tuple), max_leaves=5)), max_size=3
+).map(tuple)
+recipes = st.recursive(
+    st.builds(Source, st.text(), st.lists(st.integers(0, 9)).map(tuple), st.sampled_from(["float32", "int64"])),
+    lambda r: st.builds(Transform, st.text(), st.lists(r, max_size=3).map(tuple), attributes),
+    max_leaves=8,
+)
+constants = st.one_of(
+    st.floats(allow_nan=False, width=64).map(const),
+    integers.map(lambda v: const(v, DType.I64)),
+    st.booleans().map(lambda v: const(v, DType.BOOL)),
+)
+expressions = st.recursive(
+    st.one_of(constants, st.integers(0, 9).map(load)), lambda e: st.builds(partial(call, "add"), e, e), max_leaves=10
+)
+extents = st.lists(st.integers(-5, 1 << 50), max_size=4).map(tuple)
+tensors = st.builds(
+    Tensor, st.text(), extents, st.sampled_from(DType), extents, extents, st.none() | st.text(), st.integers(-3, 3)
+)
+
+
+def round_trip(value, hint):
+    coder = codec.Codec({}, {})
+    text = codec.dumps(coder.encode(value, hint))
+    back = codec.Codec({}, {}).decode(codec.loads(text), hint)
+    assert codec.dumps(coder.encode(back, hint)) == text
+    return back
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors, expressions, recipes)
+def test_the_codec_gives_back_what_it_got(tensor, expr, recipe):
+    assert round_trip(tensor, Tensor) == tensor
+    back = round_trip(expr, Expr)
+    assert back == expr and repr(back) == repr(expr)  # -0.0 is not 0.0, True is not 1
+    assert repr(round_trip(recipe, Recipe)) == repr(recipe)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    value: float
+    other: int | float | str = 0
+
+
+@given(st.floats(width=64), st.one_of(st.integers(-9, 9), st.text(), finite))
+def test_floats_are_exact(value, other):
+    back = round_trip(Numbers(value, other), Numbers)
+    assert struct.pack("<d", back.value) == struct.pack("<d", value) or (math.isnan(value) and math.isnan(back.value))
+    assert back.other == other and type(back.other) is type(other)
+
+
+@given(st.recursive(scalars, lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(), x, max_size=4), max_leaves=10))
+@settings(max_examples=200, deadline=None)
+def test_the_codec_refuses_what_is_something_else(value):
+    """Any JSON value decodes to a value of the type, or gives a CodecError."""
+    for hint in (Tensor, Expr, Numbers, tuple[int, ...], DType, tuple[str, float], float | None):
+        try:
+            back = codec.Codec({}, {}).decode(copy.deepcopy(value), hint)
+        except codec.CodecError:
+            continue
+        codec.Codec({}, {}).encode(back, hint)
+
+
+def test_errors_of_the_codec_say_where():
+    with pytest.raises(codec.CodecError, match=r"^shape\[1\]: expected an integer of 64 bits, got 1.5$"):
+        text = {"name": "x", "shape": [1, 1.5], "dtype": "float32", "padded": [], "strides": []}
+        codec.Codec({}, {}).decode(text, Tensor)
+    with pytest.raises(codec.CodecError, match="inf cannot stand where a string could"):
+        codec.Codec({}, {}).encode(Numbers(0.0, float("inf")), Numbers)
+
+
+def test_feeds_fit():
+    """The small program runs from its file: what these tests damage is whole to begin with."""
+    read = from_bytes(FILE)
+    out = CpuEngine(read, read.entries[0], read.entries[0].sections[0], check_padding=True).run(feeds())
+    assert np.isfinite(out["y"]).all() and out["top"].shape == (1, 4096)
