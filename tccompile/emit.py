@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache as memoised
 from pathlib import Path
@@ -344,7 +345,8 @@ class Worker:
 
     def close(self) -> None:
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
+        with suppress(OSError):  # it may have ended before
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
@@ -362,6 +364,8 @@ def serve() -> None:
             result: Any = compile_code(*job)
         except TccompileError as error:
             result = type(error)(str(error))
+        except Exception as error:
+            result = CodegenError(f"kernel {job[0].kernel} for {job[1].name}: {type(error).__name__}: {error}")
         _send(answers, result)
 
 

@@ -131,15 +131,15 @@ def test_memory(plan, gpu):
             free, total = cu.cuMemGetInfo()
         return total - free
 
-    Session(plan, "gpu").run(None, {"x": x_of()})
-    before = used()
-    for _ in range(3):
+    used_after = []
+    for _ in range(4):  # the driver keeps some memory from the first rounds
         sessions = [Session(plan, "gpu") for _ in range(3)]
         for session in sessions:
             session.run(None, {"x": x_of(3)})
         sessions[0].close()
         del sessions, session
-    assert used() - before < 4 << 20
+        used_after.append(used())
+    assert used_after[-1] == used_after[1]
     section = plan.entries[0].sections[0]
     huge = replace(plan, entries=(replace(plan.entries[0], sections=(replace(section, arena=1 << 42),)),))
     with pytest.raises(LaunchError, match=r"cannot allocate 4194304.0 MiB for the arena"):

@@ -1,0 +1,312 @@
+"""Machine code: what comes out, that it is always the same, and the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tccompile import cache, emit, kernels
+from tccompile.arch import ARCHS
+from tccompile.emit import CodegenError, compile_code, resources
+from tccompile.errors import UsageError
+from tccompile.kernels.spec import Code, Function, Kernel, code
+from tests.gpu.cases import program_of
+
+
+class Toy(Kernel):
+    """A kernel whose code depends on its parameters alone."""
+
+    name = "toy"
+
+    def build(self, arch, n=1, fault=""):
+        from numba import cuda
+        from numba.cuda import types
+
+        @cuda.jit(device=True, inline="always")
+        def scaled(a):
+            return a * n
+
+        def kernel(x, count):
+            dynamic = cuda.shared.array(0, types.uint8)
+            fixed = cuda.shared.array(32, types.uint8)
+            i = cuda.grid(1)
+            fixed[cuda.threadIdx.x] = i
+            dynamic[cuda.threadIdx.x] = scaled(fixed[i // 2])
+
+        def crowded(x, count):
+            values = cuda.local.array(96, types.float32)
+            shared = cuda.shared.array(9000, types.float32)
+            for k in range(96):
+                values[k] = shared[k * 7 + count]
+            for r in range(count):
+                for k in range(96):
+                    values[k] = values[k] * values[(k + 5) % 96] + shared[r + k]
+            for k in range(96):
+                shared[k] = values[k]
+
+        def wrong(x, count):
+            return x + "text"
+
+        signature = types.void(types.uint64, types.int32)
+        if fault == "spills":
+            return Function(crowded, signature, 1024, 2)
+        return Function(wrong if fault else kernel, signature, 128)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of its own, and the toy among the kernels."""
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "KERNELS", (*kernels.KERNELS, Toy()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+def test_every_generation(arch):
+    image = compile_code(code("toy", n=3), arch)
+    assert (image.arch, image.kind, image.function) == (arch.name, "cubin", "tc_toy")
+    assert image.code[:4] == b"\x7fELF" and b"tc_toy" in image.code and b"NumbaEnv" not in image.code
+    used = resources(code("toy", n=3), arch)
+    assert 0 < used.registers < 64 and used.shared >= 32
+
+
+@pytest.mark.parametrize(("name", "version"), [("sm_61", "5.0"), ("sm_80", "7.0")])
+def test_ptx_is_as_old_as_it_can_be(name, version):
+    text = compile_code(code("toy", n=3), ARCHS[name], "ptx").code.decode()
+    assert text.startswith(f".version {version}\n.target {name}\n")
+    assert re.findall(r"\.entry (\S+)\(", text) == ["tc_toy"] and "Numba" not in text and "/" not in text
+
+
+def test_the_same_bytes_in_every_process(fresh):
+    """Whatever was compiled before: Numba numbers functions by process"""
+    program = """
+import sys
+from tccompile import kernels
+from tccompile.arch import ARCHS
+from tccompile.emit import compile_code
+from tccompile.kernels.spec import code
+from tests.test_emit import Toy
+import hashlib
+kernels.KERNELS = (Toy(),)
+for n in map(int, sys.argv[1:]):
+    for kind in ("cubin", "ptx"):
+        print(n, kind, hashlib.sha256(compile_code(code("toy", n=n), ARCHS["sm_80"], kind).code).hexdigest())
+"""
+    said = []
+    for number, order in enumerate(("5 6", "7 6 5")):
+        environment = {**os.environ, "TCCOMPILE_CACHE_DIR": str(fresh / str(number)), "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(
+            [sys.executable, "-c", program, *order.split()], env=environment, capture_output=True, text=True, check=True
+        )
+        said.append({tuple(line.split()[:2]): line.split()[2] for line in run.stdout.splitlines()})
+    assert len(said[0]) == 4 and said[0] == {k: said[1][k] for k in said[0]}
+    assert len(set(said[1].values())) == 6
+
+
+def test_spills_are_errors():
+    with pytest.raises(CodegenError, match=r"kernel toy\(fault='spills'\) does not compile for sm_80: it spills registers"):
+        compile_code(code("toy", fault="spills"), ARCHS["sm_80"])
+
+
+def test_what_numba_says_is_told():
+    with pytest.raises(
+        CodegenError, match=r"(?s)kernel toy\(fault='typing'\) does not compile for sm_80: .*(No implementation|unicode)"
+    ) as error:
+        compile_code(code("toy", fault="typing"), ARCHS["sm_80"])
+    assert error.value.exit_code == 70
+
+
+def test_what_ptxas_says_is_told():
+    with pytest.raises(CodegenError, match=r"(?s)ptxas: .*line 3"):
+        emit.assemble(".version 7.0\n.target sm_80\n.bogus\n", "sm_80")
+    log = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n"
+    assert emit.assemble(text, "sm_90a")[1].stack == 0
+    fake = subprocess.CompletedProcess([], 0, "", f"ptxas warning : {log}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", lambda *a, **k: fake)
+        with pytest.raises(CodegenError, match=r"C7510.*serialized"):
+            emit.assemble(text, "sm_90a")
+
+
+def test_a_toolchain_without_the_generation(monkeypatch):
+    monkeypatch.setattr(emit, "_targets", lambda: frozenset({"sm_75", "sm_80", "sm_90a"}))
+    with pytest.raises(
+        UsageError, match=r"ptxas 12\.\S+ makes no code for sm_61; it knows sm_75, sm_80, sm_90a.*numba-cuda\[cu12\]"
+    ):
+        compile_code(code("toy", n=1), ARCHS["sm_61"])
+
+
+def test_ptxas_is_numbas_own(monkeypatch, tmp_path):
+    """Never one that happens to be on PATH"""
+    stranger = tmp_path / ("ptxas.exe" if sys.platform == "win32" else "ptxas")
+    stranger.write_text("#!/bin/sh\nexit 1\n")
+    stranger.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    emit._ptxas.cache_clear()
+    assert Path(emit._ptxas()).parent != tmp_path
+
+
+# --- The cache -------------------------------------------------------------------------------------------------------
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.bin"))
+
+
+def test_an_entry_is_used_again(fresh, monkeypatch):
+    image = compile_code(code("toy", n=3), ARCHS["sm_75"])
+    assert len(entries(fresh)) == 1
+    monkeypatch.setattr(Toy, "build", lambda *a, **k: pytest.fail("compiled again"))
+    assert compile_code(code("toy", n=3), ARCHS["sm_75"]) == image
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: b"", lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:], lambda d: bytes(len(d))]
+)
+def test_a_damaged_entry_is_made_again(fresh, damage):
+    image = compile_code(code("toy", n=3), ARCHS["sm_75"])
+    (path,) = entries(fresh)
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert compile_code(code("toy", n=3), ARCHS["sm_75"]) == image
+    assert path.read_bytes() == good
+
+
+def test_keys_tell_everything_apart(monkeypatch):
+    def key(n=1, arch="sm_80", kind="cubin"):
+        return emit._key(Code("toy", (("n", n),)), ARCHS[arch], kind)
+
+    keys = [key(), key(n=2), key(arch="sm_86"), key(kind="ptx")]
+    monkeypatch.setattr(emit, "toolchain", lambda: {"ptxas": "13.0"})
+    keys.append(key())
+    monkeypatch.setattr(cache, "sources_of", lambda module: "other sources")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def test_sources_are_followed(tmp_path, monkeypatch):
+    """A change in a module that a kernel imports, however deep, changes its key; one elsewhere does not"""
+    package = tmp_path / "plugin_for_test"
+    package.mkdir()
+    files = {
+        "__init__": "",
+        "kernel": "def build():\n    from plugin_for_test import helper\n",
+        "helper": "from .deep import x\nimport json\n",
+        "deep": "x = 1\n",
+        "other": "y = 1\n",
+    }
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def digest() -> str:
+        cache.sources_of.cache_clear()
+        return cache.sources_of("plugin_for_test.kernel")
+
+    first = digest()
+    (package / "other.py").write_text("y = 2\n")
+    assert digest() == first
+    (package / "deep.py").write_text("x = 2\n")
+    assert digest() != first
+    assert cache.sources_of("tccompile.kernels.pointwise") != cache.sources_of("tccompile.kernels.depthwise")
+
+
+def test_where_it_lies(monkeypatch, tmp_path):
+    assert cache.folder() == tmp_path
+    monkeypatch.delenv("TCCOMPILE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert cache.folder() == Path("/there/tccompile")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.folder() == Path.home() / ".cache" / "tccompile"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", "C:/local")
+    assert cache.folder() == Path("C:/local/tccompile/cache")
+
+
+def test_old_entries_are_evicted(fresh):
+    for i in range(5):
+        cache.put(cache.key(i), bytes(1000))
+        os.utime(fresh / cache.key(i)[:2] / f"{cache.key(i)}.bin", (i, i))
+    left_behind = fresh / "ab" / ".failed.new"
+    left_behind.parent.mkdir(exist_ok=True)
+    left_behind.write_bytes(b"half")
+    os.utime(left_behind, (0, 0))
+    assert cache.get(cache.key(0)) == bytes(1000)  # used now
+    cache.evict(limit=2 * 1032)
+    assert [i for i in range(5) if cache.get(cache.key(i)) is not None] == [0, 4]
+    assert not left_behind.exists()
+
+
+def test_parallel_writers_and_readers(fresh):
+    data = {cache.key(i): hashlib.sha256(bytes([i])).digest() * 2000 for i in range(3)}
+    wrong = []
+
+    def work() -> None:
+        for _ in range(30):
+            for key, value in data.items():
+                cache.put(key, value)
+                if cache.get(key) != value:
+                    wrong.append(key)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and not list(fresh.glob("*/*.new"))
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "file"))
+    assert compile_code(code("toy", n=1), ARCHS["sm_75"]).code[:4] == b"\x7fELF"
+
+
+# --- Many ------------------------------------------------------------------------------------------------------------
+
+
+def test_many_in_processes(fresh):
+    """The same as one by one; progress is told; a second time nothing is compiled"""
+    program = program_of("chain")
+    (op,) = program.ops
+    family = next(k for k in kernels.KERNELS if isinstance(op, k.realises) and k.supports(op, program, ARCHS["sm_80"]) is None)
+    config = next(iter(family.configs(op, program, ARCHS["sm_80"])))
+    made = family.work(op, program, config, ARCHS["sm_80"]).launches[0].code
+    jobs = [(made, ARCHS[a], kind) for a, kind in (("sm_61", "ptx"), ("sm_75", "cubin"), ("sm_80", "cubin"), ("sm_90a", "cubin"))]
+    told: list[tuple[int, int]] = []
+    images = emit.emit([*jobs, jobs[1]], lambda done, total: told.append((done, total)), jobs=2)
+    assert list(images) == jobs
+    assert told == [(i, 4) for i in range(5)]
+    assert [(i.arch, i.kind) for i in images.values()] == [(a.name, kind) for _, a, kind in jobs]
+    told.clear()
+    assert emit.emit(jobs, lambda done, total: told.append((done, total))) == images and told == [(4, 4)]
+    for path in entries(fresh):
+        path.unlink()
+    assert compile_code(*jobs[2]) == images[jobs[2]]
+
+
+def test_a_failure_in_a_process(monkeypatch):
+    """The first in the order asked for, as the same kind of error; no process stays"""
+    jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]
+    monkeypatch.setattr(emit, "_key", lambda *job: cache.key(repr(job)))
+    workers = []
+    init = emit.Worker.__init__
+    monkeypatch.setattr(emit.Worker, "__init__", lambda self: (init(self), workers.append(self))[0])
+    with pytest.raises(CodegenError, match=r"kernel nothing for sm_75: KeyError"):
+        emit.emit(jobs, jobs=2)
+    assert len(workers) == 2 and all(w.process.poll() == 0 for w in workers)
+    worker = emit.Worker()
+    worker.process.kill()
+    with pytest.raises(CodegenError, match="the process that compiled kernel nothing for sm_75 ended with status"):
+        worker.compile(jobs[0])
+    worker.close()
