@@ -5,7 +5,9 @@ from __future__ import annotations
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
+from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.spec import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
@@ -13,6 +15,8 @@ KERNELS: tuple[Kernel, ...] = (
     Depthwise(),
     ReduceKernel(),
     PointwiseKernel(),
+    PoolKernel(),
+    ResizeKernel(),
 )
 
 

@@ -158,6 +158,30 @@ def constant(value: Any, dtype: DType) -> str:
     return f"i64({int(value)})" if dtype is DType.I64 else f"boolean({int(value)})"
 
 
+class Parameters:
+    """Names for the parameters of generated code, in the order in which they are taken; `name` has their number for {}."""
+
+    def __init__(self, name: str = "a{}") -> None:
+        self.name = name
+        self.kinds: list[str] = []
+
+    def take(self, kind: str = "int") -> str:
+        """The next parameter: "int" (32 bits) or "address"."""
+        self.kinds.append(kind)
+        return self.name.format(len(self.kinds) - 1)
+
+    def divider(self) -> tuple[str, str, str]:
+        """A divisor and its reciprocal: see `divider`."""
+        return self.take(), self.take(), self.take()
+
+
+def types_of(kinds: list[str]) -> tuple[Any, ...]:
+    """The Numba types of parameters of these kinds."""
+    from numba.cuda import types
+
+    return tuple(types.int64 if kind == "address" else types.int32 for kind in kinds)
+
+
 # --- Division by what is known at launch -------------------------------------------------------------------------------
 
 
@@ -169,6 +193,16 @@ def divider(d: int) -> tuple[int, int]:
     shift = 31 + (d - 1).bit_length()
     multiplier = -(-(1 << shift) // d)
     return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, shift
+
+
+def split(out: Lines, number: str, dividers: list[tuple[str, str, str]]) -> list[str]:
+    """The names of the digits of `number` in mixed radix, outermost first; `dividers` are those of all digits but the first."""
+    digits = []
+    for n, multiplier, shift in reversed(dividers):
+        whole = out.let(f"divide({number}, {multiplier}, {shift})")
+        digits.append(out.let(f"i32({number} - {whole} * {n})"))
+        number = whole
+    return [number, *reversed(digits)]
 
 
 # --- Compiling -------------------------------------------------------------------------------------------------------

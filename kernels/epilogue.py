@@ -17,7 +17,7 @@ from typing import Any
 
 from tccompile.errors import UnsupportedError
 from tccompile.expr import DType, Expr, Shape, View
-from tccompile.kernels.codegen import Lines, decode, divider, encode, execute, names
+from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.program import Conv, Gemm, Op, Pool, Program, Tensor
 
@@ -97,7 +97,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
     if block > 1:
         whole = y.shape[1] % lanes == 0 and padded == y.shape[1]
         mode = "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) and y.strides[1] == 1 else "strided"
-        args += [Ptr(op.y), *y_args, *map(I32, (channels, y.shape[1], padded, *divider(y.shape[1]), y.strides[1]))]
+        args += [Ptr(op.y), *y_args, *map(I32, (channels, padded, y.strides[1], y.shape[1], *divider(y.shape[1])))]
         args += map(I32, (block, *divider(block), y.strides[2], y.strides[3]))
         target = (y.dtype.value, mode, y_rows, False, True)
     else:
@@ -109,7 +109,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
     for access in accesses:
         how, more = _rows(dims, access.strides, access.tensor.name)
         step = access.strides[lane]
-        reach = -(-channels // lanes) * lanes  # lanes that a group may ask for
+        reach = -(-max(channels, padded if block == 1 else 0) // lanes) * lanes  # lanes that groups ask for
         within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(access.strides) if s > 0 and a != lane)
         covered = channels == reach or (step == 1 and within + reach <= access.tensor.span)
         mode = "same" if step == 0 else "strided" if channels == reach else "guarded"
@@ -118,6 +118,14 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         sources.append((access.tensor.dtype.value, mode, how))
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(_small(step, access.tensor.name))]
     return EpilogueSpec((lanes, len(dims), target, tuple(sources), encode(op.epilogue.expr)), tuple(args))
+
+
+def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
+    """How many groups of lanes a row has: those that must be stored."""
+    lane = frame[-1]
+    assert lane is not None
+    extent = program.tensors[op.y].padded[lane] if op.epilogue.shuffle == 1 else program.op_shape(op)[lane]
+    return -(-extent // lanes)
 
 
 Dims = list[tuple[int, list[int]]]
@@ -167,12 +175,11 @@ def build(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
     e    a tuple of the launch's `EpilogueSpec.args`
     """
     from numba import cuda
-    from numba.cuda import types
 
     text, kinds, accesses = source(params)
     scope = {**names(), **memory_functions(accesses)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
-    return store, tuple(types.int64 if kind == "address" else types.int32 for kind in kinds)
+    return store, types_of(kinds)
 
 
 Accesses = dict[str, tuple[str, DType, int, bool]]
@@ -186,35 +193,18 @@ def memory_functions(accesses: Accesses) -> dict[str, Any]:
     return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
 
 
-class _Arguments:
-    """Names for the elements of `e`, in order."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def take(self, kind: str = "int") -> str:
-        self.kinds.append(kind)
-        return f"e[{len(self.kinds) - 1}]"
-
-
 def source(params: Any) -> tuple[str, list[str], Accesses]:
     """The text of `store`, the kinds of its arguments ("address" or "int"), and the memory functions it calls."""
     lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
     expr, target = decode(encoded), DType(y_type)
     accesses: Accesses = {}
-    arguments = _Arguments()
+    arguments = Parameters("e[{}]")
     out = Lines()
 
     # The row's coordinates, innermost last, if anything needs them.
-    inner = [(arguments.take(), arguments.take(), arguments.take()) for _ in range(rank - 1)]
-    digits: list[str] = []
-    if any(how == "general" for how in (y_rows, *(s[2] for s in sources))):
-        rest = "m"
-        for extent, multiplier, shift in reversed(inner):
-            whole = out.let(f"divide({rest}, {multiplier}, {shift})")
-            digits.insert(0, out.let(f"i32({rest} - {whole} * {extent})"))
-            rest = whole
-        digits.insert(0, rest)
+    inner = [arguments.divider() for _ in range(rank - 1)]
+    apart = any(how == "general" for how in (y_rows, *(s[2] for s in sources)))
+    digits = split(out, "m", inner) if apart else []
 
     def row(how: str, size: int) -> str:
         """Bytes from the tensor's first element to the row's."""
@@ -223,9 +213,9 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
 
     y = out.let(f"{arguments.take('address')}{row(y_rows, target.size)}")
     if shuffle:
-        channels, remaining, padded = arguments.take(), arguments.take(), arguments.take()
-        multiplier, shift, y_step = arguments.take(), arguments.take(), arguments.take()
-        block, y_p, y_q = (arguments.take(), arguments.take(), arguments.take()), arguments.take(), arguments.take()
+        channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
+        remaining, multiplier, shift = arguments.divider()
+        block, y_p, y_q = arguments.divider(), arguments.take(), arguments.take()
         limit = channels
     else:
         channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()

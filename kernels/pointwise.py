@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import Atom, Coord, DType, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View, walk
-from tccompile.kernels.codegen import Lines, constant, decode, divider, encode, execute, names
+from tccompile.expr import Atom, Coord, DType, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View
+from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Op, Pointwise, Program, Tensor
@@ -146,7 +146,7 @@ def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
     vector = plan.stride(plan.y.strides, last) == 1 or plan.padded == 1
     whole = vector and plan.padded % lanes == 0 and _aligned(plan.y, lanes, y_steps)
     store = "vector" if whole else "strided" if plan.padded % lanes == 0 else "guarded"
-    reach = -(-plan.extent // lanes) * lanes
+    reach = -(-plan.padded // lanes) * lanes
     modes = []
     for load in plan.loads:
         varies = set().union(*(_atom_axes(a) for a, _ in load.terms), *(_axes(r.index) for r in load.valid)) & set(plan.lane)
@@ -282,7 +282,7 @@ class PointwiseKernel(Kernel):
 
         text, kinds, accesses = source(**params)
         kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
-        signature = types.void(*(types.int64 if kind == "address" else types.int32 for kind in kinds))
+        signature = types.void(*types_of(kinds))
         return Function(kernel, signature, THREADS)
 
 
@@ -332,7 +332,7 @@ def _described(plan: _Plan, expr: Expr, lanes: int, unroll: int) -> tuple[dict[s
             valid.append(out.index(r.index))
             out.integer(r.low)
             out.integer(r.high)
-        tail = mode == "each" and plan.extent % lanes != 0
+        tail = mode == "each" and -(-plan.padded // lanes) * lanes != plan.extent
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
     params = {
         "lanes": lanes, "unroll": unroll, "order": tuple(order), "target": target, "loads": tuple(loads), "expr": encode(expr),
@@ -343,20 +343,9 @@ def _described(plan: _Plan, expr: Expr, lanes: int, unroll: int) -> tuple[dict[s
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-class _Taken:
-    """Names for a kernel's parameters, in the order in which they are taken."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def take(self, kind: str = "int") -> str:
-        self.kinds.append(kind)
-        return f"a{len(self.kinds) - 1}"
-
-
 def source(lanes: int, unroll: int, order: Any, target: Any, loads: Any, expr: Any) -> tuple[str, list[str], Accesses]:
     """The text of the kernel, the kinds of its parameters ("address" or "int"), and the memory functions it calls."""
-    taken, out = _Taken(), Lines()
+    taken, out = Parameters(), Lines()
     expression = decode(expr)
     y_kind, store, y_used, mask = target
     y_type = DType(y_kind)
@@ -365,7 +354,7 @@ def source(lanes: int, unroll: int, order: Any, target: Any, loads: Any, expr: A
 
     # The arguments have names first, since every group uses them.
     total = taken.take()
-    inner = [(taken.take(), taken.take(), taken.take()) for _ in order[1:]]
+    inner = [taken.divider() for _ in order[1:]]
     extent, padded = taken.take(), taken.take()
     y = (taken.take("address"), [taken.take() for _ in y_used], taken.take())
     described = []
@@ -389,11 +378,8 @@ def source(lanes: int, unroll: int, order: Any, target: Any, loads: Any, expr: A
         thread = out.let(f"i32(cuda.blockIdx.x * {THREADS * unroll} + cuda.threadIdx.x + {u * THREADS})")
         rest = out.let(f"select({thread} < {total}, {thread}, {total} - i32(1))")
         digits = [""] * len(order)
-        for d, (n, multiplier, shift) in zip(reversed(order[1:]), reversed(inner), strict=True):
-            whole = out.let(f"divide({rest}, {multiplier}, {shift})")
-            digits[d] = out.let(f"i32({rest} - {whole} * {n})")
-            rest = whole
-        digits[order[0]] = rest
+        for d, digit in zip(order, split(out, rest, inner), strict=True):
+            digits[d] = digit
         first = digits[last] if lanes == 1 else out.let(f"i32({digits[last]} * {lanes})")
         values = [_read(out, d, digits, first, lanes, extent) for d in described]
         groups.append((thread, digits, first, values))
@@ -462,7 +448,7 @@ def _read(out: Lines, described: Any, digits: list[str], first: str, lanes: int,
     return values
 
 
-def _named_index(terms: Any, taken: _Taken) -> tuple:
+def _named_index(terms: Any, taken: Parameters) -> tuple:
     """An encoded index with the names of its numbers: (constant, ((factor, atom), …))"""
     offset = taken.take()
     named = []
@@ -472,7 +458,7 @@ def _named_index(terms: Any, taken: _Taken) -> tuple:
     return offset, tuple(named)
 
 
-def _named(atom: Any, taken: _Taken) -> tuple:
+def _named(atom: Any, taken: Parameters) -> tuple:
     match atom:
         case ("coord", dim):
             return ("coord", dim)
