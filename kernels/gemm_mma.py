@@ -18,12 +18,22 @@ from typing import Any
 from tccompile.arch import KIB, Arch
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import execute
-from tccompile.kernels.implicit_gemm import CHUNK, Problem, Rates, describe, split_steps, tiles, time_us, unfit
+from tccompile.kernels.implicit_gemm import (
+    CHUNK,
+    IMAGES,
+    MATRICES,
+    SCALARS,
+    Problem,
+    Rates,
+    describe,
+    scalars,
+    split_steps,
+    tiles,
+    time_us,
+    unfit,
+)
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Value, Work, code
 from tccompile.program import Conv, Gemm, Op, Program
-
-GROUP = 8
-"""Tiles of rows that are walked through all columns before the next ones: their operands stay in L2."""
 
 MOST_SPLITS = 32
 MOST_SCRATCH = 64 * 1024 * KIB
@@ -134,48 +144,6 @@ def rates_of(tile: Tile, arch: Arch) -> Rates:
     return Rates(peak * share, 0.25 * tile.bk / 64 + 0.1 * tile.stage / 16384, 1.8)
 
 
-# --- Arguments -------------------------------------------------------------------------------------------------------
-
-MATRICES = (
-    "rows", "stored", "last_stored", "chunks", "tiles_m", "tiles_n", "steps",
-    "inner", "x_outer", "x_inner", "w_outer", "w_inner", "row_batch", "column_batch", "x_row", "w_row", "channels",
-)  # fmt: skip
-IMAGES = (
-    "p", "q", "x_n", "x_h", "image_h", "image_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
-    "taps_w", "walk_r", "walk_s", "walk_c",
-)  # fmt: skip
-SCALARS = (*MATRICES, *IMAGES)
-"""The kernel's int32 parameters after its addresses, in order. Offsets and strides of x and w are in chunks of 8 halves."""
-
-
-def scalars(problem: Problem, tile: Tile, each: int) -> dict[str, int]:
-    """Values of SCALARS; `each` is the steps of K that a block takes.
-
-    walk_r, walk_s, walk_c: how far a step of bk moves in the order (r, s, c), with carries still to be made.
-    """
-    tm, tn = tiles(problem, tile.bm, tile.bn)
-    channels, across = problem.padded // CHUNK, tile.bk // CHUNK
-    whole, walk_c = divmod(across, max(channels, 1))
-    walk_r, walk_s = divmod(whole, problem.taps[1])
-    x_n, x_h, x_w, _ = (s // CHUNK for s in problem.x_pixel)
-    (x_outer, x_inner), (w_outer, w_inner) = ((a // CHUNK, b // CHUNK) for a, b in (problem.x_batch, problem.w_batch))
-    stored = problem.stored if problem.batches == 1 or not problem.column_batch else problem.columns
-    values = {
-        "rows": problem.rows, "stored": stored, "last_stored": problem.stored, "chunks": problem.depth // CHUNK,
-        "tiles_m": tm, "tiles_n": tn, "steps": each,
-        "inner": problem.batch[1], "x_outer": x_outer, "x_inner": x_inner, "w_outer": w_outer, "w_inner": w_inner,
-        "row_batch": problem.row_batch, "column_batch": problem.column_batch,
-        "x_row": x_w, "w_row": problem.w_column // CHUNK, "channels": channels,
-        "p": problem.pixels[1], "q": problem.pixels[2], "x_n": x_n, "x_h": x_h,
-        "image_h": problem.image[0], "image_w": problem.image[1],
-        "stride_h": problem.strides[0], "stride_w": problem.strides[1], "pad_h": problem.pads[0], "pad_w": problem.pads[1],
-        "dilation_h": problem.dilations[0], "dilation_w": problem.dilations[1],
-        "taps_w": problem.taps[1], "walk_r": walk_r, "walk_s": walk_s, "walk_c": walk_c,
-    }  # fmt: skip
-    assert tuple(values) == SCALARS
-    return values
-
-
 # --- The kernel ------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +154,7 @@ def build_tile(
     from numba import cuda
     from numba.cuda import types
 
+    from tccompile.kernels import gemm_walk as walk
     from tccompile.kernels.device_math import inline
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import i32, u32, u64
@@ -213,31 +182,24 @@ def build_tile(
     read = mma.load_floats
 
     @inline
-    def body(
-        x, w, partial, counter, matrices, images, e
-    ):  # fmt: skip
-        rows, stored, last_stored, chunks, tiles_m, tiles_n, steps, inner, x_outer, x_inner, w_outer, w_inner = matrices[:12]
-        row_batch, column_batch, x_row, w_row, channels = matrices[12:]
-        p, q, x_n, x_h, image_h, image_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w = images[:12]
-        taps_w, walk_r, walk_s, walk_c = images[12:]
+    def body(x, w, partial, counter, matrices, images, e):
+        rows, columns, stored, last_stored, chunks, tiles_m, tiles_n, steps, inner = matrices[:9]
+        x_outer, x_inner, w_outer, w_inner, row_batch, column_batch, x_row, w_row, channels = matrices[9:]
+        x_h, image_h, image_w = images[3:6]
+        dilation_h, dilation_w, taps_w = images[10:13]
         base = (mma.shared_address(cuda.shared.array(0, types.uint8)) + u32(127)) & u32(0xFFFFFF80)
         tid = i32(cuda.threadIdx.x)
 
         # Which tile of which batch, and which part of K.
         part = i32(cuda.blockIdx.y)
-        batch = mma.divide(i32(cuda.blockIdx.x), i32(tiles_m * tiles_n))
-        at = i32(cuda.blockIdx.x - batch * i32(tiles_m * tiles_n))
-        band = mma.divide(at, i32(GROUP * tiles_n))
-        at = i32(at - band * GROUP * tiles_n)
-        height = i32(min(i32(tiles_m - band * GROUP), i32(GROUP)))
-        tile_n = mma.divide(at, height)
-        m0 = i32((band * GROUP + at - tile_n * height) * bm)
+        batch, tile_m, tile_n = walk.locate(i32(cuda.blockIdx.x), tiles_m, tiles_n)
+        m0 = i32(tile_m * bm)
         n0 = i32(tile_n * bn)
         outer = mma.divide(batch, inner)
         within = i32(batch - outer * inner)
-        x += u64(types.int64(i32(outer * x_outer + within * x_inner)) * 16)
-        w += u64(types.int64(i32(outer * w_outer + within * w_inner)) * 16)
-        columns = last_stored if batch == inner - 1 else stored
+        x = walk.at(x, i32(outer * x_outer + within * x_inner), 16)
+        w = walk.at(w, i32(outer * w_outer + within * w_inner), 16)
+        stored = last_stored if batch == inner - 1 else stored
 
         # What this thread copies: chunk `column` of rows first, first + apart … of A and of B.
         column = i32(tid % across)
@@ -258,13 +220,7 @@ def build_tile(
                 a_h[i] = i32(m < rows)
                 a_w[i] = 0
             else:
-                line = mma.divide(m, q)
-                image = mma.divide(line, p)
-                h = i32(i32(line - image * p) * stride_h - pad_h)
-                v = i32(i32(m - line * q) * stride_w - pad_w)
-                a_at[i] = i32(image * x_n + h * x_h + v * x_row)
-                a_h[i] = h if m < rows else i32(-(2**30))
-                a_w[i] = v
+                a_at[i], a_h[i], a_w[i] = walk.first_tap(m, rows, images, x_row)
         b_at = cuda.local.array(b_rows, types.int32)
         for i in range(b_rows):
             n = i32(n0 + first + i * apart)
@@ -297,17 +253,17 @@ def build_tile(
                 for i in range(a_rows):
                     if linear:
                         ok = inside and a_h[i] != 0
-                        source = x + u64(types.int64(i32(a_at[i] + k)) * 16)
+                        source = walk.at(x, i32(a_at[i] + k), 16)
                     else:
                         ok = inside and u32(i32(a_h[i] + h)) < u32(image_h) and u32(i32(a_w[i] + v)) < u32(image_w)
-                        source = x + u64(types.int64(i32(a_at[i] + shift)) * 16)
+                        source = walk.at(x, i32(a_at[i] + shift), 16)
                     if cp_async:
                         mma.cp_async(put + fill + u32(i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
                     else:
                         staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = mma.load_chunk(source, i32(ok))
                 for i in range(b_rows):
                     ok = inside and b_at[i] >= 0
-                    source = w + u64(types.int64(i32(b_at[i] + k)) * 16)
+                    source = walk.at(w, i32(b_at[i] + k), 16)
                     if cp_async:
                         mma.cp_async(put + fill + u32(a_bytes + i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
                     else:
@@ -316,15 +272,7 @@ def build_tile(
                 # On to the same column of the next step.
                 k = i32(k + across)
                 if not linear:
-                    c = i32(c + walk_c)
-                    s = i32(s + walk_s)
-                    r = i32(r + walk_r)
-                    if c >= channels:
-                        c = i32(c - channels)
-                        s = i32(s + 1)
-                    if s >= taps_w:
-                        s = i32(s - taps_w)
-                        r = i32(r + 1)
+                    r, s, c = walk.onward(r, s, c, channels, images)
             if cp_async:
                 mma.cp_async_commit()
             if step >= ahead:
@@ -341,21 +289,13 @@ def build_tile(
         if split:
             # Parts of a tile lie one after the other; each thread reads back what its like wrote.
             parts = i32(cuda.gridDim.y)
-            own = partial + u64(types.int64(cuda.blockIdx.x) * parts * (bm * bn * 4) + tid * 16)
-            store_partial(acc, own + u64(types.int64(part) * (bm * bn * 4)))
-            mma.fence_device()
-            cuda.syncthreads()
-            arrived = i32(0)
-            if tid == 0:
-                arrived = i32(mma.count_up(counter + u64(types.int64(cuda.blockIdx.x) * 4)))
-            if cuda.syncthreads_or(i32(tid == 0 and arrived == parts - 1)) == 0:
+            own = walk.at(partial, types.int64(cuda.blockIdx.x) * parts * (bm * bn) + tid * 4, 4)
+            store_partial(acc, walk.at(own, types.int64(part) * (bm * bn), 4))
+            if not walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
                 return
-            mma.fence_device()
             acc = zeros()
             for i in range(parts):
-                acc = add_partial(acc, own + u64(types.int64(i) * (bm * bn * 4)))
-            if tid == 0:
-                mma.store_word(counter + u64(types.int64(cuda.blockIdx.x) * 4), u32(0))
+                acc = add_partial(acc, walk.at(own, types.int64(i) * (bm * bn), 4))
 
         # The epilogue: each warp turns 16 rows at a time round in its own slab, so that a lane gets 8 columns of a row.
         cuda.syncthreads()
@@ -372,15 +312,16 @@ def build_tile(
                 values = read(slab + u32((row * pitch + group * 8) * 4))
                 m = i32(m0 + (warp_m * mi + i) * 16 + row)
                 n = i32(n0 + warp_n * (nj * 16) + group * 8)
-                if m < rows and n < columns:
+                if m < rows and n < stored:
                     store(values, i32(batch * row_batch + m), i32(batch * column_batch + n), e)
             cuda.syncwarp()
 
     addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
     more = [f"e{i}" for i in range(len(extra))]
+    tuples = [f"({', '.join(more[i : i + 30])},)" for i in range(0, len(more), 30)]  # Numba takes 30 elements at once
     scope = {"body": body, "partial": 0, "counter": 0}
     text = f"def kernel({', '.join([*addresses, *SCALARS, *more])}):\n"
-    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(more)},))\n"
+    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), {' + '.join(tuples)})\n"
     signature = types.void(*[u64] * len(addresses), *[i32] * len(SCALARS), *extra)
     return Function(execute(text, scope, "kernel"), signature, threads, tile.blocks)
 
@@ -435,7 +376,7 @@ class _Mma(Kernel):
         args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
         if splits > 1:
             args += [Scratch(), Counters()]
-        args += [I32(v) for v in scalars(problem, tile, each).values()]
+        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, tile.bk, each, CHUNK).values()]
         tm, tn = tiles(problem, tile.bm, tile.bn)
         count = tm * tn * problem.batches
         assert instruction is not None

@@ -227,6 +227,49 @@ def unfit(problem: Problem, program: Program) -> str | None:
     return None
 
 
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+MATRICES = (
+    "rows", "columns", "stored", "last_stored", "chunks", "tiles_m", "tiles_n", "steps",
+    "inner", "x_outer", "x_inner", "w_outer", "w_inner", "row_batch", "column_batch", "x_row", "w_row", "channels",
+)  # fmt: skip
+IMAGES = (
+    "p", "q", "x_n", "x_h", "image_h", "image_w", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+    "taps_w", "walk_r", "walk_s", "walk_c",
+)  # fmt: skip
+SCALARS = (*MATRICES, *IMAGES)
+"""The kernels' int32 parameters after their addresses, in order. Offsets and strides of x and w are in chunks."""
+
+
+def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) -> dict[str, int]:
+    """Values of SCALARS for tiles of bm×bn and steps of bk, of which a block takes `each`; a chunk is so many elements.
+
+    columns  rows of w in a batch; stored, last_stored: columns that are stored of a batch, and of the last one
+    walk_r, walk_s, walk_c  how far a step of bk moves in the order (r, s, c), with carries still to be made
+    """
+    tm, tn = tiles(problem, bm, bn)
+    channels, across = -(-problem.channels // chunk), bk // chunk
+    whole, walk_c = divmod(across, max(channels, 1))
+    walk_r, walk_s = divmod(whole, problem.taps[1])
+    x_n, x_h, x_w, _ = (s // chunk for s in problem.x_pixel)
+    (x_outer, x_inner), (w_outer, w_inner) = ((a // chunk, b // chunk) for a, b in (problem.x_batch, problem.w_batch))
+    stored = problem.stored if problem.batches == 1 or not problem.column_batch else problem.columns
+    values = {
+        "rows": problem.rows, "columns": problem.columns, "stored": stored, "last_stored": problem.stored,
+        "chunks": math.prod(problem.taps) * channels, "tiles_m": tm, "tiles_n": tn, "steps": each,
+        "inner": problem.batch[1], "x_outer": x_outer, "x_inner": x_inner, "w_outer": w_outer, "w_inner": w_inner,
+        "row_batch": problem.row_batch, "column_batch": problem.column_batch,
+        "x_row": x_w, "w_row": problem.w_column // chunk, "channels": channels,
+        "p": problem.pixels[1], "q": problem.pixels[2], "x_n": x_n, "x_h": x_h,
+        "image_h": problem.image[0], "image_w": problem.image[1],
+        "stride_h": problem.strides[0], "stride_w": problem.strides[1], "pad_h": problem.pads[0], "pad_w": problem.pads[1],
+        "dilation_h": problem.dilations[0], "dilation_w": problem.dilations[1],
+        "taps_w": problem.taps[1], "walk_r": walk_r, "walk_s": walk_s, "walk_c": walk_c,
+    }  # fmt: skip
+    assert tuple(values) == SCALARS
+    return values
+
+
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 

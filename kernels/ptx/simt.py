@@ -1,0 +1,117 @@
+"""The inner loops of a matrix product in plain float32 arithmetic, unrolled."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tccompile.kernels.device_math import inline
+from tccompile.kernels.ptx.core import f32, i32, u32, void
+
+I32, F32 = ir.IntType(32), ir.FloatType()
+
+
+@cache
+def fetch(load: Any, n: int) -> Any:
+    """The device function (array, at, address, ok) that keeps the n values of a guarded `memory.load` in array[at …]."""
+    if n == 1:
+
+        @inline
+        def keep(array, at, address, ok):
+            array[at] = load(address, ok)
+
+        return keep
+
+    @inline
+    def keep_all(array, at, address, ok):
+        values = load(address, ok)
+        for j in range(n):
+            array[at + j] = values[j]
+
+    return keep_all
+
+
+def as_tuple(load: Any, n: int) -> Any:
+    """`memory.load` as a function that gives a tuple for one value too."""
+    if n > 1:
+        return load
+
+    @inline
+    def one(address):
+        return (load(address),)
+
+    return one
+
+
+def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list) -> Any:
+    function = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), args)
+
+
+@cache
+def multiply_step(rows: int, columns: int, bk: int, a_pitch: int, b_pitch: int, threads_m: int, threads_n: int) -> Any:
+    """The device function acc, a, b → acc that adds a thread's rows×columns products over bk values of K.
+
+    acc: rows*columns float32, row-major. a, b: addresses in shared memory of the thread's first row and column at the step's
+    first k; the next k is a_pitch (b_pitch) floats on, the next group of four rows (columns) 4*threads_m (4*threads_n).
+    """
+    ty = types.UniTuple(f32, rows * columns)
+
+    @intrinsic
+    def multiply(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            values = [builder.extract_value(args[0], i) for i in range(rows * columns)]
+            quad = ir.LiteralStructType([F32] * 4)
+
+            def load(address: Any, n: int, threads: int, first: int) -> list:
+                out: list = []
+                for group in range(n // 4):
+                    text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * (first + group * 4 * threads)}];"
+                    four = _asm(builder, text, "=f,=f,=f,=f,r,~{memory}", quad, [address])
+                    out += [builder.extract_value(four, i) for i in range(4)]
+                return out
+
+            for k in range(bk):
+                left = load(args[1], rows, threads_m, k * a_pitch)
+                right = load(args[2], columns, threads_n, k * b_pitch)
+                for i in range(rows):
+                    for j in range(columns):
+                        at = i * columns + j
+                        values[at] = builder.fma(left[i], right[j], values[at])
+            out = ir.Constant(ir.ArrayType(F32, rows * columns), ir.Undefined)
+            for i, v in enumerate(values):
+                out = builder.insert_value(out, v, i)
+            return out
+
+        return ty(ty, u32, u32), codegen
+
+    return multiply
+
+
+@cache
+def spill_row(rows: int, columns: int, threads_n: int) -> Any:
+    """The device function (acc, address, i) that writes row i of a thread's results to shared memory; i may be a variable.
+
+    address: of the thread's first column; the next group of four lies 4*threads_n floats on.
+    """
+    ty = types.UniTuple(f32, rows * columns)
+
+    @intrinsic
+    def spill(typingctx, acc, address, i):
+        def codegen(context, builder, sig, args):
+            for row in range(rows):
+                with builder.if_then(builder.icmp_signed("==", args[2], ir.Constant(I32, row))):
+                    for group in range(columns // 4):
+                        at = row * columns + group * 4
+                        four = [builder.extract_value(args[0], at + e) for e in range(4)]
+                        text = f"st.shared.v4.f32 [$0+{16 * group * threads_n}], {{$1, $2, $3, $4}};"
+                        _asm(builder, text, "r,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *four])
+            return context.get_dummy_value()
+
+        return void(ty, u32, i32), codegen
+
+    return spill
