@@ -1,10 +1,89 @@
-"""Equations on standard ONNX ops, applied until none fits any more."""
+"""Equations on standard ONNX ops, applied until none fits any more: the graph stays legal ONNX at every step."""
 
 from __future__ import annotations
 
+import logging
+
 import onnx_graphsurgeon as gs
+
+from tccompile.rewrites import batch_norm, conv_transpose, gemm, pad, scale_shift
+from tccompile.rewrites.rule import Editor, Rewrite, name_of
+
+log = logging.getLogger(__name__)
+
+REWRITES: tuple[Rewrite, ...] = (
+    *batch_norm.REWRITES,
+    *gemm.REWRITES,
+    *scale_shift.REWRITES,
+    *pad.REWRITES,
+    *conv_transpose.REWRITES,
+)
+"""In the order in which they are tried at a node."""
+
+LATE: tuple[Rewrite, ...] = conv_transpose.REWRITES
+"""Those that wait until no other applies: scales and shifts find their way into a transposed convolution before it is split."""
 
 
 def rewrite(graph: gs.Graph) -> gs.Graph:
-    """The graph after all rewrites: legal ONNX that computes the same."""
+    """The graph after all rewrites, in topological order, without unused nodes. Changes `graph` itself.
+
+    Each application makes the graph smaller or moves it towards a normal form, so there is an end; why one does not apply is
+    logged at level DEBUG.
+    """
+    edit = Editor(graph)
+    _to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
+    _to_fixpoint(edit, REWRITES)
     return graph
+
+
+def _to_fixpoint(edit: Editor, rewrites: tuple[Rewrite, ...]) -> None:
+    by_op: dict[str, list[Rewrite]] = {}
+    for entry in rewrites:
+        for op in entry.ops:
+            by_op.setdefault(op, []).append(entry)
+    changed = True
+    while changed:
+        changed = False
+        for node in list(edit.graph.nodes):
+            if node.domain in (None, "", "ai.onnx"):
+                changed |= any(_applied(edit, entry, node) for entry in by_op.get(node.op, ()) if node.outputs)
+        tidy(edit.graph)
+
+
+def _applied(edit: Editor, entry: Rewrite, node: gs.Node) -> bool:
+    found = entry.match(node)
+    if found is None:
+        return False
+    why_not = entry.check(edit, found)
+    log.debug("%s at %s: %s", entry.equation, name_of(node), why_not or "applied")
+    if why_not is None:
+        entry.apply(edit, found)
+    return why_not is None
+
+
+def tidy(graph: gs.Graph) -> None:
+    """Nodes in topological order, as near to their old order as it allows, and only those that the outputs need."""
+    order: list[gs.Node] = []
+    done: set[int] = set()
+    wanted = {id(n) for t in graph.outputs for n in t.inputs}
+    stack = [n for n in reversed(graph.nodes) if id(n) in wanted]
+    while stack:
+        node = stack[-1]
+        todo = [n for t in _reads(node) for n in t.inputs if id(n) not in done] if id(node) not in done else []
+        if todo:
+            stack += reversed(todo)
+        else:
+            stack.pop()
+            if id(node) not in done:
+                done.add(id(node))
+                order.append(node)
+    for node in graph.nodes:
+        if id(node) not in done:
+            node.inputs.clear()
+            node.outputs.clear()
+    graph.nodes = order
+
+
+def _reads(node: gs.Node) -> list[gs.Tensor]:
+    inner = [t for graph in node.subgraphs() for n in graph.nodes for t in (*n.inputs, *graph.outputs)]
+    return [*node.inputs, *inner]

@@ -1,0 +1,143 @@
+"""conv_transpose(x, w) = depth_to_space(conv(x, w')): no element is multiplied with the zeros between stretched inputs.
+
+Along one axis, with stride s, dilation d and p elements cut off at the start, y[o] = sum over k of x[i] * w[k] where
+i * s + k * d = o + p. Write o = s * q + f with phase f < s: then i = q + (f + p - k * d) / s, wherever that divides. So each
+phase is an ordinary convolution over the same x with its own few taps of w, at offsets (f + p - k * d) / s from q; over all
+phases the offsets are lo … hi. Hence one convolution with s times the channels, a kernel of hi - lo + 1 taps (zero where a
+phase has none), -lo of padding at the start, and a shuffle that puts phase f of q at s * q + f. (W. Shi et al., "Is the
+deconvolution layer the same as a convolutional layer?", 2016.)
+
+Channels are in the order that DepthToSpace wants: phases outermost (DCR), or innermost (CRD) if there are groups, because a
+group's channels must be neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.constants import Weight, derived, literal
+from tccompile.rewrites.rule import Editor, Rewrite, constant, name_of, operand, rank, reshaped, shape_constant
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of the convolution that replaces the transposed one.
+
+    taps   (stride, width): which k of w is at each tap of each phase; len(w) for none
+    """
+
+    stride: int
+    pads: tuple[int, int]
+    taps: np.ndarray
+    extent: int  # of the convolution's result, before the shuffle
+
+
+def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: int) -> Axis:
+    """For an axis of x of extent n and of y of extent `out`, with `start` elements cut off at the start."""
+    at = {(f, (f + start - k * dilation) // stride): k for f in range(stride) for k in range(kernel)
+          if (f + start - k * dilation) % stride == 0}  # fmt: skip
+    offsets = [offset for _, offset in at] + [0]
+    q = -(-out // stride)
+    lo, hi = min(offsets), max(offsets)
+    end = max(q - 1 + hi - (n - 1), 0)
+    taps = np.array([[at.get((f, offset), kernel) for offset in range(lo, hi + 1)] for f in range(stride)])
+    return Axis(stride, (-lo, end), taps, n - lo + end - (hi - lo))
+
+
+def _axes(node: gs.Node) -> list[Axis]:
+    x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
+    m = rank(x) - 2
+    kernel, extents, out = list(w.shape[2:]), list(x.shape[2:]), list(y.shape[2:])
+    strides = node.attrs.get("strides", [1] * m)
+    dilations = node.attrs.get("dilations", [1] * m)
+    starts = list(node.attrs.get("pads", [0] * 2 * m))[:m]
+    auto = node.attrs.get("auto_pad", "NOTSET")
+    if auto == "VALID":
+        starts = [0] * m
+    if node.attrs.get("output_shape") or auto.startswith("SAME"):
+        more = node.attrs.get("output_padding", [0] * m)
+        for a in range(m):
+            full = strides[a] * (extents[a] - 1) + more[a] + (kernel[a] - 1) * dilations[a] + 1
+            total = max(full - out[a], 0)
+            starts[a] = total // 2 if auto == "SAME_UPPER" else total - total // 2
+    return [axis_of(*a) for a in zip(extents, out, kernel, strides, dilations, starts, strict=True)]
+
+
+def _match(node: gs.Node) -> gs.Node:
+    return node
+
+
+def _check(edit: Editor, node: gs.Node) -> str | None:
+    if rank(node.inputs[0]) not in (3, 4):
+        return "only one or two spatial axes are supported"
+    if constant(node.inputs[1]) is None or (operand(node, 2) is not None and constant(operand(node, 2)) is None):
+        return "weights and bias are not constant"
+    return None
+
+
+def _weights(w: gs.Constant, axes: list[Axis], groups: int) -> Weight:
+    """(phases * O, C/g, taps…), or (O * phases, C/g, taps…) with groups, from w (C, O/g, kernel…)."""
+    m = len(axes)
+    after = (0, 0) + (1,) * m
+    out = derived("", "pad", w, before=(0,) * (m + 2), after=after)  # the tap that is not there
+    for i, a in enumerate(axes):
+        out = derived("", "take", out, a.taps.reshape(-1), axis=2 + i)
+    c, o = w.shape[0] // groups, w.shape[1]
+    split = [n for a in axes for n in a.taps.shape]
+    out = reshaped(out, groups, c, o, *split)
+    phases, taps = [3 + 2 * i for i in range(m)], [4 + 2 * i for i in range(m)]
+    order = (0, 2, *phases, 1, *taps) if groups > 1 else (0, *phases, 2, 1, *taps)
+    out = derived("", "transpose", out, axes=order)
+    return reshaped(out, -1, c, *(a.taps.shape[1] for a in axes))
+
+
+def _apply(edit: Editor, node: gs.Node) -> None:
+    x, w, y, b = node.inputs[0], node.inputs[1], node.outputs[0], operand(node, 2)
+    axes, groups = _axes(node), node.attrs.get("group", 1)
+    m, batch, channels = len(axes), x.shape[0], y.shape[1]
+    strides, extents = [a.stride for a in axes], [a.extent for a in axes]
+    phases = math.prod(strides)
+    inputs = [x, edit.named(_weights(w, axes, groups), f"{w.name}/phases")]
+    if b is not None:
+        spread = (channels, phases) if groups > 1 else (phases, channels)
+        column = reshaped(b, -1, 1) if groups > 1 else reshaped(b, 1, -1)
+        inputs.append(edit.named(reshaped(derived("", "expand", column, shape=spread), -1), f"{b.name}/phases"))
+    pads = [a.pads[0] for a in axes] + [a.pads[1] for a in axes]
+    grown = [e * s for e, s in zip(extents, strides, strict=True)]
+    exact = grown == list(y.shape[2:])
+
+    def last(done: bool) -> gs.Tensor | None:
+        return y if done and exact else None
+
+    out = edit.add("Conv", inputs, node, (batch, channels * phases, *extents), last(phases == 1), group=groups, pads=pads)
+    if phases > 1 and m == 2 and strides[0] == strides[1]:
+        mode = "CRD" if groups > 1 else "DCR"
+        out = edit.add("DepthToSpace", [out], node, (batch, channels, *grown), last(True), blocksize=strides[0], mode=mode)
+    elif phases > 1:
+        out = _shuffle(edit, node, out, strides, extents, groups, last(True))
+    if not exact:
+        ends = literal(edit.name(f"{name_of(node)}/ends"), list(y.shape[2:]), np.int64)
+        starts = literal(edit.name(f"{name_of(node)}/starts"), [0] * m, np.int64)
+        which = literal(edit.name(f"{name_of(node)}/axes"), list(range(2, m + 2)), np.int64)
+        edit.add("Slice", [out, starts, ends, which], node, into=y)
+
+
+def _shuffle(
+    edit: Editor, node: gs.Node, x: gs.Tensor, strides: list[int], extents: list[int], groups: int, into: gs.Tensor | None
+) -> gs.Tensor:
+    """DepthToSpace for any block: reshape, transpose, reshape."""
+    m, batch, channels = len(strides), x.shape[0], x.shape[1] // math.prod(strides)
+    split = [batch, channels, *strides, *extents] if groups > 1 else [batch, *strides, channels, *extents]
+    block, c = (2, 1) if groups > 1 else (1, 1 + m)
+    perm = [0, c] + [axis for i in range(m) for axis in (2 + m + i, block + i)]
+    out = edit.add("Reshape", [x, shape_constant(edit, split, node)], node, split)
+    out = edit.add("Transpose", [out], node, [split[a] for a in perm], perm=perm)
+    grown = [batch, channels, *(e * s for e, s in zip(extents, strides, strict=True))]
+    return edit.add("Reshape", [out, shape_constant(edit, grown, node)], node, grown, into)
+
+
+REWRITES = (Rewrite("conv_transpose(x, w) => depth_to_space(conv(x, w'))", ("ConvTranspose",), _match, _check, _apply),)
