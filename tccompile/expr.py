@@ -6,6 +6,7 @@ indices, and an `Expr` computes a value from views, constants and (in an epilogu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -173,6 +174,9 @@ def quotient(index: Index, divisor: int, shape: Shape) -> Index:
     lo, hi = rest.bounds(shape)
     if lo // divisor == hi // divisor:
         return whole + lo // divisor
+    if (parts := _scaled(rest, divisor, shape)) is not None:
+        g, high, _ = parts
+        return whole + quotient(high, divisor // g, shape)
     match rest:
         case Index(((Quotient(inner, k), 1),), 0):  # floor(floor(i / k) / d) = floor(i / (k * d))
             return whole + quotient(inner, k * divisor, shape)
@@ -185,6 +189,9 @@ def remainder(index: Index, divisor: int, shape: Shape) -> Index:
     lo, hi = rest.bounds(shape)
     if lo // divisor == hi // divisor:
         return rest - divisor * (lo // divisor)
+    if (parts := _scaled(rest, divisor, shape)) is not None:
+        g, high, low = parts
+        return remainder(high, divisor // g, shape) * g + low
     return Index(((Remainder(rest, divisor), 1),))
 
 
@@ -205,6 +212,19 @@ def _divide(index: Index, divisor: int) -> tuple[Index, Index]:
     return _index(whole, index.constant // divisor), _index(rest, index.constant % divisor)
 
 
+def _scaled(index: Index, divisor: int, shape: Shape) -> tuple[int, Index, Index] | None:
+    """index = g * high + low for the largest g > 1 that divides `divisor` and leaves 0 <= low < g; None if there is none.
+
+    Then floor(index / divisor) = floor(high / (divisor / g)), and the remainder is g times high's plus low.
+    """
+    for g in sorted({math.gcd(k, divisor) for _, k in index.terms} - {1}, reverse=True):
+        high, low = _divide(index, g)
+        lo, hi = low.bounds(shape)
+        if lo >= 0 and hi < g:
+            return g, high, low
+    return None
+
+
 def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
     match atom:
         case Coord(axis):
@@ -215,10 +235,12 @@ def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
         case Remainder(index, k):
             return 0, k - 1
         case Least(a, b):
-            lo, hi = min(a.bounds(shape)[0], b.bounds(shape)[0]), min(a.bounds(shape)[1], b.bounds(shape)[1])
+            (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
+            lo, hi = min(alo, blo), min(ahi, bhi)
             return (lo, hi) if (a + b).terms else (lo, min(hi, (a + b).constant // 2))  # min(i, c - i) <= c / 2
         case Greatest(a, b):
-            lo, hi = max(a.bounds(shape)[0], b.bounds(shape)[0]), max(a.bounds(shape)[1], b.bounds(shape)[1])
+            (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
+            lo, hi = max(alo, blo), max(ahi, bhi)
             return (lo, hi) if (a + b).terms else (max(lo, -(-(a + b).constant // 2)), hi)  # max(i, c - i) >= c / 2
 
 

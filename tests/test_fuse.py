@@ -1,0 +1,184 @@
+"""Each fusion on a small graph: it fires (op counts), near-misses do not, and the values stay what ONNX Runtime computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tccompile import reference
+from tccompile.fuse import fuse
+from tccompile.load import load, sources
+from tccompile.lower import lower
+from tccompile.program import Conv, Gemm, Program, verify
+from tests.networks import reference as onnx_runtime
+
+RNG = np.random.default_rng(7)
+
+
+def model(nodes, inputs, weights=(), outputs=("y",)) -> onnx.ModelProto:
+    """A model of `nodes` ((op, inputs, outputs, attributes)), inputs {name: shape} and weights {name: array}."""
+    listed = [helper.make_node(op, i.split(), o.split(), name=f"{op}_{o.split()[0]}", **kw) for op, i, o, kw in nodes]
+    graph = helper.make_graph(
+        listed,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in dict(weights).items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return onnx.shape_inference.infer_shapes(made, data_prop=True)
+
+
+def weight(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) / np.sqrt(max(np.prod(shape[1:]), 1))).astype(np.float32)
+
+
+def fused(m: onnx.ModelProto, tolerance: float = 1e-6) -> Program:
+    """The fused program, after a check that its values are those of ONNX Runtime, and its tensors' rules hold."""
+    program = fuse(lower(load(m)))
+    verify(program)
+    feeds = {i.name: RNG.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim], np.float32) for i in m.graph.input}
+    expected = onnx_runtime(m, feeds)
+    got = reference.evaluate(program, feeds, sources(m))
+    for name, value in expected.items():
+        error = np.linalg.norm(got[name] - value) / np.linalg.norm(value)
+        assert error <= tolerance, f"{name}: {error}"
+    return program
+
+
+def ops(program: Program) -> Counter:
+    return Counter(type(op).__name__ for op in program.ops)
+
+
+def test_a_chain_of_pointwise_ops_is_one():
+    m = model([("Relu", "x", "a", {}), ("Exp", "a", "b", {}), ("Mul", "b x", "y", {})], {"x": (2, 5, 3)})
+    assert ops(fused(m)) == {"Pointwise": 1}
+
+
+def test_a_value_read_twice_is_computed_once():
+    nodes = [("Exp", "x", "a", {}), ("Relu", "a", "b", {}), ("Neg", "a", "c", {})]
+    assert ops(fused(model(nodes, {"x": (2, 5)}, outputs=("b", "c")))) == {"Pointwise": 3}
+
+
+def test_an_expensive_value_is_not_computed_again_for_each_copy_of_it():
+    nodes = [("Exp", "x", "a", {}), ("Expand", "a s", "b", {}), ("Relu", "b", "y", {})]
+    program = fused(model(nodes, {"x": (1, 5)}, {"s": np.array([64, 5], np.int64)}))
+    assert ops(program) == {"Pointwise": 2}
+
+
+def test_activation_residual_and_scale_go_into_the_convolution():
+    nodes = [
+        ("Conv", "x w b", "c", {"pads": [1, 1, 1, 1]}),
+        ("Add", "c x", "d", {}),
+        ("Sigmoid", "d", "s", {}),
+        ("Mul", "d s", "y", {}),
+    ]
+    program = fused(model(nodes, {"x": (2, 9, 6, 5)}, {"w": weight(9, 9, 3, 3), "b": weight(9)}))
+    assert ops(program) == {"Conv": 1, "Pointwise": 1}  # the input's layout; the output's is in the epilogue
+    assert program.ops[-1].nodes == ("Conv_c", "Add_d", "Sigmoid_s", "Mul_y")
+
+
+def test_two_convolutions_added_run_one_after_the_other_and_add_once():
+    nodes = [("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Add", "a b", "c", {}), ("Relu", "c", "y", {})]
+    program = fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))
+    assert ops(program) == {"Conv": 2, "Pointwise": 1}
+
+
+def test_a_residual_that_the_branch_itself_needs_is_no_cycle():
+    nodes = [("Conv", "x v", "a", {}), ("Relu", "a", "r", {}), ("Conv", "r w", "b", {}), ("Add", "a b", "y", {})]
+    program = fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))
+    assert ops(program) == {"Conv": 2, "Pointwise": 2}  # input's layout, and relu beside the value it is made of
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_depth_to_space_is_an_index_in_the_store(mode, channels):
+    nodes = [("Conv", "x w b", "c", {}), ("DepthToSpace", "c", "d", {"blocksize": 2, "mode": mode}), ("Tanh", "d", "y", {})]
+    program = fused(model(nodes, {"x": (2, 5, 4, 3)}, {"w": weight(4 * channels, 5, 1, 1), "b": weight(4 * channels)}))
+    assert ops(program) == {"Conv": 1, "Pointwise": 1}
+    assert program.ops[-1].epilogue.shuffle == 2
+
+
+def test_depth_to_space_of_a_value_that_is_also_used_otherwise_stays():
+    nodes = [("Conv", "x w", "c", {}), ("DepthToSpace", "c", "y", {"blocksize": 2}), ("Relu", "c", "z", {})]
+    program = fused(model(nodes, {"x": (1, 5, 4, 3)}, {"w": weight(8, 5, 1, 1)}, ("y", "z")))
+    assert all(op.epilogue.shuffle == 1 for op in program.ops)
+
+
+def test_flattening_an_image_reorders_the_weights():
+    nodes = [("MaxPool", "x", "p", {"kernel_shape": [2, 2]}), ("Flatten", "p", "f", {}), ("Gemm", "f w b", "y", {"transB": 1})]
+    program = fused(model(nodes, {"x": (3, 16, 5, 4)}, {"w": weight(7, 16 * 4 * 3), "b": weight(7)}))
+    assert ops(program) == {"Pointwise": 1, "Pool": 1, "Gemm": 1}
+    (gemm,) = (op for op in program.ops if isinstance(op, Gemm))
+    assert program.tensors[gemm.a].base is not None
+
+
+def test_flattening_an_image_with_padded_channels_copies():
+    nodes = [("MaxPool", "x", "p", {"kernel_shape": [2, 2]}), ("Flatten", "p", "f", {}), ("Gemm", "f w", "y", {"transB": 1})]
+    program = fused(model(nodes, {"x": (3, 12, 5, 4)}, {"w": weight(7, 12 * 4 * 3)}))
+    assert ops(program) == {"Pointwise": 2, "Pool": 1, "Gemm": 1}
+
+
+CONCAT = [("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Concat", "a b", "c", {"axis": 1}), ("Conv", "c u", "y", {})]
+
+
+@pytest.mark.parametrize(("first", "second"), [(16, 8), (8, 12), (12, 8), (3, 5)])
+def test_concatenated_convolutions_write_into_one_tensor(first, second):
+    weights = {"v": weight(first, 8, 1, 1), "w": weight(second, 8, 1, 1), "u": weight(40, first + second, 3, 3)}
+    program = fused(model(CONCAT, {"x": (2, 8, 6, 6)}, weights))
+    assert ops(program)["Pointwise"] == 2  # the layouts of input and output (40 channels are too many to scatter)
+    a, b, _ = (program.tensors[op.y] for op in program.ops if isinstance(op, Conv))
+    assert a.base == b.base == "c" and b.offset == first
+
+
+def test_a_concatenation_that_grows_is_one_tensor_seen_in_parts():
+    """As in DenseNet: every layer reads all that came before."""
+    nodes = [
+        ("Conv", "x u", "a", {}),
+        ("Conv", "a v", "b", {}),
+        ("Concat", "a b", "ab", {"axis": 1}),
+        ("Conv", "ab w", "c", {}),
+        ("Concat", "a b c", "abc", {"axis": 1}),
+        ("GlobalAveragePool", "abc", "y", {}),
+    ]
+    weights = {"u": weight(16, 8, 1, 1), "v": weight(8, 16, 1, 1), "w": weight(8, 24, 1, 1)}
+    program = fused(model(nodes, {"x": (1, 8, 5, 5)}, weights))
+    owners = {program.tensors[op.y].storage for op in program.ops if isinstance(op, Conv)}
+    assert len(owners) == 1 and ops(program)["Pointwise"] == 1
+
+
+def test_a_concatenation_that_is_a_model_output_is_copied():
+    nodes = [("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Concat", "a b", "y", {"axis": 1})]
+    fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))
+
+
+def test_the_same_tensor_twice_in_a_concatenation():
+    nodes = [("Conv", "x v", "a", {}), ("Concat", "a a", "c", {"axis": 1}), ("Conv", "c w", "y", {})]
+    fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 16, 1, 1)}))
+
+
+@pytest.mark.parametrize(("split", "views"), [([8, 16], 2), ([12, 12], 1)])
+def test_parts_of_the_channels_are_views_where_they_stay_aligned(split, views):
+    nodes = [("Conv", "x v", "a", {}), ("Split", "a s", "b c", {"axis": 1}), ("Conv", "b w", "d", {}), ("Conv", "c u", "e", {})]
+    nodes.append(("Add", "d e", "y", {}))
+    weights = {"v": weight(24, 8, 1, 1), "s": np.array(split, np.int64), "w": weight(8, split[0], 1, 1), "u": weight(8, split[1], 1, 1)}
+    program = fused(model(nodes, {"x": (1, 8, 4, 4)}, weights))
+    read = [program.tensors[op.x] for op in program.ops if isinstance(op, Conv)][1:]
+    assert sum(t.base is not None for t in read) == (2 if views == 2 else 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [((4, 6, 16), (24, 16)), ((24, 16), (4, 6, 16)), ((2, 3, 16), (3, 2, 16))])
+def test_reshaping_rows_is_a_view(before, after):
+    nodes = [("MatMul", "x v", "a", {}), ("Reshape", "a s", "b", {}), ("MatMul", "b w", "y", {})]
+    m = model(nodes, {"x": before}, {"v": weight(16, 16), "s": np.array(after, np.int64), "w": weight(16, 5)})
+    assert ops(fused(m))["Gemm"] == 2 and ops(fused(m))["Pointwise"] == 1  # the input's precision
+
+
+def test_a_padded_copy_of_a_function_keeps_zeros_outside():
+    """exp(0) is 1: a constant pad after exp must read its fill, not exp of the padding."""
+    nodes = [("Exp", "x", "a", {}), ("Pad", "a p", "y", {})]
+    fused(model(nodes, {"x": (1, 3, 4, 4)}, {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}))
