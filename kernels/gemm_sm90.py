@@ -402,8 +402,8 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
             if exchange:
                 grow()
             warp, lane = tid // 32, tid % 32
-            half_a = a_half | u64(base >> 4) + (tid // 128) * a_rows
-            half_b = b_half | u64((base + a_bytes) >> 4)
+            half_a = a_half | u64((base & 0x3FFFF) >> 4) + (tid // 128) * a_rows
+            half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)  # the upper bits say which block of the cluster
             slot, parity = 0, 0
             for index in range(first, tiles, stride):
                 row_tile, column_tile = place(index, tiles_m, tiles_n, tiles)
