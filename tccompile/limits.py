@@ -1,7 +1,7 @@
 """What a program from an untrusted file must keep to, before anything is done with it: sizes, depths, shapes, names.
 
-`program.verify` holds our own stages to the rules of a Program; this holds a file to them, and to limits that keep whoever
-runs it from running out of time or bounds.
+`program.verify` holds our own stages to the rules of a Program, and Python may be told to skip it (-O). Whatever memory or
+time depends on is checked here in any case; then `verify` is asked for the rest.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from tccompile.program import (
     Shape,
     Softmax,
     Tensor,
+    dense,
     verify,
-)  # fmt: skip
+)
 from tccompile.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 
 RANK = 16
@@ -48,9 +49,14 @@ def check_program(program: Program) -> None:
     """Raises PlanError, which names the tensor, constant or op, for a program that breaks a rule."""
     for name, tensor in program.tensors.items():
         _check_tensor(name, tensor)
+    for tensor in program.tensors.values():
+        if tensor.base is not None:
+            _check_base(tensor, program.tensors.get(tensor.base))
     for name in (*program.inputs, *program.outputs):
         require(name in program.tensors, f"input or output {name!r} is no tensor")
-        require(program.tensors[name].base is None, f"input or output {name!r} lies in another tensor")
+        tensor = program.tensors[name]
+        plain = tensor == dense(name, tensor.shape, tensor.dtype, pad=1)
+        require(plain, f"input or output {name!r} is not row-major without padding")
     for names in (program.inputs, program.outputs):
         require(len(set(names)) == len(names), f"inputs or outputs of the same name in {names}")
     for name, recipe in program.constants.items():
@@ -74,6 +80,13 @@ def _check_tensor(name: str, t: Tensor) -> None:
         require(0 <= n <= padded < EXTENT, f"{what}: shape {t.shape} in extents of {t.padded}")
         require(0 < stride < SIZE or (stride == 0 and padded <= 1), f"{what}: strides {t.strides}")
     require(math.prod(t.padded) < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
+
+
+def _check_base(t: Tensor, base: Tensor | None) -> None:
+    if base is None or base.base is not None:
+        raise PlanError(f"tensor {t.name!r} lies in {t.base!r}, which has no storage of its own")
+    require(t.dtype is base.dtype, f"tensor {t.name!r} of {t.dtype.value} lies in {base.name!r} of {base.dtype.value}")
+    require(t.offset + t.span <= base.span, f"tensor {t.name!r} reaches outside the storage of {base.name!r}")
 
 
 def _check_recipe(name: str, recipe: Recipe) -> None:

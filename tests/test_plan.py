@@ -319,15 +319,23 @@ def deep_index(levels: int) -> dict:
     return out
 
 
+def least_index(levels: int) -> dict:
+    """min(min(… - 7, …), …): bounds that were computed twice a level would take for ever."""
+    out: dict = {"constant": -7}
+    for _ in range(levels):
+        out = {"terms": [[{"_": "Least", "a": out, "b": {"terms": [[{"_": "Coord", "axis": 1}, 1]]}}, 1]]}
+    return out
+
+
 LIMITS = [
     ((*TENSORS, "cat", "padded", 1), 1 << 45, "tensor 'cat'"),
     ((*TENSORS, "cat", "shape", 1), -1, "tensor 'cat'"),
     ((*TENSORS, "cat", "strides", 0), -8, "tensor 'cat'"),
     ((*TENSORS, "cat", "dtype"), "float8", "entries.0.*cat.dtype: 'float8' is no DType"),
     ((*TENSORS, "cat", "name"), "dog", "calls itself 'dog'"),
-    ((*TENSORS, "c1", "offset"), 9, "reaches outside the storage of cat"),
+    ((*TENSORS, "c1", "offset"), 9, "reaches outside the storage of 'cat'"),
     ((*TENSORS, "c1", "base"), "nobody", "nobody"),
-    ((*TENSORS, "c1", "base"), "c2", "is itself a view"),
+    ((*TENSORS, "c1", "base"), "c2", "no storage of its own"),
     ((*TENSORS, "y", "padded"), [1, 8], "not row-major without padding"),
     ((*TENSORS, "cat", "colour"), 1, "Tensor has no 'colour'"),
     ((*OPS, 1, "x"), "nobody", "Conv 'first': 'nobody' is no tensor"),
@@ -348,6 +356,7 @@ LIMITS = [
     ((*OPS, 0, "epilogue", "loads", 0, "tensor"), "y", "nothing before it writes"),
     ((*OPS, 0, "epilogue", "loads", 0, "index", 0, "constant"), 1, "reads x at 1…1 of 1"),
     ((*OPS, 0, "epilogue", "loads", 0, "index", 0), deep_index(140), "nests too deep"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), least_index(100), "reads x at -7"),
     ((*OPS, 0, "epilogue", "loads", 0, "index", 0), {"terms": [[{"_": "Coord", "axis": 9}, 1]]}, "has no axis 9"),
     (
         (*OPS, 0, "epilogue", "loads", 0, "index", 0),
@@ -357,7 +366,7 @@ LIMITS = [
     (("plan", "entries", 0, "program", "constants", "w1", "fn"), "system", "unknown transform 'system'"),
     (("plan", "entries", 0, "program", "constants", "x"), {"_": "Source", "name": "", "shape": [], "dtype": ""}, "constant 'x'"),
     (("plan", "entries", 0, "program", "outputs"), ["y", "y"], "of the same name"),
-    (("plan", "entries", 0, "program", "outputs"), ["cat"], "output cat is not row-major"),
+    (("plan", "entries", 0, "program", "outputs"), ["cat"], "output 'cat' is not row-major"),
     (("plan", "entries"), [], "without entries"),
     (("plan", "entries", 0, "sections", 0, "arena"), 256, "of 256 bytes"),
     (("plan", "entries", 0, "sections", 0, "arena"), 1 << 50, "an arena of"),
