@@ -170,7 +170,8 @@ class DeviceArray:
 
     def __init__(self, memory: Memory, shape: Shape, dtype: DType):
         self.memory, self.shape, self._type = memory, shape, dtype
-        self.stream: int | None = None  # where it is still being written, or None if it is complete
+        self.stream: int | None = None  # where it is still being written until `ready`, or None if it is complete
+        self.ready: Handle | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -185,7 +186,7 @@ class DeviceArray:
         if self._type is DType.BF16:
             raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
         data = (self.memory.address, False)
-        stream = None if self.stream is None else self.stream or 1
+        stream = None if self.stream is None else self.stream or 1  # 0 is not allowed there, and 1 is the same
         return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "strides": None, "version": 3, "stream": stream}
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -200,11 +201,9 @@ class DeviceArray:
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("only where it lies, and without a copy")
-        if self.stream is not None and stream != -1:
+        if self.ready is not None and stream != -1:
             with self.device as cu:
-                event = Handle(self.device, cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventDestroy")
-                cu.cuEventRecord(event.value, self.stream)
-                cu.cuStreamWaitEvent(stream or 1, event.value, 0)
+                cu.cuStreamWaitEvent(stream or 1, self.ready.value, 0)
         return _capsule(self, self.memory.address, self.shape, self._type, self.device.ordinal)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -212,8 +211,8 @@ class DeviceArray:
             raise ValueError("an array on the GPU cannot be seen by NumPy without a copy")
         out = np.empty(self.shape, self.dtype)
         with self.device as cu:
-            if self.stream is not None:
-                cu.cuStreamSynchronize(self.stream)
+            if self.ready is not None:
+                cu.cuEventSynchronize(self.ready.value)
             if out.nbytes:
                 cu.cuMemcpyDtoH(out.ctypes.data, self.memory.address, out.nbytes)
         return out if dtype is None else out.astype(dtype, copy=False)

@@ -321,6 +321,13 @@ class GpuEngine:
             cu.cuEventRecord(self._done.value, stream)
         self._last_stream = stream
 
+    def event(self, stream: int) -> Handle:
+        """An event that happens when what has been queued on the stream up to here is done."""
+        event = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
+        with self.device as cu:
+            cu.cuEventRecord(event.value, stream)
+        return event
+
     def time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
         """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
         with self.device as cu:

@@ -228,8 +228,9 @@ class Session:
             if stream is None or to_host or not all(isinstance(a, DeviceBuffer) for a in arrays.values()):
                 engine.synchronize(queue)
             else:
+                ready = engine.event(queue)
                 for array in made.values():
-                    array.stream = queue
+                    array.stream, array.ready = queue, ready
 
             results: list[Any] = []
             for name, target in targets.items():
