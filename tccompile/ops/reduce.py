@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import DType, Epilogue, Expr, broadcast_view, call, cast, identity_view, reshape_view
+from tccompile.expr import DType, Epilogue, Expr, broadcast_view, call, cast, const, identity_view, reshape_view
 from tccompile.ops.builder import Builder, Reads, order_of, shape_of
 from tccompile.ops.pool import power, root
 from tccompile.program import Reduce, Softmax, Tensor
@@ -101,9 +102,23 @@ def _reduce(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reductio
     if not axes:
         value = reads.view(identity_view(x.name, x.rank))
         return b.compute(y, r.after(r.before(value), count), reads)
+    if count == 0:
+        return b.compute(y, cast(r.after(_identity(r.combine, x.dtype), count), y.dtype.compute), reads)
     acc = Expr("acc", (), None, x.dtype.compute)
     epilogue = Epilogue(cast(r.after(acc, count), y.dtype.compute), tuple(reads.views))
     return b.emit(Reduce, y, x=x.name, axes=axes, combine=r.combine, pre=r.before(acc), epilogue=epilogue)
+
+
+def _identity(combine: str, dtype: DType) -> Expr:
+    """What a reduction of no elements gives."""
+    if combine in ("add", "mul"):
+        return const(combine == "mul", dtype.compute)
+    if dtype.is_float:
+        return const(-math.inf if combine == "max" else math.inf)
+    if dtype is DType.BOOL:
+        return const(combine == "min", DType.BOOL)
+    info = np.iinfo(dtype.numpy)
+    return const(int(info.min if combine == "max" else info.max), DType.I64)
 
 
 def _axes(b: Builder, rank: int) -> tuple[int, ...]:

@@ -225,7 +225,7 @@ def _table(b: Builder, axis: int, n: int, at: np.ndarray, scale: np.float32) -> 
         shrink = min(float(scale), 1.0) if b.attr("antialias", 0) else 1.0
         radius, weight = (1.0, _triangle) if mode == "linear" else (2.0, _cubic(float(b.attr("cubic_coeff_a", -0.75))))
         index, weights = taps(at.astype(np.float64), radius, shrink, weight)
-        if b.attr("exclude_outside", 0) or shrink < 1.0:
+        if b.attr("exclude_outside", 0):
             weights = np.where((index >= 0) & (index < n), weights, 0.0)
         weights = weights / weights.sum(1, keepdims=True)
     index = np.clip(index, 0, n - 1)
