@@ -30,10 +30,10 @@ Convolutions have (n, p, q, c): the row of an output pixel is (n * P + p) * Q + 
 
 def frame_of(op: Op, program: Program) -> Frame:
     """The rows and lanes of an op's result: channels are the lanes of images, else y's innermost axis."""
-    rank = len(program.op_shape(op))
-    if isinstance(op, Conv | Pool):
+    rank, y = len(program.op_shape(op)), program.tensors[op.y]
+    if isinstance(op, Conv) or (isinstance(op, Pool) and y.padded[2:] == y.shape[2:]):
         return (0, 2, 3, 1) if rank == 4 else (0, None, 2, 1)
-    inner = program.tensors[op.y].inner
+    inner = y.inner
     lane = rank - 1 if isinstance(op, Gemm) or inner is None else inner
     rows = [a for a in range(rank) if a != lane]
     return (*[None] * (3 - len(rows)), *rows, lane)

@@ -31,8 +31,7 @@ class PoolKernel(Kernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Pool)
         frame = epilogue.frame_of(op, program)
-        rows = math.prod(program.op_shape(op)) // max(program.op_shape(op)[1], 1)
-        if rows * epilogue.lane_groups(op, program, frame, _lanes(op, program)) >= LIMIT - THREADS:
+        if _rows(op, program) * epilogue.lane_groups(op, program, frame, _lanes(op, program)) >= LIMIT - THREADS:
             return "it has 2**31 outputs or more"
         return refusal(op, program, frame)
 
@@ -54,27 +53,28 @@ class PoolKernel(Kernel):
         frame = epilogue.frame_of(op, program)
         spec = epilogue.describe(op, program, frame, lanes)
         groups = epilogue.lane_groups(op, program, frame, lanes)
-        n, channels, p, q = _image(program.op_shape(op), 1)
-        rows = n * p * q
-        if not rows * channels:
+        shape, rows = program.op_shape(op), _rows(op, program)
+        if not math.prod(shape):
             return Work(())
+        order = tuple(a for a in frame if a is not None)  # rows, outermost first, then the lanes
         window, strides, dilations = _pair(op.window, 1), _pair(op.strides, 1), _pair(op.dilations, 1)
         pads, ends = _pair(op.pads, 0), _pair(op.end_pads, 0)
         extents, steps = _image(x.shape, 1)[2:], _image(x.strides, 0)
         unrolled = window if math.prod(window) <= UNROLLED else (0, 0)
         numbers = [rows * groups]
-        by_group = lanes > 1 or x.strides[1] == 1  # neighbouring threads: neighbouring channels, else pixels
+        by_group = lanes > 1 or x.strides[order[-1]] == 1  # neighbouring threads: neighbouring groups of lanes, else rows
         fast = groups if by_group else rows
-        for d in (fast, p, q):
+        for d in (fast, *(shape[a] for a in order[1:-1])):
             numbers += [d, *divider(d)]
-        numbers += [channels, *steps]
+        numbers += [shape[1], *steps]
         for a in (0, 1):
             low, high = (-pads[a], extents[a] + ends[a]) if op.count_pads else (0, extents[a])
             numbers += [strides[a], pads[a], dilations[a], extents[a], low, high]
         numbers += window
         params = code(
             self.name, kind=op.kind, x=x.dtype.value, vector=_vectors(x, lanes), lanes=lanes, window=unrolled,
-            tail=groups * lanes > (x.padded[1] if lanes > 1 else channels), by_group=by_group, epilogue=spec.params,
+            tail=order[-1] == 1 and groups * lanes > (x.padded[1] if lanes > 1 else shape[1]), by_group=by_group, order=order,
+            epilogue=spec.params,
         )  # fmt: skip
         args = (Ptr(op.x), *map(I32, numbers), *spec.args)
         return Work((Launch(params, (-(-rows * groups // THREADS), 1, 1), THREADS, args),))
@@ -89,13 +89,24 @@ class PoolKernel(Kernel):
 
 
 def source(
-    kind: str, x: str, vector: bool, lanes: int, window: tuple[int, int], tail: bool, by_group: bool, extra: int
+    kind: str,
+    x: str,
+    vector: bool,
+    lanes: int,
+    window: tuple[int, int],
+    tail: bool,
+    by_group: bool,
+    order: tuple[int, ...],
+    extra: int,
 ) -> tuple[str, list[str], epilogue.Accesses]:
-    """The text of the kernel, the kinds of its parameters before the epilogue's, and the memory functions it calls."""
+    """The text of the kernel, the kinds of its parameters before the epilogue's, and the memory functions it calls.
+
+    order  the axes of the rows, outermost first, then that of the lanes
+    """
     dtype = DType(x)
     taken, out = Parameters(), Lines()
     base, total = taken.take("address"), taken.take()
-    fast, p_extent, q_extent = taken.divider(), taken.divider(), taken.divider()
+    fast, inner = taken.divider(), [taken.divider() for _ in order[1:-1]]
     channels, *steps = (taken.take() for _ in range(5))
     axes = [[taken.take() for _ in range(6)] for _ in range(2)]  # stride, pad, dilation, extent, low, high
     sizes = taken.take(), taken.take()
@@ -104,8 +115,9 @@ def source(
     slow, quick = split(out, "t", [fast])
     m, group = (slow, quick) if by_group else (quick, slow)
     c = out.let(f"i32({group} * {lanes})")
-    n, p, q = split(out, m, [p_extent, q_extent])
-    where = out.let(f"{base} + i64({n}) * (i64({steps[0]}) * {dtype.size}) + i64({c}) * (i64({steps[1]}) * {dtype.size})")
+    coordinates = dict(zip(order, [*split(out, m, inner), c], strict=True))
+    n, channel, p, q = (coordinates.get(a, "i32(0)") for a in ((0, 1, 2, 3) if len(order) == 4 else (0, 1, -1, 2)))
+    where = out.let(f"{base} + i64({n}) * (i64({steps[0]}) * {dtype.size}) + i64({channel}) * (i64({steps[1]}) * {dtype.size})")
     starts = [out.let(f"i32({at} * {axes[a][0]} - {axes[a][1]})") for a, at in enumerate((p, q))]
     head = list(out.lines)
 
@@ -153,10 +165,15 @@ def source(
     return text, taken.kinds, accesses
 
 
+def _rows(op: Op, program: Program) -> int:
+    lane = epilogue.frame_of(op, program)[-1]
+    return math.prod(n for a, n in enumerate(program.op_shape(op)) if a != lane)
+
+
 def _lanes(op: Op, program: Program) -> int:
     """8 channels a thread where x has them in vectors, else one."""
     assert isinstance(op, Pool)
-    return 8 if _vectors(program.tensors[op.x], 8) else 1
+    return 8 if epilogue.frame_of(op, program)[-1] == 1 and _vectors(program.tensors[op.x], 8) else 1
 
 
 def _vectors(x: Tensor, lanes: int) -> bool:
