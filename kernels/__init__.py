@@ -6,7 +6,9 @@ from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
+from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.reduce import ReduceKernel
+from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.spec import Kernel
 
@@ -14,6 +16,8 @@ KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     Depthwise(),
     ReduceKernel(),
+    SoftmaxKernel(),
+    NormKernel(),
     PointwiseKernel(),
     PoolKernel(),
     ResizeKernel(),

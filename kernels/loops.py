@@ -95,6 +95,26 @@ def entry(body: Callable[..., None], *counts: int) -> Callable[..., None]:
     return execute(f"def kernel({params}):\n    body({', '.join([*groups[0], *tuples])})\n", {"body": body}, "kernel")
 
 
+def tree(accs: Sequence[str], combine: str, threads: int) -> list[str]:
+    """Text that combines the T threads of an output by halves: those at tid + s * stride, for s < T.
+
+    The results end up in the registers and the places in `shared` (one row of `threads` numbers each) of the thread t = 0. All
+    threads of the block take part; `shared` must be free, and is to be left alone by others until the next barrier.
+    """
+    return [
+        *(f"shared[{i * threads} + tid] = {a}" for i, a in enumerate(accs)),
+        "cuda.syncthreads()",
+        "half = T >> i32(1)",
+        "while half > 0:",
+        "    if t < half:",
+        "        other = tid + half * stride",
+        *(f"        {a} = {combine.format(a, f'shared[{i * threads} + other]')}" for i, a in enumerate(accs)),
+        *(f"        shared[{i * threads} + tid] = {a}" for i, a in enumerate(accs)),
+        "    cuda.syncthreads()",
+        "    half = half >> i32(1)",
+    ]
+
+
 # --- What kernels ask of tensors -------------------------------------------------------------------------------------
 
 
@@ -103,6 +123,11 @@ def vectors(t: Tensor, axis: int, lanes: int) -> bool:
     others = [t.strides[a] for a in range(t.rank) if a != axis and t.padded[a] > 1]
     steps = [*others, t.offset, t.padded[axis]]
     return (t.strides[axis] == 1 or t.padded[axis] == 1) and all(s % lanes == 0 for s in steps)
+
+
+def power(n: int) -> int:
+    """The least power of 2 that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def is_vector_type(t: Tensor) -> bool:

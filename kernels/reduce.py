@@ -16,7 +16,19 @@ from tccompile.arch import Arch
 from tccompile.expr import DType, walk
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
-from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, refusal, unravel, unravel_args, vectors
+from tccompile.kernels.loops import (
+    Loops,
+    device,
+    entry,
+    is_vector_type,
+    loops,
+    power,
+    refusal,
+    tree,
+    unravel,
+    unravel_args,
+    vectors,
+)
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -201,8 +213,8 @@ def describe(op: Reduce, program: Program) -> Shares:
     unit = inner.strides[0][-1] == 1
     if lane not in op.axes and vectors(x, lane, 8) and is_vector_type(x) and x.shape[lane] > 1 and y.padded[lane] % 8 == 0:
         outputs = row_count * (y.padded[lane] // 8)
-        neighbours = min(8, 1 << (outputs - 1).bit_length())  # 128 bytes of a row
-        threads = min(THREADS // neighbours, _power(inner.size))
+        neighbours = min(8, power(outputs))  # 128 bytes of a row
+        threads = min(THREADS // neighbours, power(inner.size))
         return Shares(8, 8, 1, rows, inner, False, threads, outputs)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
@@ -219,16 +231,11 @@ def describe(op: Reduce, program: Program) -> Shares:
         vector = 8 if whole and all(s % 8 == 0 for s in steps) else 1
     outputs_first = not unit and x.inner == lane and lane not in op.axes
     if outputs_first:
-        threads = min(8, _power(inner.size))
+        threads = min(8, power(inner.size))
     else:
         items = -(-inner.size // vector)
-        threads = min(32, _power(items)) if items <= 256 else THREADS
+        threads = min(32, power(items)) if items <= 256 else THREADS
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
-
-
-def _power(n: int) -> int:
-    """The least power of 2 that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _accumulator(op: Reduce) -> DType:
@@ -288,19 +295,8 @@ def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
             taken = f"select({valid}, {_renamed(term, prefix)}, {identity})"
             lines.append(f"        {target} = {combine.format(target, taken)}")
     lines.append(f"        k += i32({reads * vector}) * T")
-    tree = [
-        *(f"shared[{i * THREADS} + tid] = {a}" for i, a in enumerate(accs)),
-        "cuda.syncthreads()",
-        "s = T >> i32(1)",
-        "while s > 0:",
-        "    if t < s:",
-        "        other = tid + s * stride",
-        *(f"        {a} = {combine.format(a, f'shared[{i * THREADS} + other]')}" for i, a in enumerate(accs)),
-        *(f"        shared[{i * THREADS} + tid] = {a}" for i, a in enumerate(accs)),
-        "    cuda.syncthreads()",
-        "    s = s >> i32(1)",
-    ]
-    lines += tree
+    halves = tree(accs, combine, THREADS)
+    lines += halves
     finish = Lines()
     results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]
     results += ["f32(0)" if DType(params["acc"]) is DType.F32 else results[0]] * (params["width"] - lanes)
@@ -335,7 +331,7 @@ def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
         f"            {', '.join(f'p{i}' for i in range(lanes))} = load_part(parts + i64(k) * i64({size}))",
         *(f"            {a} = {combine.format(a, f'p{i}')}" for i, a in enumerate(accs)),
         "            k += T",
-        *(f"    {line}" for line in tree),
+        *(f"    {line}" for line in halves),
         *(f"    {line}" for line in stored),
     ]
 

@@ -1,0 +1,52 @@
+"""Normalization over any axes, and over groups of channels: InstanceNorm, GroupNorm, LayerNorm and the like.
+
+The variance is never a difference of large numbers: it is summed over deviations from the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tccompile.arch import Arch
+from tccompile.kernels import epilogue, two_pass
+from tccompile.kernels.loops import refusal
+from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
+from tccompile.program import Norm, Op, Program
+
+_SUM = ("{} + {}", "f32(0)")
+PASSES = two_pass.Passes(
+    first=_SUM,
+    between="{r} * inverse",
+    term="({v} - {r}) * ({v} - {r})",
+    second=_SUM,
+    after="f32(1) / sqrt({s} * inverse + eps)",
+    out="({v} - {r}) * {s}",
+)
+
+
+class NormKernel(Kernel):
+    """Every Norm of floats, in float32, by one launch in which a block or less computes each mean."""
+
+    name = "norm"
+    realises = Norm
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Norm)
+        dtype = program.tensors[op.x].dtype
+        if not dtype.is_float:
+            return f"its input is {dtype.value}, which is no float type"
+        return refusal(op, program, epilogue.frame_of(op, program))
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Norm)
+        return two_pass.cost(op, program, two_pass.describe(op, program, op.axes, op.groups), arch)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Norm)
+        return two_pass.work(self.name, op, program, two_pass.describe(op, program, op.axes, op.groups), op.eps)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        return two_pass.build(PASSES, params)

@@ -1,0 +1,49 @@
+"""Softmax and its logarithm along any axis of tensors of any layout.
+
+y = exp(x - max) / sum(exp(x - max)): the maximum is taken out first, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tccompile.arch import Arch
+from tccompile.kernels import epilogue, two_pass
+from tccompile.kernels.loops import refusal
+from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
+from tccompile.program import Op, Program, Softmax
+
+_MAXIMUM, _SUM = ("maximum({}, {})", "f32(-inf)"), ("{} + {}", "f32(0)")
+
+PASSES = {
+    False: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "f32(1) / {s}", "exp({v} - {r}) * {s}"),
+    True: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "log({s})", "{v} - {r} - {s}"),
+}
+
+
+class SoftmaxKernel(Kernel):
+    """Every Softmax of floats, in float32."""
+
+    name = "softmax"
+    realises = Softmax
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Softmax)
+        dtype = program.tensors[op.x].dtype
+        if not dtype.is_float:
+            return f"its input is {dtype.value}, which is no float type"
+        return refusal(op, program, epilogue.frame_of(op, program))
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Softmax)
+        return two_pass.cost(op, program, two_pass.describe(op, program, (op.axis,)), arch)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Softmax)
+        return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,)), 0.0, log=op.log)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        return two_pass.build(PASSES[bool(params["log"])], params)
