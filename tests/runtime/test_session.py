@@ -354,6 +354,14 @@ def test_a_target_can_be_forced(fake):
         Session(plan(EVERYTHING), "cpu", target="sm_70")
 
 
+@pytest.mark.parametrize(("version", "arch", "edges"), [(12030, "sm_90a", 2), (12020, "sm_90a", 0), (13000, "sm_80", 0)])
+def test_launches_overlap_where_the_gpu_can(fake, version, arch, edges):
+    api = fake(cc=(9, 0), version=version)
+    session = Session(plan((("sm_80", "ptx"), ("sm_90a", "cubin"))), "gpu", target=arch)
+    assert api.programmatic == edges
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
 def test_nothing_fits(fake):
     fake(cc=(7, 5))
     with pytest.raises(
@@ -597,7 +605,8 @@ session = tccompile.Session({str(path)!r}, "cpu")
 session.run(None, {{"x": np.zeros((2, 3), np.float32)}})
 seconds = time.perf_counter() - begin
 import tccompile.runtime.gpu, tccompile.runtime.arrays
-heavy = ("onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda.bindings.driver", "rich", "tccompile.kernels", "tccompile.emit")
+heavy = ["onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda.bindings.driver", "rich"]
+heavy += ["tccompile.kernels", "tccompile.emit"]
 print(json.dumps([seconds, [m for m in heavy if m in sys.modules]]))
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
