@@ -51,7 +51,7 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
         size += _aligned(work.counters)
     layout = _Layout(program, offsets)
     args = tuple(
-        tuple(tuple(layout.arg(a, scratch.get(i), counters[i]) for a in launch.args) for launch in work.launches)
+        tuple(tuple(layout.arg(a, scratch.get(i, 0), counters[i]) for a in launch.args) for launch in work.launches)
         for i, work in enumerate(works)
     )
     return Placement(offsets, arena, size, _edges(program, works, layout, scratch), args)
@@ -160,13 +160,12 @@ class _Layout:
             return Address("arena", "", self.offsets[owner] + start)
         return Address("weights" if owner in self.program.constants else "io", owner, start)
 
-    def arg(self, arg: spec.Arg, scratch: int | None, counters: int) -> PlanArg:
+    def arg(self, arg: spec.Arg, scratch: int, counters: int) -> PlanArg:
         """The argument of a step whose scratch and counters start at these bytes."""
         match arg:
             case spec.Ptr(name, more):
                 return self.address(name, more)
             case spec.Scratch(more):
-                assert scratch is not None, "a launch uses scratch that its work does not ask for"
                 return Address("arena", "", scratch + more)
             case spec.Counters(more):
                 return Address("counters", "", counters + more)
