@@ -6,6 +6,7 @@ rules, one node at a time; values from NumPy or ONNX's reference evaluator.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ import onnx.reference
 import onnx.shape_inference
 
 from tccompile.constants import Weight, derived, literal
-from tccompile.errors import ModelError, TccompileError, UnsupportedError
-from tccompile.opset import NEWEST
+from tccompile.errors import ModelError, UnsupportedError
+
+log = logging.getLogger(__name__)
 
 MAX_NODES = 2**20
 MAX_BYTES = 2**40  # of one tensor
@@ -94,7 +96,7 @@ class _Folder:
             self.types[value.name] = static_type(value.type)  # type: ignore[assignment]
         while self.pending:
             node = self.pending.popleft()
-            _rename_inputs(node, self.alias)
+            rename_inputs(node, self.alias)
             self.visit(node)
             if len(self.kept) + len(self.pending) > MAX_NODES:
                 raise UnsupportedError("the model has more than 2^20 nodes")
@@ -111,11 +113,14 @@ class _Folder:
         self.infer(node)
         inputs = [self.constants.get(name) for name in node.input if name]
         if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
-            for name, weight in zip(node.output, self.evaluate(node), strict=False):
-                if name:
-                    self.set_constant(name, weight)
-        else:
-            self.kept.append(node)
+            result = self.evaluate(node)
+            if result is not None:
+                for name, weight in zip(node.output, result, strict=False):
+                    if name:
+                        del self.types[name]
+                        self.set_constant(name, weight)
+                return
+        self.kept.append(node)
 
     # --- what needs no evaluation
 
@@ -190,7 +195,7 @@ class _Folder:
             self.set_constant(names[tensor.name], literal("", _tensor_values(tensor, title(node))))
         inner = list(branch.node)
         for n in inner:
-            _rename_inputs(n, names)
+            rename_inputs(n, names)
             n.output[:] = [names.get(y, y) for y in n.output]
         for y, result in zip(node.output, branch.output, strict=False):
             inner.append(onnx.helper.make_node("Identity", [names.get(result.name, result.name)], [y]))
@@ -248,25 +253,21 @@ class _Folder:
         made = sum(int(np.prod(t.shape, dtype=object)) * t.dtype.itemsize for y in node.output if y and (t := self.types[y]))
         return made <= max(LARGE, 4 * made_of)
 
-    def evaluate(self, node: onnx.NodeProto) -> list[Weight]:
+    def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
+        """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
         inputs = [self.constants.get(name) for name in node.input]
+        how = TRANSFORMED.get(node.op_type)
         try:
-            how = TRANSFORMED.get(node.op_type)
             result = how(node, inputs, self.types[node.output[0]]) if how else None
             if result is None:
                 result = _reference(node, inputs, self.opsets)
-        except TccompileError:
-            raise
         except Exception as e:
-            raise ModelError(f"{title(node)}: its constant inputs cannot be evaluated: {first_line(e)}") from e
+            log.debug("%s is not folded: %s", title(node), first_line(e))
+            return None
         for name, weight in zip(node.output, result, strict=False):
-            if name:
-                expected = self.types.pop(name)
-                if weight.values.dtype != expected.dtype or weight.values.shape != expected.shape:
-                    raise ModelError(
-                        f"{title(node)}: its constant output {name!r} should be {expected.dtype}{list(expected.shape)} and is "
-                        f"{weight.values.dtype}{list(weight.values.shape)}"
-                    )
+            if name and (weight.values.dtype, weight.values.shape) != (self.types[name].dtype, self.types[name].shape):
+                log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.values.dtype)
+                return None
         return result
 
     # --- the end
@@ -287,7 +288,7 @@ class _Folder:
                 rename[target] = name
                 self.types[name] = self.types.pop(target)
         for node in self.kept if rename else ():
-            _rename_inputs(node, rename)
+            rename_inputs(node, rename)
             node.output[:] = [rename.get(y, y) for y in node.output]
 
     def drop_unused(self) -> None:
@@ -304,7 +305,7 @@ class _Folder:
         self.types = {name: t for name, t in self.types.items() if name in live}
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -314,7 +315,7 @@ def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
 def _reads(node: onnx.NodeProto) -> list[str]:
     """The names a node reads, those that graphs inside it take from around it included."""
     names = list(node.input)
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
         for inner in graph.node:
             names += [name for name in _reads(inner) if name not in inside]
@@ -323,13 +324,13 @@ def _reads(node: onnx.NodeProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for i, name in enumerate(node.input):
         if name in names:
             node.input[i] = names[name]
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         for inner in graph.node:
-            _rename_inputs(inner, names)
+            rename_inputs(inner, names)
         for value in graph.output:
             value.name = names.get(value.name, value.name)
 
@@ -463,6 +464,11 @@ def _pad(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     return [derived("", "pad", x[0], before=tuple(pads[:rank]), after=tuple(pads[rank:]))]
 
 
+def _gather_elements(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    axis = _attribute(node, "axis", 0)
+    return [literal("", np.take_along_axis(x[0].values, x[1].values, axis))]
+
+
 def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """(x - zero_point) * scale, with one scale a tensor or one an extent of `axis`."""
     values, scale, zero = x[0], x[1], x[2] if len(x) > 2 else None
@@ -487,6 +493,7 @@ TRANSFORMED: dict[str, How] = {
     "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "MatMul": _plain("matmul", floats_only=True),
     "Mul": _plain("mul"),
     "Neg": _plain("neg"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import onnx_graphsurgeon as gs
 
 from tccompile.constants import Weight
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
-from tccompile.fold import MAX_BYTES, MAX_NODES, Type, dense_values, first_line, fold, widened
+from tccompile.fold import MAX_BYTES, MAX_NODES, Type, dense_values, first_line, fold, rename_inputs, subgraphs, widened
 from tccompile.opset import NEWEST, OLDEST, Scope, upgrade_nodes
 from tccompile.weights import SMALL, Source
 
+BF16 = onnx.TensorProto.BFLOAT16
 IR_VERSION = 11  # the first that knows opset 23
 PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # several values a byte
 
@@ -202,7 +203,7 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
     _set_opset(proto.opset_import)
-    _widen(proto.graph)
+    _widen(proto.graph, weights)
     return proto
 
 
@@ -226,9 +227,34 @@ def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: M
     graph.node.extend(nodes)
 
 
-def _widen(graph: onnx.GraphProto) -> None:
+def _widen(graph: onnx.GraphProto, weights: Container[str]) -> None:
     """float32 in place of bf16 everywhere inside; the model's own inputs and outputs keep their type behind a Cast."""
-    bf16, f32 = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    inputs = [v.name for v in graph.input if v.name not in weights and v.type.tensor_type.elem_type == BF16]
+    outputs = [v.name for v in graph.output if v.type.tensor_type.elem_type == BF16]
+    _widen_nodes(graph)
+    wide = {name: f"{name}/float32" for name in (*inputs, *outputs)}
+    for node in graph.node:
+        rename_inputs(node, wide)
+        node.output[:] = [wide.get(y, y) for y in node.output]
+    before = [onnx.helper.make_node("Cast", [x], [wide[x]], wide[x], to=onnx.TensorProto.FLOAT) for x in inputs]
+    after = [onnx.helper.make_node("Cast", [wide[y]], [y], f"{y}/bfloat16", to=BF16) for y in outputs]
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _widen_nodes(graph: onnx.GraphProto) -> None:
+    for value in graph.value_info:
+        if value.type.tensor_type.elem_type == BF16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == BF16:
+                attribute.i = onnx.TensorProto.FLOAT
+            elif attribute.name == "value" and attribute.t.data_type == BF16:
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(widened(onnx.numpy_helper.to_array(attribute.t))))
+            for inner in subgraphs(node):
+                _widen_nodes(inner)
 
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------
@@ -242,11 +268,12 @@ def _bind(graph: onnx.GraphProto, weights: set[str], shapes: Mapping[str, tuple[
     for name in shapes:
         if name not in names:
             raise UsageError(f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names)) or 'none'}")
-    for value in graph.input:
-        _bind_input(value, shapes.get(value.name))
+    symbols: dict[str, int] = {}  # an extent that is called the same in two inputs is the same
+    for value in sorted(graph.input, key=lambda v: v.name not in shapes):
+        _bind_input(value, shapes.get(value.name), symbols)
 
 
-def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None) -> None:
+def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbols: dict[str, int]) -> None:
     name, kind = value.name, value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise UnsupportedError(f"the input {name!r} is a {kind or 'value without a type'}; only tensors can be compiled")
@@ -262,8 +289,10 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None) -> No
     said = [d.dim_value if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 else d.dim_param or "?" for d in dims]
     text = "x".join(map(str, said))
     if shape is None:
+        said = [symbols.get(d, d) if isinstance(d, str) else d for d in said]
         if all(isinstance(d, int) for d in said):
-            return
+            shape = tuple(said)
+    if shape is None:
         example = "x".join(str(d) if isinstance(d, int) else "1" for d in said)
         free = ", ".join(repr(d) for d in said if not isinstance(d, int))
         raise UsageError(
@@ -274,6 +303,8 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None) -> No
     for dim, extent, fixed in zip(dims, shape, said, strict=True):
         if extent < 0 or (isinstance(fixed, int) and fixed != extent):
             raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} does not fit: the input is {text}")
+        if isinstance(fixed, str) and fixed != "?" and symbols.setdefault(fixed, extent) != extent:
+            raise UsageError(f"{fixed!r} is {symbols[fixed]} in one input and {extent} in {name!r}: it is one extent")
         dim.dim_value = extent
 
 

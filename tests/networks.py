@@ -46,7 +46,7 @@ def feeds(model: onnx.ModelProto, seed: int, shapes: Mapping[str, tuple[int, ...
             continue
         shape = (shapes or {}).get(value.name) or tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        if dtype == bool:
+        if dtype.kind == "b":
             out[value.name] = rng.integers(0, 2, shape).astype(bool)
         elif dtype.kind in "iu":
             out[value.name] = rng.integers(0, 2, shape).astype(dtype)

@@ -6,12 +6,15 @@ import logging
 
 import onnx_graphsurgeon as gs
 
-from tccompile.rewrites import batch_norm, conv_transpose, gemm, pad, scale_shift
+from tccompile.rewrites import activations, batch_norm, conv_transpose, gemm, movement, pad, pixel_shuffle, scale_shift
 from tccompile.rewrites.rule import Editor, Rewrite, name_of
 
 log = logging.getLogger(__name__)
 
 REWRITES: tuple[Rewrite, ...] = (
+    *movement.REWRITES,
+    *pixel_shuffle.REWRITES,
+    *activations.REWRITES,
     *batch_norm.REWRITES,
     *gemm.REWRITES,
     *scale_shift.REWRITES,

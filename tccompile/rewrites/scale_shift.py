@@ -19,7 +19,18 @@ import onnx_graphsurgeon as gs
 
 from tccompile.constants import Weight, derived, literal
 from tccompile.rewrites.rule import (
-    Editor, Rewrite, calculate, constant, finite, is_float, name_of, operand, producer, rank, reshaped, rounded,
+    Editor,
+    Rewrite,
+    calculate,
+    constant,
+    finite,
+    is_float,
+    name_of,
+    operand,
+    producer,
+    rank,
+    reshaped,
+    rounded,
 )  # fmt: skip
 
 LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
