@@ -7,6 +7,7 @@ from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.norm import NormKernel
+from tccompile.kernels.norm_split import NormSplit
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.resize import ResizeKernel
@@ -18,6 +19,7 @@ KERNELS: tuple[Kernel, ...] = (
     ReduceKernel(),
     SoftmaxKernel(),
     NormKernel(),
+    NormSplit(),
     PointwiseKernel(),
     PoolKernel(),
     ResizeKernel(),

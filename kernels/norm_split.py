@@ -1,0 +1,324 @@
+"""Normalization of channels-last images whose pixels are split between blocks: statistics first, then every element.
+
+Each thread follows the mean and the sum of squared deviations of 8 channels (Welford, 1962); threads, blocks and the channels of
+a group are merged pairwise (Chan, Golub and LeVeque, 1979), so that nothing cancels however far the mean is from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm, prod
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
+from tccompile.kernels.spec import (
+    F32,
+    I32,
+    LAUNCH_US,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    Scratch,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
+from tccompile.program import Norm, Op, Program
+
+LANES = 8
+THREADS = 256
+RECORD = 2 * LANES * 4
+"""Bytes of the means and the squared deviations (or scales) of a vector of channels."""
+
+
+class NormSplit(Kernel):
+    """Norm over all pixels of (N, C, …) images with channels innermost, for each channel or group of channels."""
+
+    name = "norm_split"
+    realises = Norm
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Norm)
+        x = program.tensors[op.x]
+        spatial = set(range(2, x.rank))
+        if not spatial or set(op.axes) not in ((spatial,) if op.groups else (spatial, {1, *spatial})):
+            return "it does not reduce all pixels of each image"
+        if not (is_vector_type(x) and vectors(x, 1, LANES)):
+            return "its input's channels do not lie in aligned vectors of 8 float16 or float32"
+        frame = epilogue.frame_of(op, program)
+        if frame[-1] != 1:
+            return "its output's channels are not innermost"
+        groups = _groups(op)
+        if groups and lcm(x.shape[1] // groups, LANES) > THREADS * LANES:
+            return "its groups have more channels than a block can merge"
+        return refusal(op, program, frame)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Norm)
+        x = program.tensors[op.x]
+        pixels = prod(x.shape[2:])
+        vectors_, threads = _tile(op, program)
+        blocks = x.shape[0] * -(-x.padded[1] // (vectors_ * LANES))
+        most = max(1, pixels // (4 * threads))
+        yield {"splits": min(max(1, -(-4 * arch.sms // max(blocks, 1))), most, 1024)}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Norm)
+        x = program.tensors[op.x]
+        vectors_, threads = _tile(op, program)
+        blocks = config["splits"] * x.shape[0] * -(-x.padded[1] // (vectors_ * LANES))
+        waves = max(1.0, blocks / (arch.sms * 4))
+        steps = -(-prod(x.shape[2:]) // (threads * config["splits"]))
+        read = prod(x.padded) * x.dtype.size / (arch.gbps * 900)
+        return 2 * LAUNCH_US + 3.0 + max(read, waves * (1.0 + 0.2 * steps)) + traffic_us(op, program, arch)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Norm)
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        if 0 in y.padded or not prod(x.shape):
+            return Work(())
+        frame = epilogue.frame_of(op, program)
+        spec = epilogue.describe(op, program, frame, LANES)
+        vectors_, threads = _tile(op, program)
+        n, channels, pixels = x.shape[0], x.shape[1], prod(x.shape[2:])
+        groups = _groups(op)
+        share = channels // groups if groups else 1
+        tiles = -(-max(x.padded[1], y.padded[1]) // (vectors_ * LANES))
+        chunk = -(-pixels // config["splits"])
+        splits = -(-pixels // chunk)
+        walk = _pixels(op, program)
+        parts = n * splits * tiles * vectors_ * RECORD
+        tail = (walk.depth, walk.args)
+        statistics = Launch(
+            code(self.name, phase="statistics", x=x.dtype.value, depth=tail[0], grouped=share > 1),
+            grid=(splits, tiles, n),
+            block=vectors_ * threads,
+            args=(
+                *(Ptr(op.x), Scratch(), Scratch(parts), Counters(), F32(op.eps)),
+                *map(I32, (vectors_, threads, pixels, chunk, x.strides[0], x.padded[1], channels, share)),
+                *tail[1],
+            ),
+        )
+        lanes = power(min(epilogue.lane_groups(op, program, frame), 32))
+        rows = THREADS // lanes
+        step = rows * min(8, max(1, -(-pixels * n * -(-channels // LANES) // (THREADS * 4 * arch.sms))))  # pixels of a block
+        apply = Launch(
+            code(self.name, phase="apply", x=x.dtype.value, depth=tail[0], epilogue=spec.params),
+            grid=(-(-pixels // step), -(-epilogue.lane_groups(op, program, frame) // lanes), n),
+            block=THREADS,
+            args=(
+                *(Ptr(op.x), Scratch(parts)),
+                *map(I32, (lanes, pixels, step, x.strides[0], x.padded[1], tiles * vectors_)),
+                *tail[1],
+                *spec.args,
+            ),
+        )
+        return Work((statistics, apply), scratch=parts + n * tiles * vectors_ * RECORD, counters=4 * n * tiles)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx.atomics import atomic_add
+        from tccompile.kernels.ptx.memory import load, store
+
+        x, depth = DType(params["x"]), params["depth"]
+        loop_args = unravel_args(depth)
+        scope = {"read": load(x, LANES, guarded=True, space="global.nc"), "inner": unravel(depth), "get8": load(DType.F32, LANES)}
+        i32, i64, f32 = types.int32, types.int64, types.float32
+        if params["phase"] == "statistics":
+            scope |= {"put8": store(DType.F32, LANES), "put": store(DType.F32), "atomic_add": atomic_add}
+            body = device("statistics", f"{STATISTICS}, wk", _statistics(x, params["grouped"]), **scope)
+            fixed: tuple = (i64,) * 4 + (f32,) + (i32,) * (STATISTICS.count(",") - 4)
+            return Function(entry(body, len(fixed), loop_args), types.void(*fixed, *(i32,) * loop_args), THREADS)
+        put, extra = epilogue.build(params["epilogue"])
+        body = device("apply", f"{APPLY}, wk, e", _apply(x), store=put, **scope)
+        fixed = (i64,) * 2 + (i32,) * (APPLY.count(",") - 1)
+        signature = types.void(*fixed, *(i32,) * loop_args, *extra)
+        return Function(entry(body, len(fixed), loop_args, len(extra)), signature, THREADS)
+
+
+STATISTICS = "x, parts, stats, counters, eps, V, T, K, chunk, xn, present, channels, share"
+APPLY = "x, stats, V, K, step, xn, present, vectors"
+
+
+def _groups(op: Norm) -> int:
+    """Groups of channels that are reduced together; 0 if each channel is by itself."""
+    return op.groups or int(1 in op.axes)
+
+
+def _tile(op: Norm, program: Program) -> tuple[int, int]:
+    """Vectors of channels that a block reads of a pixel (whole groups), and threads that share each vector (a power of 2)."""
+    x, groups = program.tensors[op.x], _groups(op)
+    whole = lcm(x.shape[1] // groups, LANES) // LANES if groups else 1
+    wanted = min(8, -(-x.padded[1] // LANES))
+    vectors_ = whole * max(1, wanted // whole)
+    return vectors_, power(THREADS // vectors_ + 1) // 2
+
+
+def _pixels(op: Norm, program: Program) -> Loops:
+    x = program.tensors[op.x]
+    return loops(x.shape[2:], x.strides[2:])
+
+
+def _merge(
+    n: str, other: str, means: list[str], squares: list[str], other_means: list[str], other_squares: list[str]
+) -> list[str]:
+    """Text that merges the statistics of `other` elements into those of `n`."""
+    lines = [
+        f"total = {n} + {other}",
+        f"part = select(total > f32(0), {other} / maximum(total, f32(1)), f32(0))",
+        f"weight = {n} * part",
+    ]
+    for mean, square, mean2, square2 in zip(means, squares, other_means, other_squares, strict=True):
+        lines += [f"d = {mean2} - {mean}", f"{mean} += d * part", f"{square} += {square2} + d * d * weight"]
+    return [*lines, f"{n} = total"]
+
+
+def _statistics(x: DType, grouped: bool) -> list[str]:
+    """Block: pixels split * chunk … of image n, V vectors of channels; thread (t, g): every T-th pixel of vector g."""
+    lanes = range(LANES)
+    means, squares, values = [f"a{i}" for i in lanes], [f"b{i}" for i in lanes], [f"v{i}" for i in lanes]
+    halves = [
+        *(f"mean[{i * THREADS} + tid] = a{i}" for i in lanes),
+        *(f"square[{i * THREADS} + tid] = b{i}" for i in lanes),
+        "count[tid] = n",
+        "cuda.syncthreads()",
+        "half = T >> i32(1)",
+        "while half > 0:",
+        "    if t < half:",
+        "        o = tid + half * V",
+        *(
+            f"        {line}"
+            for line in _merge(
+                "n",
+                "count[o]",
+                means,
+                squares,
+                [f"mean[{i * THREADS} + o]" for i in lanes],
+                [f"square[{i * THREADS} + o]" for i in lanes],
+            )
+        ),
+        *(f"        mean[{i * THREADS} + tid] = a{i}" for i in lanes),
+        *(f"        square[{i * THREADS} + tid] = b{i}" for i in lanes),
+        "        count[tid] = n",
+        "    cuda.syncthreads()",
+        "    half = half >> i32(1)",
+    ]
+    clear = [*(f"a{i} = f32(0)" for i in lanes), *(f"b{i} = f32(0)" for i in lanes), "n = f32(0)"]
+    lines = [
+        "tid, split, tile, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)",
+        "splits, tiles = i32(cuda.gridDim.x), i32(cuda.gridDim.y)",
+        "t = tid // V",
+        "g = tid - t * V",
+        "c = (tile * V + g) * i32(8)",
+        f"mean = cuda.shared.array({THREADS * LANES}, f32)",
+        f"square = cuda.shared.array({THREADS * LANES}, f32)",
+        f"count = cuda.shared.array({THREADS}, f32)",
+        "last = cuda.shared.array(1, i32)",
+        f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({x.size})",
+        "end = min(K, (split + i32(1)) * chunk)",
+        *clear,
+        "k = split * chunk + t",
+        "while k < end:",
+    ]
+    batch = 4  # loads in flight
+    for u in range(batch):
+        names = ", ".join(f"v{u}_{i}" for i in lanes)
+        lines += [f"    k{u} = k + i32({u}) * T"]
+        lines += [f"    {names} = read(base + inner(k{u}, wk) * i64({x.size}), i32(k{u} < end and c < present))"]
+    for u in range(batch):
+        lines += [f"    if k{u} < end:", "        n += f32(1)", "        share_n = quick_div(f32(1), n)"]
+        for i in lanes:
+            value = values[i].replace("v", f"v{u}_")
+            lines += [f"        d = {value} - a{i}", f"        a{i} += d * share_n", f"        b{i} += d * ({value} - a{i})"]
+    lines += [
+        f"    k += i32({batch}) * T",
+        *halves,
+        # Partial results: (N, splits, vectors, 2, 8).
+        "width = tiles * V",
+        "vector = tile * V + g",
+        f"images = parts + i64(image) * i64(splits) * i64(width) * i64({RECORD})",
+        "if t == 0:",
+        f"    at = images + (i64(split) * i64(width) + i64(vector)) * i64({RECORD})",
+        f"    put8(at, {', '.join(means)})",
+        f"    put8(at + i64({4 * LANES}), {', '.join(squares)})",
+        "cuda.threadfence()",
+        "cuda.syncthreads()",
+        "counter = counters + (i64(image) * i64(tiles) + i64(tile)) * i64(4)",
+        "if tid == 0:",
+        "    last[0] = atomic_add(counter, i32(1))",
+        "cuda.syncthreads()",
+        "if last[0] == splits - 1:",
+        "    cuda.threadfence()",
+        "    if tid == 0:",
+        "        atomic_add(counter, -splits)",
+        *(f"    {line}" for line in clear),
+        "    s = t",
+        "    while s < splits:",
+        f"        at = images + (i64(s) * i64(width) + i64(vector)) * i64({RECORD})",
+        f"        {', '.join(f'p{i}' for i in lanes)} = get8(at)",
+        f"        {', '.join(f'q{i}' for i in lanes)} = get8(at + i64({4 * LANES}))",
+        "        many = f32(min(chunk, K - s * chunk))",
+        *(f"        {line}" for line in _merge("n", "many", means, squares, [f"p{i}" for i in lanes], [f"q{i}" for i in lanes])),
+        "        s += T",
+        *(f"    {line}" for line in halves),
+    ]
+    # Means and scales of each channel: (N, vectors, 2, 8).
+    out = f"stats + (i64(image) * i64(width) + i64(tile * V)) * i64({RECORD})"
+    if not grouped:
+        scales = ", ".join(f"f32(1) / sqrt(b{i} / f32(K) + eps)" for i in lanes)
+        return [
+            *lines,
+            "    if t == 0:",
+            f"        at = {out} + i64(g) * i64({RECORD})",
+            f"        put8(at, {', '.join(means)})",
+            f"        put8(at + i64({4 * LANES}), {scales})",
+        ]
+    place = f"(j & i32(7)) * i32({THREADS}) + (j >> i32(3))"
+    return [
+        *lines,
+        "    i = tid",  # a channel of the tile; its group is at first … first + share - 1
+        "    while i < V * i32(8):",
+        "        first = i // share * share",
+        "        total = f32(0)",
+        "        if tile * V * i32(8) + first + share <= channels:",
+        "            for j in range(first, first + share):",
+        f"                total += mean[{place}]",
+        "            total = total / f32(share)",
+        "            spread = f32(0)",
+        "            for j in range(first, first + share):",
+        f"                d = mean[{place}] - total",
+        f"                spread += square[{place}] + f32(K) * d * d",
+        f"            at = {out} + i64(i >> i32(3)) * i64({RECORD}) + i64(i & i32(7)) * i64(4)",
+        "            put(at, total)",
+        f"            put(at + i64({4 * LANES}), f32(1) / sqrt(spread / (f32(K) * f32(share)) + eps))",
+        "        i += i32(cuda.blockDim.x)",
+    ]
+
+
+def _apply(x: DType) -> list[str]:
+    """Block: pixels blockIdx.x * step … of image n, V vectors of channels; thread (t, g): every (256 / V)-th pixel of vector g."""
+    lanes = range(LANES)
+    results = ", ".join(f"(v{i} - a{i}) * b{i}" for i in lanes)
+    return [
+        "tid, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.z)",
+        "t = tid // V",
+        "vector = i32(cuda.blockIdx.y) * V + (tid - t * V)",
+        "c = vector * i32(8)",
+        f"at = stats + (i64(image) * i64(vectors) + i64(min(vector, vectors - 1))) * i64({RECORD})",
+        f"{', '.join(f'a{i}' for i in lanes)} = get8(at)",
+        f"{', '.join(f'b{i}' for i in lanes)} = get8(at + i64({4 * LANES}))",
+        f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({x.size})",
+        "k = i32(cuda.blockIdx.x) * step + t",
+        "end = min(K, (i32(cuda.blockIdx.x) + i32(1)) * step)",
+        "while k < end:",
+        f"    {', '.join(f'v{i}' for i in lanes)} = read(base + inner(k, wk) * i64({x.size}), i32(c < present))",
+        f"    store(({results}), image * K + k, c, e)",
+        f"    k += i32({THREADS}) // V",
+    ]
