@@ -35,6 +35,7 @@ CONVERTERS: dict[str, Converter] = {
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), movement.reshape),
     "Transpose": movement.transpose,
     "Slice": movement.slice_,
+    "Gather": movement.gather,
     "Split": movement.split,
     "Concat": movement.concat,
     "Expand": movement.expand,

@@ -141,6 +141,29 @@ def slice_(node: gs.Node, b: Builder) -> None:
     _move(node, b, slice_view(b.value(x).name, starts, steps))
 
 
+def gather(node: gs.Node, b: Builder) -> None:
+    """Constant indices at equal distances: a slice, or one element along the axis."""
+    x, y = node.inputs[0], node.outputs[0]
+    shape, rank = shape_of(y), len(x.shape)
+    axis = b.axis(b.attr("axis", 0), rank)
+    values = b.array(1, "indices")
+    assert values is not None
+    n = x.shape[axis]
+    indices = values.reshape(-1) % n
+    steps = {int(d) for d in indices[1:] - indices[:-1]} or {0}
+    if len(steps) > 1 or not len(indices):
+        raise b.refuse("its indices are not at equal distances", "take slices and concatenate them")
+    (step,) = steps
+    linear = constant(int(indices[0]))
+    for a, count in reversed(list(enumerate(values.shape))):
+        linear = linear + coord(axis + a) * step
+        step *= count
+    after = values.ndim - 1
+    index = [linear if a == axis else coord(a if a < axis else a + after) for a in range(rank)]
+    order = b.order_for(shape, x) if len(shape) == rank and values.ndim == 1 else None
+    b.copy(View(b.value(x).name, tuple(index)), b.result(y, order))
+
+
 def split(node: gs.Node, b: Builder) -> None:
     x = node.inputs[0]
     axis = b.axis(b.attr("axis", 0), len(x.shape))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import ACC, Epilogue, Expr, Range, View, call, coord, identity_view
+from tccompile.expr import ACC, Epilogue, Expr, Range, View, broadcast_view, call, coord, identity_view
 from tccompile.ops.builder import IMAGE, Builder, Reads, order_of, shape_of
+from tccompile.ops.reduce import REDUCTIONS, Reduction, combine
 from tccompile.program import Norm, Tensor
 
 
@@ -31,16 +32,31 @@ def group_normalization(node: gs.Node, b: Builder) -> None:
 
 
 def layer_normalization(node: gs.Node, b: Builder) -> None:
-    for t in node.outputs[1:]:
-        if b.used(t):
-            raise b.refuse(f"its output {t.name} (a statistic) is used", "compute the statistics by ReduceMean")
     x = b.operand(node.inputs[0])
     axes = tuple(range(b.axis(b.attr("axis", -1), x.rank), x.rank))
+    if any(map(b.used, node.outputs[1:])):
+        _statistics(node, b, x, axes)
     reads = Reads(b, x.shape)
     expr = call("mul", ACC, reads.broadcast(node.inputs[1]))
     if (bias := b.input(2)) is not None:
         expr = call("add", expr, reads.broadcast(bias))
     _norm(node, b, x, axes, expr, reads)
+
+
+def _statistics(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...]) -> None:
+    """The second and third output of LayerNormalization: the mean, and one over the standard deviation."""
+    shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    mean = combine(b, x, b.new(f"{node.outputs[0].name}.mean", shape, order=order_of(x)), axes, REDUCTIONS["ReduceMean"])
+    reads = Reads(b, x.shape)
+    value, middle = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(mean.name, shape, x.shape))
+    centred = call("sub", value, middle)
+    squares = b.new(f"{node.outputs[0].name}.squares", x.shape, order=order_of(x))
+    b.compute(squares, call("mul", centred, centred), reads)
+    eps = float(b.attr("epsilon", 1e-5))
+    inverse = Reduction("add", after=lambda s, n: call("rsqrt", call("add", call("div", s, float(n)), eps)))
+    b.bind(node.outputs[1], mean)
+    if len(node.outputs) > 2 and b.used(node.outputs[2]):
+        combine(b, squares, b.result(node.outputs[2], order_of(x)), axes, inverse)
 
 
 def lrn(node: gs.Node, b: Builder) -> None:

@@ -100,6 +100,10 @@ SIGN_FREE = ("Add", "Sub", "Mul", "Sum", "Equal", "Where", "BitwiseAnd", "Bitwis
 """Ops that are right for uint64 though they compute in int64."""
 
 
+OVERFLOW = ("Add", "Sub", "Mul", "Sum", "Div", "Neg", "Abs", "BitwiseNot", "BitShift", "Pow", "Cast", "CastLike")
+"""Ops whose result may not fit the integer type that it has in the model."""
+
+
 def any_type(node: gs.Node, b: Builder) -> None:
     """An op of ANY."""
     _check_uint64(node, b)
@@ -221,7 +225,23 @@ def triangle_view(tensor: str, shape: Shape, k: int, upper: bool) -> View:
 
 def _write(node: gs.Node, b: Builder, expr: Expr, reads: Reads) -> None:
     y = node.outputs[0]
+    if node.op in OVERFLOW and expr.dtype is DType.I64:
+        expr = wrapped(expr, b.dtype(y))
     b.compute(b.result(y, b.order_for(shape_of(y), *node.inputs)), expr, reads)
+
+
+def wrapped(x: Expr, dtype: DType) -> Expr:
+    """An int64 reduced to the range of a narrower integer as its arithmetic does: modulo 2^bits.
+
+    Storing it would do the same, but a later stage may keep the value in a register.
+    """
+    if dtype.compute is not DType.I64 or dtype.size == 8:
+        return x
+    half = 1 << (8 * dtype.size - 1)
+    mask = 2 * half - 1
+    if dtype.numpy.kind == "u":
+        return call("bit_and", x, mask)
+    return call("sub", call("bit_and", call("add", x, half), mask), half)
 
 
 def _check_uint64(node: gs.Node, b: Builder) -> None:

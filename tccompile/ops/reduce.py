@@ -55,7 +55,7 @@ def reduce(node: gs.Node, b: Builder) -> None:
     """Any op of REDUCTIONS with `axes` as its second input."""
     x = b.operand(node.inputs[0])
     axes = _axes(b, x.rank)
-    _drop_axes(node, b, _reduce(b, x, _kept(node, b, x, axes), axes, REDUCTIONS[node.op]))
+    _drop_axes(node, b, combine(b, x, _kept(node, b, x, axes), axes, REDUCTIONS[node.op]))
 
 
 def reduce_log_sum_exp(node: gs.Node, b: Builder) -> None:
@@ -64,21 +64,21 @@ def reduce_log_sum_exp(node: gs.Node, b: Builder) -> None:
     axes = _axes(b, x.rank)
     y = _kept(node, b, x, axes)
     finite = Reduction("max", after=lambda m, count: call("where", call("is_inf", m), 0.0, m))
-    largest = _reduce(b, x, b.new(f"{y.name}.max", y.shape, order=order_of(y)), axes, finite)
+    largest = combine(b, x, b.new(f"{y.name}.max", y.shape, order=order_of(y)), axes, finite)
     reads = Reads(b, x.shape)
     value = reads.view(identity_view(x.name, x.rank))
     shifted = call("exp", call("sub", value, reads.view(broadcast_view(largest.name, largest.shape, x.shape))))
     terms = b.compute(b.new(f"{y.name}.exp", x.shape, order=order_of(x)), shifted, reads)
     reads = Reads(b, y.shape)
     m = reads.view(identity_view(largest.name, y.rank))
-    _reduce(b, terms, y, axes, Reduction("add", after=lambda s, count: call("add", call("log", s), m)), reads)
+    combine(b, terms, y, axes, Reduction("add", after=lambda s, count: call("add", call("log", s), m)), reads)
     _drop_axes(node, b, y)
 
 
 def global_pool(node: gs.Node, b: Builder) -> None:
     """GlobalAveragePool and GlobalMaxPool: reductions over all axes but the first two."""
     x = b.operand(node.inputs[0])
-    _reduce(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), REDUCTIONS[node.op])
+    combine(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), REDUCTIONS[node.op])
 
 
 def global_lp_pool(node: gs.Node, b: Builder) -> None:
@@ -86,7 +86,7 @@ def global_lp_pool(node: gs.Node, b: Builder) -> None:
     x = b.operand(node.inputs[0])
     p = float(b.attr("p", 2))
     norm = Reduction("add", lambda v: power(v, p), lambda v, count: root(v, p))
-    _reduce(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), norm)
+    combine(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), norm)
 
 
 def softmax(node: gs.Node, b: Builder) -> None:
@@ -95,7 +95,7 @@ def softmax(node: gs.Node, b: Builder) -> None:
     b.emit(Softmax, b.result(node.outputs[0], order_of(x)), x=x.name, axis=axis, log=node.op == "LogSoftmax")
 
 
-def _reduce(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:
+def combine(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:
     """y = r over `axes` of x, which y keeps with extent 1; without axes it is a Pointwise."""
     reads = reads or Reads(b, y.shape)
     count = math.prod(x.shape[a] for a in axes)
