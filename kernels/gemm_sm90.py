@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from tccompile.arch import KIB, Arch
 from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.spec import (
     I32,
@@ -42,6 +43,10 @@ GROUP = 8
 
 TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128), 256: (32, 64)}
 """Rows of a tile → columns, those that compile without spilling: multiples of 8 that wgmma takes, at most 256."""
+
+
+ORDER, IM2COL = 11, 20
+"""How many integers `_order` gives, and the geometry of an im2col walk."""
 
 
 # --- What the copy engine reads ------------------------------------------------------------------------------------------
@@ -138,7 +143,8 @@ def copies(problem: Problem, program: Program) -> Copies | str:
         swizzle,
     )
     boxes = -(-cp // chunk)
-    geometry = (cp, boxes, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w)
+    sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
+    geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
     return Copies(a, b, r * s * boxes * chunk, chunk, geometry)
 
 
@@ -221,18 +227,30 @@ def tile(config: Config, arch: Arch, steps: int) -> Tile:
 # --- The code ------------------------------------------------------------------------------------------------------------
 
 
+def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
+    """What the code's `place` needs of the order of tiles, with reciprocals for its divisions."""
+    rows = tiles_m * batches
+    tail = rows % GROUP
+    dividers = (*divider(GROUP * tiles_n), *divider(max(tail, 1)), *divider(tiles_m))
+    return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
+
+
 def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> Function:
-    """The kernel for a tile: the code that `Hopper.work` gives its arguments to."""
+    """The kernel for a tile: the code that `Hopper.work` gives its arguments to.
+
+    Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
+    """
     from numba import cuda
     from numba.cuda import types
 
+    from tccompile.kernels.device_math import divide
     from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, u64
+    from tccompile.kernels.ptx.core import i32, u16, u32, u64
 
     inline = cuda.jit(device=True, inline="always")
     store, extra = epilogue.build(params)
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
-    a_bytes, stage_bytes = bm * 2 * BK, t.stage_bytes
+    a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
     boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
     box_bytes = bm * 2 * chunk
     if chunk == 8:  # no swizzle: 8 rows of 16 bytes are a core matrix, and the next box is its neighbour along K
@@ -241,159 +259,172 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
     else:
         a_half = hw.descriptor(2 * chunk, 0, 16 * chunk)
         steps_a = [16 * i // chunk * box_bytes + 16 * i % chunk * 2 for i in range(4)]
-    a_rows = 64 * 2 * chunk >> 4  # a warpgroup's rows, in a descriptor's units of 16 bytes
     b_half = hw.descriptor(128, 0, 1024)
+    a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
     multiply = hw.multiply(bn, tuple((at, 32 * i) for i, at in enumerate(steps_a)))
-    zeros = hw.accumulators(bn)
+    accumulators = hw.accumulators(bn)
     columns, pitch, half = t.columns, t.pitch, 2 * t.columns + 16
-    groups = columns // 8
+    groups, chunks = columns // 8, bn // columns
     stage_results = hw.stage(bn, columns, pitch, half)
-    chunks = bn // columns
-    share = bm * bn // 8 // split  # groups of 8 results that a block of a cluster stores
-    load4 = hw.load_shared_f32x4
-    sync_consumers = hw.sync_threads(1, t.consumers)
-    consumers, staging, barriers = t.consumers, t.staging, t.barriers
+    consumers, staging, barriers, smallest = t.consumers, t.staging, t.barriers, GROUP - 1
+    apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
+    share = bm * groups // split  # groups of 8 results that a block of a cluster stores
+    shares = -(-share // consumers)
+    load4, sync_consumers = hw.load_shared_f32x4, hw.sync_threads(1, consumers)
     exchange = t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+    by_group = GROUP.bit_length() - 1
 
     @inline
-    def place(index, tiles_m, tiles_n, tiles):
-        """(row tile, column tile): GROUP row tiles at a time, column by column."""
-        rows_all = hw.divide(tiles, tiles_n)
-        group = hw.divide(index, tiles_n * GROUP)
-        first = group * GROUP
-        height = min(rows_all - first, GROUP)
-        rest = index - first * tiles_n
-        column = hw.divide(rest, height)
-        return first + rest - column * height, column
+    def place(index, order):
+        """(row tile within its batch, column tile, batch): GROUP row tiles at a time, column by column."""
+        _, tiles_n, tiles_m, whole, tail, group_m, group_s, tail_m, tail_s, batch_m, batch_s = order
+        first = i32(divide(index, group_m, group_s) << by_group)
+        rest = i32(index - first * tiles_n)
+        if first < whole:
+            column = i32(rest >> by_group)
+            row = i32(first + (rest & smallest))
+        else:
+            column = divide(rest, tail_m, tail_s)
+            row = i32(first + rest - column * tail)
+        batch = divide(row, batch_m, batch_s)
+        return i32(row - batch * tiles_m), column, batch
 
     @inline
-    def produce_tiled(map_a, map_b, ring, full, empty, place_, steps_from, steps_to, slot, parity, tiles_m, geometry):
-        row_tile, column_tile = place_
-        batch = hw.divide(row_tile, tiles_m)
-        m = (row_tile - batch * tiles_m) * bm
-        for k in range(steps_from, steps_to):
-            hw.barrier_wait(empty + slot * 8, parity)
-            barrier, at = full + slot * 8, ring + slot * stage_bytes
+    def produce_tiled(map_a, map_b, ring, full, empty, row, column, batch, k, k_end, slot, parity, geometry):
+        m, n, b_batch = i32(row * bm), i32(column * bn), i32(batch * geometry[0])
+        while k < k_end:
+            barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
+            hw.barrier_wait(u32(empty + slot * 8), parity)
             hw.barrier_expect(barrier, stage_bytes)
-            hw.copy_box(at, map_a, barrier, k * BK, m, batch)
-            hw.copy_box(at + a_bytes, map_b, barrier, k * BK, column_tile * bn, batch * geometry[0])
-            slot += 1
+            hw.copy_box(at, map_a, barrier, i32(k * BK), m, batch)
+            hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(k * BK), n, b_batch)
+            slot = i32(slot + 1)
             if slot == stages:
-                slot, parity = 0, parity ^ 1
+                slot, parity = i32(0), i32(parity ^ 1)
+            k = i32(k + 1)
         return slot, parity
 
     @inline
-    def produce_im2col(map_a, map_b, ring, full, empty, place_, steps_from, steps_to, slot, parity, tiles_m, geometry):
-        cp, tap_boxes, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w = geometry
-        row_tile, column_tile = place_
-        m = row_tile * bm
-        image = hw.divide(m, pq)
-        pixel = m - image * pq
-        out_h = hw.divide(pixel, q)
-        h, w = out_h * stride_h - pad_h, (pixel - out_h * q) * stride_w - pad_w
-        box = steps_from * boxes
-        tap = hw.divide(box, tap_boxes)
-        c = (box - tap * tap_boxes) * chunk
-        r = hw.divide(tap, width)
-        at_h, at_w, end_w = r * dil_h, (tap - r * width) * dil_w, width * dil_w
-        for _ in range(steps_from, steps_to):
-            hw.barrier_wait(empty + slot * 8, parity)
-            barrier, at = full + slot * 8, ring + slot * stage_bytes
+    def produce_im2col(map_a, map_b, ring, full, empty, row, column, batch, k, k_end, slot, parity, geometry):
+        cp, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, tap_boxes = geometry[:12]
+        boxes_m, boxes_s, width_m, width_s, q_m, q_s, pq_m, pq_s = geometry[12:]
+        m, n = i32(row * bm), i32(column * bn)
+        image = divide(m, pq_m, pq_s)
+        pixel = i32(m - image * pq)
+        out_h = divide(pixel, q_m, q_s)
+        h, w = i32(out_h * stride_h - pad_h), i32((pixel - out_h * q) * stride_w - pad_w)
+        box = i32(k * boxes)
+        tap = divide(box, boxes_m, boxes_s)
+        c = i32((box - tap * tap_boxes) * chunk)
+        r = divide(tap, width_m, width_s)
+        at_h, at_w, end_w = i32(r * dil_h), i32((tap - r * width) * dil_w), i32(width * dil_w)
+        while k < k_end:
+            barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
+            hw.barrier_wait(u32(empty + slot * 8), parity)
             hw.barrier_expect(barrier, stage_bytes)
             # Beyond the last channels of a tap, B goes on with the next tap's weights; A is zero there.
-            hw.copy_box(at + a_bytes, map_b, barrier, tap * cp + c, column_tile * bn, 0)
+            hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(tap * cp + c), n, i32(0))
             for i in range(boxes):
-                if tap < taps:
-                    hw.copy_pixels(at + i * box_bytes, map_a, barrier, c, w, h, image, at_w, at_h)
-                else:  # zeros: every channel is outside the array
-                    hw.copy_pixels(at + i * box_bytes, map_a, barrier, cp, w, h, image, 0, 0)
-                c += chunk
+                # Beyond the last tap, zeros: every channel is outside the array.
+                inside = tap < taps
+                first = c if inside else cp
+                right, down = (at_w, at_h) if inside else (i32(0), i32(0))
+                hw.copy_pixels(u32(at + i * box_bytes), map_a, barrier, first, w, h, image, u16(right), u16(down))
+                c = i32(c + chunk)
                 if c >= cp:
-                    c = 0
-                    tap += 1
-                    at_w += dil_w
+                    c = i32(0)
+                    tap = i32(tap + 1)
+                    at_w = i32(at_w + dil_w)
                     if at_w == end_w:
-                        at_w = 0
-                        at_h += dil_h
-            slot += 1
+                        at_w = i32(0)
+                        at_h = i32(at_h + dil_h)
+            slot = i32(slot + 1)
             if slot == stages:
-                slot, parity = 0, parity ^ 1
+                slot, parity = i32(0), i32(parity ^ 1)
+            k = i32(k + 1)
         return slot, parity
 
     @inline
     def finish(acc, base, warp, lane, m, n, limit, rank, e):
-        """Each warp stages its 16 rows, some columns at a time, and reads groups of 8 channels of a row."""
-        own = base + staging + warp * (16 * pitch)
-        corner = own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8
+        """Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row."""
+        own = u32(base + staging + warp * (16 * pitch))
+        corner = u32(own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+        row, group = i32(lane // groups), i32(lane % groups)
+        at = u32(own + row * pitch + group * 16)
+        left, first, c = i32(limit - warp * 16 - row), i32(m + warp * 16 + row), i32(n + group * 8)
         if warp * 16 < limit:
-            for chunk_ in range(chunks):
-                stage_results(acc, corner, chunk_)
+            for part in range(chunks):
+                stage_results(acc, corner, part)
                 cuda.syncwarp()
-                for i in range(lane, 16 * groups, 32):
-                    row, group = i // groups, i % groups
-                    if warp * 16 + row < limit:
-                        at = own + row * pitch + group * 16
-                        a0, a1, a2, a3 = load4(at)
-                        a4, a5, a6, a7 = load4(at + half)
-                        store(
-                            (a0, a1, a2, a3, a4, a5, a6, a7), i32(m + warp * 16 + row), i32(n + chunk_ * columns + group * 8), e
-                        )
+                for turn in range(turns):
+                    if turn * apart < left:
+                        a0, a1, a2, a3 = load4(u32(at + turn * (apart * pitch)))
+                        a4, a5, a6, a7 = load4(u32(at + turn * (apart * pitch) + half))
+                        store((a0, a1, a2, a3, a4, a5, a6, a7), i32(first + turn * apart), i32(c + part * columns), e)
                 cuda.syncwarp()
 
     @inline
     def finish_split(acc, base, warp, lane, m, n, limit, rank, e):
         """Each block stages its part of the sum over K; each then adds the parts of every `split`-th row, in order of rank."""
-        corner = base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8
+        corner = u32(base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         sync_consumers()  # nobody reads the ring any more
-        stage_results(acc, corner, 0)
+        stage_results(acc, corner, i32(0))
         hw.cluster_arrive()
         hw.cluster_wait()
-        for i in range(warp * 32 + lane, share, consumers):
-            row, group = (i // groups) * split + rank, i % groups
-            if row < limit:
-                at = base + row * pitch + group * 16
+        for turn in range(shares):
+            i = i32(turn * consumers + warp * 32 + lane)
+            row, group = i32((i // groups) * split + rank), i32(i % groups)
+            if i < share and row < limit:
+                at = u32(base + row * pitch + group * 16)
                 a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
-                a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(at + half, 0))
+                a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), 0))
                 for other in range(1, split):
                     b0, b1, b2, b3 = hw.load_cluster_f32x4(hw.in_block(at, other))
-                    b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(at + half, other))
+                    b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), other))
                     a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
                     a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
                 store((a0, a1, a2, a3, a4, a5, a6, a7), i32(m + row), i32(n + group * 8), e)
 
     produce = produce_im2col if im2col else produce_tiled
     finish_tile = finish_split if split > 1 else finish
+    geometry_at = 2 + ORDER
+    integers = geometry_at + (IM2COL if im2col else 1)
 
     @inline
-    def main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, geometry, e):
-        base = (hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00
-        full = base + barriers
-        empty = full + 8 * stages
-        tid = cuda.threadIdx.x
+    def body(map_a, map_b, rest):
+        rows, steps = rest[0], rest[1]
+        order, geometry, e = rest[2:geometry_at], rest[geometry_at:integers], rest[integers:]
+        tiles = order[0]
+        base = u32((hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00)
+        full = u32(base + barriers)
+        empty = u32(full + 8 * stages)
+        tid = i32(cuda.threadIdx.x)
         if tid == 0:
             for s in range(stages):
-                hw.barrier_init(full + 8 * s, 1)
-                hw.barrier_init(empty + 8 * s, consumers // 128)
+                hw.barrier_init(u32(full + 8 * s), 1)
+                hw.barrier_init(u32(empty + 8 * s), consumers // 128)
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             hw.prefetch_map(map_b)
         cuda.syncthreads()
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
-        rank = cuda.blockIdx.x % split
-        steps_from, steps_to = steps * rank // split, steps * (rank + 1) // split
-        first, stride = cuda.blockIdx.x // split, cuda.gridDim.x // split
+        block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
+        rank, index, stride = i32(block % split), i32(block // split), i32(blocks // split)
+        k_from, k_to = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
+        slot = i32(0)
         if tid >= consumers:
             if exchange:
                 shrink()
             if tid == consumers:
-                slot, parity = 0, 1
-                for index in range(first, tiles, stride):
-                    where = place(index, tiles_m, tiles_n, tiles)
+                parity = i32(1)
+                while index < tiles:
+                    row, column, batch = place(index, order)
                     slot, parity = produce(
-                        map_a, map_b, base, full, empty, where, steps_from, steps_to, slot, parity, tiles_m, geometry
+                        map_a, map_b, base, full, empty, row, column, batch, k_from, k_to, slot, parity, geometry
                     )
+                    index = i32(index + stride)
             if split > 1:
                 cuda.syncwarp()
                 hw.cluster_arrive()
@@ -401,49 +432,39 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
         else:
             if exchange:
                 grow()
-            warp, lane = tid // 32, tid % 32
-            half_a = a_half | u64((base & 0x3FFFF) >> 4) + (tid // 128) * a_rows
-            half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)  # the upper bits say which block of the cluster
-            slot, parity = 0, 0
-            for index in range(first, tiles, stride):
-                row_tile, column_tile = place(index, tiles_m, tiles_n, tiles)
-                batch = hw.divide(row_tile, tiles_m)
-                m = (row_tile - batch * tiles_m) * bm
-                acc = zeros()
-                before = empty
-                for k in range(steps_from, steps_to):
-                    hw.barrier_wait(full + slot * 8, parity)
-                    at = slot * (stage_bytes >> 4)
-                    acc = multiply(acc, half_a + at, half_b + at)
+            warp, lane = i32(tid >> 5), i32(tid & 31)
+            # A descriptor holds an address within its block; the bits above say which block of the cluster.
+            half_a = a_half | u64((base + (tid >> 7) * a_rows & 0x3FFFF) >> 4)
+            half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
+            parity = i32(0)
+            while index < tiles:
+                row, column, batch = place(index, order)
+                m = i32(row * bm)
+                acc = accumulators()
+                before, k = empty, k_from
+                while k < k_to:
+                    hw.barrier_wait(u32(full + slot * 8), parity)
+                    at = u64(slot * stage_units)
+                    acc = multiply(acc, half_a + at, half_b + at, i32(k - k_from))
                     hw.wgmma_wait_last()
-                    if k > steps_from and tid % 128 == 0:  # the multiplications before these are done: give their buffer back
+                    if k > k_from and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
                         hw.barrier_arrive(before)
-                    before = empty + slot * 8
-                    slot += 1
+                    before = u32(empty + slot * 8)
+                    slot = i32(slot + 1)
                     if slot == stages:
-                        slot, parity = 0, parity ^ 1
+                        slot, parity = i32(0), i32(parity ^ 1)
+                    k = i32(k + 1)
                 hw.wgmma_wait_all()
-                if tid % 128 == 0:
+                if tid & 127 == 0:
                     hw.barrier_arrive(before)
-                finish_tile(acc, base, warp, lane, batch * rows + m, column_tile * bn, rows - m, rank, e)
+                finish_tile(acc, base, warp, lane, i32(batch * rows + m), i32(column * bn), i32(rows - m), rank, e)
+                index = i32(index + stride)
         if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_arrive()
             hw.cluster_wait()
 
-    if im2col:
-
-        @inline
-        def body(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11, e):
-            main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, (g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11), e)
-    else:
-
-        @inline
-        def body(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, g0, e):
-            main(map_a, map_b, rows, tiles_m, tiles_n, tiles, steps, (g0,), e)
-
-    integers = 5 + (12 if im2col else 1)
     signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
-    return Function(epilogue.flatten(body, 2 + integers, len(extra)), signature, t.threads, cluster=split)
+    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, cluster=split)
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------
@@ -489,10 +510,11 @@ class Hopper(Kernel):
         t = tile(config, arch, how.steps)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program))
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
-        tiles = tiles_m * problem.batches * tiles_n
+        order = _order(tiles_m, tiles_n, problem.batches)
+        tiles = order[0]
         grid = tiles * t.split if t.split > 1 else min(tiles, arch.sms * resident(t, arch))
         boxed = {"pixels": t.bm} if how.im2col else {"box": (BK, t.bm, 1)}
-        integers = (problem.rows, tiles_m, tiles_n, tiles, how.steps, *how.geometry)
+        integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
             code=code(
                 self.name,

@@ -30,9 +30,6 @@ def shared_address(typingctx, array):
     return u32(array), codegen
 
 
-divide = instruction("div.u32 $0, $1, $2;", u32, u32, u32, pure=True)
-"""In 32 bits: Numba's `//` would be a division of 64."""
-
 # --- Barriers ----------------------------------------------------------------------------------------------------------
 
 barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
@@ -118,51 +115,53 @@ def descriptor(swizzle: int, leading: int, stride: int) -> int:
 
 @cache
 def accumulators(n: int) -> Any:
-    """A device function without parameters: a warpgroup's 64×n fp32 tile of zeros, n / 2 values a thread."""
-    count = n // 2
+    """A device function without parameters: a warpgroup's 64×n fp32 tile of undefined values, n / 2 of them a thread."""
+    kind = types.UniTuple(f32, n // 2)
 
     @intrinsic
-    def zeros(typingctx):
+    def undefined(typingctx):
         def codegen(context, builder, sig, args):
-            return ir.Constant(ir.ArrayType(ir.FloatType(), count), [ir.Constant(ir.FloatType(), 0.0)] * count)
+            return ir.Constant(ir.ArrayType(ir.FloatType(), n // 2), ir.Undefined)
 
-        return types.UniTuple(f32, count)(), codegen
+        return kind(), codegen
 
-    return zeros
+    return undefined
 
 
 @cache
 def multiply(n: int, steps: tuple[tuple[int, int], ...]) -> Any:
-    """acc = multiply(acc, a, b): one committed group of m64·n·k16 wgmmas, acc += A·Bᵀ, fp16 in shared memory, fp32 sums.
+    """acc = multiply(acc, a, b, more): a committed group of m64·n·k16 wgmmas, A·Bᵀ in fp32 of fp16 in shared memory.
 
     steps  for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
     a, b   descriptors of the tiles' starts
+    more   whether to add to `acc`; if 0, its values do not matter
     """
     count = n // 2
     kind = types.UniTuple(f32, count)
     registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
-    lines = [".reg .pred p;", ".reg .b64 a, b;", "setp.eq.u32 p, 0, 0;", "wgmma.fence.sync.aligned;"]
-    for at_a, at_b in steps:
+    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
+    for i, (at_a, at_b) in enumerate(steps):
+        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
         lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, 0, 0;")
     lines.append("wgmma.commit_group.sync.aligned;")
     text = "{ " + " ".join(lines) + " }"
-    constraints = ",".join([*["=f"] * count, "l", "l", *map(str, range(count)), "~{memory}"])
+    constraints = ",".join([*["=f"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
 
     @intrinsic
-    def multiplied(typingctx, acc, a, b):
+    def multiplied(typingctx, acc, a, b, more):
         def codegen(context, builder, sig, args):
-            acc, a, b = args
+            acc, a, b, more = args
             floats = [ir.FloatType()] * count
-            function = ir.FunctionType(ir.LiteralStructType(floats), [a.type, b.type, *floats])
+            function = ir.FunctionType(ir.LiteralStructType(floats), [a.type, b.type, more.type, *floats])
             values = [builder.extract_value(acc, i) for i in range(count)]
-            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [a, b, *values])
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [a, b, more, *values])
             out = ir.Constant(ir.ArrayType(ir.FloatType(), count), ir.Undefined)
             for i in range(count):
                 out = builder.insert_value(out, builder.extract_value(done, i), i)
             return out
 
-        return kind(kind, u64, u64), codegen
+        return kind(kind, u64, u64, i32), codegen
 
     return multiplied
 
