@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
@@ -16,6 +17,7 @@ from tccompile.kernels.spec import Kernel
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     Depthwise(),
+    ConvDirect(),
     ReduceKernel(),
     SoftmaxKernel(),
     NormKernel(),

@@ -88,7 +88,11 @@ def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:
 
 
 def entry(body: Callable[..., None], *counts: int) -> Callable[..., None]:
-    """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others."""
+    """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others.
+
+    No group may have more than 30: Numba does not know the bytecode of longer calls and tuples.
+    """
+    assert max(counts) <= 30
     groups = [[f"p{g}_{i}" for i in range(n)] for g, n in enumerate(counts)]
     tuples = ["(" + "".join(f"{p}, " for p in group) + ")" for group in groups[1:]]
     params = ", ".join(p for group in groups for p in group)

@@ -303,7 +303,7 @@ def _statistics(x: DType, grouped: bool) -> list[str]:
 
 
 def _apply(x: DType) -> list[str]:
-    """Block: pixels blockIdx.x * step … of image n, V vectors of channels; thread (t, g): every (256 / V)-th pixel of vector g."""
+    """Block: pixels blockIdx.x * step … of an image, V vectors; thread (t, g): pixels t, t + 256 / V … of vector g."""
     lanes = range(LANES)
     results = ", ".join(f"(v{i} - a{i}) * b{i}" for i in lanes)
     return [
