@@ -379,7 +379,10 @@ def serve() -> None:
             result = type(error)(str(error))
         except Exception as error:
             result = CodegenError(f"kernel {job[0].kernel} for {job[1].name}: {type(error).__name__}: {error}")
-        _send(answers, result)
+        try:
+            _send(answers, result)
+        except BrokenPipeError:  # nobody waits for it any more
+            return
 
 
 def _send(stream: IO[bytes], value: Any) -> None:
