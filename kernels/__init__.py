@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.gemm_mma import MMA
+from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
@@ -16,6 +18,8 @@ from tccompile.kernels.spec import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
+    *MMA,
+    *SIMT,
     Depthwise(),
     ConvDirect(),
     ReduceKernel(),

@@ -95,8 +95,6 @@ class Tile:
 # fmt: off
 TILES = (
     #     bm   bn  bk  warps  blocks
-    Tile(256, 128, 32, 4, 2, 1),
-    Tile(128, 256, 32, 2, 4, 1),
     Tile(128, 128, 32, 2, 2, 2),
     Tile(256,  64, 32, 4, 1, 2),
     Tile(128,  64, 64, 2, 2, 2),
@@ -109,7 +107,7 @@ TILES = (
     Tile( 16,  64, 64, 1, 4, 4),
 )
 # fmt: on
-BY_SHAPE = {(t.bm, t.bn): t for t in TILES}
+BY_SHAPE = {(t.bm, t.bn, t.bk): t for t in TILES}
 
 
 def instruction_of(arch: Arch) -> str | None:
@@ -119,8 +117,8 @@ def instruction_of(arch: Arch) -> str | None:
 
 def stages_of(tile: Tile, arch: Arch) -> int:
     """Steps of operands in shared memory: as many as leave room for the tile's blocks, four at most; 0 if too few fit."""
-    if not arch.cp_async:
-        return 2 if tile.smem(2) <= arch.smem_block else 0
+    if not arch.cp_async:  # the registers that copies pass through leave room for 8 blocks of accumulators
+        return 2 if tile.smem(2) <= arch.smem_block and tile.mi * tile.nj <= 8 else 0
     for blocks in (tile.blocks, 1):
         room = min(arch.smem_block, arch.smem_sm // blocks - 1 * KIB)  # each block costs the system 1 KiB
         for stages in (4, 3):
@@ -174,7 +172,8 @@ def build_tile(
 
     fragments = mma.FRAGMENTS[instruction]
     lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
-    multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk), mma.zeros(count)
+    multiply, zeros = mma.multiply(instruction, mi, nj, bk), mma.zeros(count)
+    no_fragments, first_fragments, head, tail = multiply.none, multiply.first, multiply.head, multiply.tail
     spill = mma.spill_block(instruction, mi, nj, pitch)
     store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
     wait_copies = mma.cp_async_wait(ahead - 1)
@@ -238,13 +237,11 @@ def build_tile(
         from_b = base + u32(a_bytes + (warp_n * (nj * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
 
         acc = zeros()
+        ready = no_fragments()
         staged = cuda.local.array(words, types.uint32)
         fill = u32(0)  # the stage that is filled next, and the one that is multiplied next
         drain = u32(0)
         for step in range(i32(steps + ahead)):
-            if cp_async and step >= ahead:
-                wait_copies()
-                cuda.syncthreads()
             if step < steps:
                 inside = k < chunks
                 h = i32(r * dilation_h)
@@ -276,15 +273,27 @@ def build_tile(
             if cp_async:
                 mma.cp_async_commit()
             if step >= ahead:
-                acc = multiply(acc, from_a + drain, from_b + drain)
+                if not cp_async:
+                    ready = first_fragments(from_a + drain, from_b + drain)
+                acc, ready = head(acc, ready, from_a + drain, from_b + drain)
+                if not cp_async:
+                    acc = tail(acc, ready)
                 drain = u32(drain + u32(stage_bytes)) if drain < u32((stages - 1) * stage_bytes) else u32(0)
-            if not cp_async:
-                if step < steps:
-                    for i in range(a_rows + b_rows):
-                        to = put + fill + u32(i * (apart * bk * 2))
-                        mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
-                cuda.syncthreads()
+            if not cp_async and step < steps:
+                for i in range(a_rows + b_rows):
+                    to = put + fill + u32(i * (apart * bk * 2))
+                    mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
             fill = u32(fill + u32(stage_bytes)) if fill < u32((stages - 1) * stage_bytes) else u32(0)
+            # Once the stage that is multiplied next has come, and nobody reads the one that is filled next any more.
+            if cp_async and step >= ahead - 1:
+                wait_copies()
+                cuda.syncthreads()
+                following = first_fragments(from_a + drain, from_b + drain)
+                if step >= ahead:
+                    acc = tail(acc, ready)
+                ready = following
+            if not cp_async:
+                cuda.syncthreads()
 
         if split:
             # Parts of a tile lie one after the other; each thread reads back what its like wrote.
@@ -353,7 +362,9 @@ class _Mma(Kernel):
             for splits in sorted(options):
                 if splits > 1 and _scratch(problem, tile, splits) > MOST_SCRATCH:
                     continue
-                ranked.append((_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
+                ranked.append(
+                    (_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "bk": tile.bk, "splits": splits})
+                )
         ranked.sort(key=lambda r: r[0])
         for _, config in ranked[:12]:
             yield config
@@ -381,7 +392,14 @@ class _Mma(Kernel):
         count = tm * tn * problem.batches
         assert instruction is not None
         compiled = code(
-            GemmMma.name, bm=tile.bm, bn=tile.bn, stages=stages, linear=problem.linear, split=splits > 1, epilogue=stored.params
+            GemmMma.name,
+            bm=tile.bm,
+            bn=tile.bn,
+            bk=tile.bk,
+            stages=stages,
+            linear=problem.linear,
+            split=splits > 1,
+            epilogue=stored.params,
         )
         launch = Launch(compiled, (count, splits, 1), tile.threads, (*args, *stored.args), tile.smem(stages))
         if splits == 1:
@@ -389,7 +407,7 @@ class _Mma(Kernel):
         return Work((launch,), _scratch(problem, tile, splits), count * 4)
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        tile = BY_SHAPE[params["bm"], params["bn"]]
+        tile = BY_SHAPE[params["bm"], params["bn"], params["bk"]]
         instruction = instruction_of(arch)
         assert instruction is not None
         return build_tile(
@@ -398,7 +416,7 @@ class _Mma(Kernel):
 
 
 def _tile(config: Config) -> Tile:
-    return BY_SHAPE[config["bm"], config["bn"]]  # type: ignore[index]
+    return BY_SHAPE[config["bm"], config["bn"], config["bk"]]  # type: ignore[index]
 
 
 def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
@@ -418,3 +436,6 @@ class GemmMma(_Mma):
 class ConvMma(_Mma):
     name = "conv_mma"
     realises = Conv
+
+
+MMA = (ConvMma(), GemmMma())

@@ -316,3 +316,6 @@ class GemmSimt(_Simt):
 class ConvSimt(_Simt):
     name = "conv_simt"
     realises = Conv
+
+
+SIMT = (ConvSimt(), GemmSimt())
