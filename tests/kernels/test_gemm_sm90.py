@@ -1,0 +1,309 @@
+"""Hopper's implicit GEMM: what the copy engine is told to read, the layout of shared memory, and that it compiles well.
+
+The copy engine, the walk along K and the order of tiles are stated here once more, in NumPy, and run on a launch's arguments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tccompile.arch import ARCHS, KIB
+from tccompile.emit import resources
+from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.kernels import gemm_sm90 as sm90
+from tccompile.kernels.spec import I32, Im2colMap, TiledMap
+from tccompile.program import Conv, Gemm, Program, Tensor, dense
+from tccompile.reference import compute, store
+from tccompile.weights import Literal
+
+ARCH = ARCHS["sm_90a"]
+CONV, GEMM = sm90.HOPPER
+BIASED = Epilogue(call("relu", call("add", ACC, load(0))), (View("bias", (coord(1),)),))
+
+
+def conv_program(x, w, strides=1, pads=0, dilations=1, ends=None, epilogue=BIASED, view=False, groups=1) -> Program:
+    """One Conv of images or lines; with `view`, x is the middle of a tensor of 16 channels more."""
+    axes = len(x) - 2
+    pair = [(v,) * axes if isinstance(v, int) else v for v in (strides, pads, dilations)]
+    ends = pair[1] if ends is None else ends
+    order = (0, 2, 3, 1) if axes == 2 else (0, 2, 1)
+    out = tuple(
+        (n + a + b - (f - 1) * d - 1) // s + 1
+        for n, f, s, a, b, d in zip(x[2:], w[2:], pair[0], pair[1], ends, pair[2], strict=True)
+    )
+    tensors = [
+        dense("w", w, DType.F16, order),
+        dense("bias", (w[0],), DType.F32),
+        dense("y", (x[0], w[0], *out), DType.F16, order),
+    ]
+    if view:
+        whole = dense("whole", (x[0], x[1] + 16, *x[2:]), DType.F16, order)
+        tensors += [whole, Tensor("x", x, DType.F16, x, whole.strides, "whole", 8)]
+    else:
+        tensors.append(dense("x", x, DType.F16, order))
+    op = Conv(
+        nodes=("conv",), y="y", x="x", w="w", strides=pair[0], pads=pair[1], dilations=pair[2], groups=groups, epilogue=epilogue
+    )
+    constants = {"w": Literal(np.zeros(1)), "bias": Literal(np.zeros(1))}
+    return Program((), (), {t.name: t for t in tensors}, constants, (op,))
+
+
+def gemm_program(a, b, inputs=()) -> Program:
+    y = (*a[:-1], b[-2])
+    tensors = [dense("a", a, DType.F16), dense("b", b, DType.F16), dense("y", y, DType.F16)]
+    op = Gemm(nodes=("gemm",), y="y", a="a", b="b")
+    return Program(inputs, (), {t.name: t for t in tensors}, {"b": Literal(np.zeros(1))}, (op,))
+
+
+CASES = {
+    "3x3": conv_program((2, 64, 7, 9), (40, 64, 3, 3), pads=1),
+    "strided": conv_program((2, 40, 11, 8), (24, 40, 3, 3), strides=2, pads=1),
+    "asymmetric": conv_program((1, 64, 9, 12), (16, 64, 2, 3), strides=(2, 1), pads=(0, 2), ends=(3, 0), dilations=(2, 3)),
+    "few channels": conv_program((2, 3, 15, 14), (64, 3, 7, 7), strides=2, pads=3),
+    "16 channels": conv_program((1, 16, 6, 7), (33, 16, 3, 3), pads=1),
+    "24 channels": conv_program((1, 24, 6, 7), (8, 24, 3, 3), pads=1),
+    "96 channels": conv_program((1, 96, 5, 5), (8, 96, 3, 3), pads=1),
+    "200 channels": conv_program((1, 200, 4, 5), (72, 200, 3, 3), pads=1),
+    "strided 1x1": conv_program((2, 64, 7, 6), (128, 64, 1, 1), strides=2),
+    "1x1": conv_program((3, 96, 5, 5), (300, 96, 1, 1)),
+    "a view": conv_program((2, 24, 5, 6), (8, 24, 3, 3), pads=1, view=True),
+    "a view, 1x1": conv_program((2, 40, 5, 6), (8, 40, 1, 1), view=True),
+    "a line": conv_program((2, 32, 21), (16, 32, 5), pads=2, strides=2),
+    "product": gemm_program((150, 70), (33, 70)),
+    "row": gemm_program((1, 200), (100, 200)),
+    "rows of batches": gemm_program((3, 50, 40), (24, 40)),
+    "batches": gemm_program((2, 5, 33, 72), (2, 5, 20, 72)),
+    "many tiles": gemm_program((1100, 64), (200, 64)),
+}  # fmt: skip
+
+
+def kernel(program: Program) -> sm90.Hopper:
+    return CONV if isinstance(program.ops[0], Conv) else GEMM
+
+
+# --- The launch, in NumPy --------------------------------------------------------------------------------------------
+
+
+def box(map_: TiledMap, buffer: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
+    """What the copy engine writes for a tiled box, innermost dimension last: zeros outside the array."""
+    index = [np.arange(c, c + n) for c, n in zip(at, map_.box, strict=True)]
+    inside = [(i >= 0) & (i < n) for i, n in zip(index, map_.extents, strict=True)]
+    offset = sum(
+        np.where(ok, i, 0).reshape([-1 if d == k else 1 for d in range(len(at))]) * (s // 2)
+        for k, (i, ok, s) in enumerate(zip(index, inside, (2, *map_.strides), strict=True))
+    )
+    mask = inside[0].reshape(-1, 1, 1) & inside[1].reshape(1, -1, 1) & inside[2].reshape(1, 1, -1)
+    return np.where(mask, buffer[offset], 0).transpose(2, 1, 0)[0]
+
+
+def pixels(map_: Im2colMap, buffer: np.ndarray, at: tuple[int, int, int, int], tap: tuple[int, int]) -> np.ndarray:
+    """What it writes for an im2col box: `pixels` rows, the window's first element stepping from corner to corner."""
+    c, w, h, n = at
+    extents_c, width, height, images = map_.extents
+    lower, (upper_w, upper_h) = map_.lower, map_.upper
+    out = np.zeros((map_.pixels, map_.channels), np.float16)
+    for row in range(map_.pixels):
+        x, y = w + tap[0], h + tap[1]
+        if 0 <= x < width and 0 <= y < height and 0 <= n < images:
+            channels = np.arange(c, c + map_.channels)
+            where = channels * (channels < extents_c) + (x * map_.strides[0] + y * map_.strides[1] + n * map_.strides[2]) // 2
+            out[row] = np.where(channels < extents_c, buffer[where], 0)
+        w += map_.steps[0]
+        if w > width - 1 + upper_w:
+            w, h = lower[0], h + map_.steps[1]
+            if h > height - 1 + upper_h:
+                h, n = lower[1], n + 1
+    return out
+
+
+def divide(n: int, multiplier: int, shift: int) -> int:
+    return n * (multiplier % (1 << 32)) >> shift
+
+
+def run(program: Program, config: dict) -> np.ndarray:
+    """The accumulators of every row and column, summed as a launch's blocks would; NaN where no tile lies."""
+    (op,) = program.ops
+    rng = np.random.default_rng(1)
+    values, buffers = {}, {}
+    for name in op.operands:
+        t = program.tensors[name]
+        values[name] = rng.standard_normal(t.shape).astype(np.float16)
+        owner = program.tensors[t.storage]
+        buffers[name] = np.full(owner.span, 7, np.float16)  # what lies around a view
+        padded = buffers[name][t.offset :]
+        store(padded, t if t.base is None else Tensor(**{**vars(t), "base": None, "offset": 0}), values[name])
+        buffers[name] = padded
+    (launch,) = kernel(program).work(op, program, config, ARCH).launches
+    a_map, b_map = launch.args[:2]
+    integers = [a.value for a in launch.args[2:] if isinstance(a, I32)]
+    rows, steps, tiles, tiles_n, tiles_m, whole, tail, gm, gs, tm, ts, bm_, bs_ = integers[:13]
+    geometry = integers[13:]
+    bm, bn, split = config["bm"], config["bn"], config["split"]
+    columns = -(-program.op_shape(op)[1 if isinstance(op, Conv) else -1] // bn) * bn
+    out = np.full((tiles_m * bm * max(1, (whole + tail) // tiles_m), columns), np.nan)
+    for index in range(tiles):
+        first = divide(index, gm, gs) * sm90.GROUP
+        rest = index - first * tiles_n
+        if first < whole:
+            column, row = rest // sm90.GROUP, first + rest % sm90.GROUP
+        else:
+            column = divide(rest, tm, ts)
+            row = first + rest - column * tail
+        batch = divide(row, bm_, bs_)
+        row -= batch * tiles_m
+        m, n, acc = row * bm, column * bn, np.zeros((bm, bn))
+        for rank in range(split):
+            for k in range(steps * rank // split, steps * (rank + 1) // split):
+                if isinstance(a_map, TiledMap):
+                    a = box(a_map, buffers[a_map.tensor], (k * 64, m, batch))
+                    b = box(b_map, buffers[b_map.tensor], (k * 64, n, batch * geometry[0]))
+                else:
+                    a, b = im2col_stage(a_map, b_map, buffers, geometry, k, m, n)
+                acc += a.astype(np.float64) @ b.astype(np.float64).T
+        start = batch * rows + m
+        part = out[start : start + min(bm, rows - m), n : n + bn]
+        assert np.isnan(part).all(), "two tiles at one place"
+        part[:] = acc[: min(bm, rows - m)]
+    return out, values
+
+
+def im2col_stage(a_map, b_map, buffers, geometry, k, m, n) -> tuple[np.ndarray, np.ndarray]:
+    cp, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes, *dividers = geometry[:20]
+    by_boxes, by_width, by_q, by_pq = zip(dividers[::2], dividers[1::2], strict=True)
+    per_stage = 64 // a_map.channels
+    image = divide(m, *by_pq)
+    out_h = divide(m - image * pq, *by_q)
+    h, w = out_h * stride_h - pad_h, (m - image * pq - out_h * q) * stride_w - pad_w
+    parts = []
+    for i in range(per_stage):
+        tap = divide(k * per_stage + i, *by_boxes)
+        c = (k * per_stage + i - tap * boxes) * a_map.channels
+        if i == 0:
+            b = box(b_map, buffers[b_map.tensor], (tap * cp + c, n, 0))
+        r = divide(tap, *by_width)
+        if tap < taps:
+            offsets = ((tap - r * width) * dil_w, r * dil_h)
+            parts.append(pixels(a_map, buffers[a_map.tensor], (c, w, h, image), offsets))
+        else:
+            parts.append(pixels(a_map, buffers[a_map.tensor], (cp, w, h, image), (0, 0)))
+    return np.concatenate(parts, 1), b
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_copies_and_tiles_make_the_product(case):
+    program = CASES[case]
+    (op,) = program.ops
+    assert kernel(program).supports(op, program, ARCH) is None
+    configs = list(kernel(program).configs(op, program, ARCH))
+    plain = {**op.__dict__, "epilogue": Epilogue()}
+
+    for config in (configs[0], max(configs, key=lambda c: c["split"])):
+        out, values = run(program, config)
+        expected = compute(type(op)(**plain), program, {n: v.astype(np.float32) for n, v in values.items()})
+        axis = 1 if isinstance(op, Conv) else expected.ndim - 1
+        expected = np.moveaxis(expected, axis, -1).reshape(-1, expected.shape[axis])
+        got = out[: len(expected), : expected.shape[1]]
+        assert np.linalg.norm(got - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+# --- What it takes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (conv_program((1, 16, 5, 5), (16, 8, 3, 3), groups=2), "groups"),
+        (conv_program((1, 8, 50, 50), (8, 8, 3, 3), strides=9), "step at most 8"),
+        (conv_program((1, 8, 5, 5), (8, 8, 1, 1), pads=129), "-128 to 127"),
+        (conv_program((1, 8, 600, 5), (8, 8, 3, 3), dilations=(130, 1), pads=(0, 1), ends=(132, 1)), "256 elements"),
+        (gemm_program((8, 64), (8, 64), inputs=("a",)), "model input or output"),
+    ],
+)
+def test_reasons(program, reason):
+    found = kernel(program).supports(program.ops[0], program, ARCH)
+    assert found is not None and reason in found
+
+
+def test_only_hopper():
+    program = CASES["product"]
+    assert {n for n, a in ARCHS.items() if GEMM.supports(program.ops[0], program, a) is None} == {"sm_90a"}
+
+
+# --- Tiles -----------------------------------------------------------------------------------------------------------
+
+TILES = [
+    sm90.tile({"bm": bm, "bn": bn, "split": split}, ARCH, steps)
+    for bm, columns in sm90.TILES.items()
+    for bn in columns
+    for split in (1, 2, 4, 8)
+    if split == 1 or bm * bn <= 128 * 128
+    for steps in (1, 3, 100)
+]
+
+
+def test_tiles_fit_shared_memory():
+    for t in TILES:
+        assert t.smem <= ARCH.smem_block and t.stages >= 2
+        assert t.stage_bytes % KIB == 0 and t.barriers % 8 == 0 and t.staging % 16 == 0  # swizzled tiles, barriers, vectors
+        ring, staged = t.stages * t.stage_bytes, t.staging + t.bm * t.pitch
+        assert t.barriers >= max(ring, staged) and (t.split > 1 or t.staging >= ring)
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64, 128])
+def test_staging_has_no_bank_conflicts(columns):
+    """Each half of a warp writes 8 bytes a lane: no two of its 4-byte words may be in one of the 32 banks."""
+    t = next(t for t in TILES if t.columns == columns)
+    half = 2 * columns + 16
+    for j in range(columns // 8):
+        for lanes in (range(16), range(16, 32)):
+            at = [(x // 4) * t.pitch + (x // 2 % 2) * half + x % 2 * 8 + 16 * j for x in lanes]
+            assert len({(a // 4 + w) % 32 for a in at for w in (0, 1)}) == 32
+    places = {
+        r * t.pitch + h * half + 4 * f + 16 * j for r in range(16) for h in (0, 1) for j in range(columns // 8) for f in range(4)
+    }
+    assert len(places) == 16 * columns and max(places) < 16 * t.pitch
+
+
+def best(program: Program) -> dict:
+    return dict(next(iter(kernel(program).configs(program.ops[0], program, ARCH))))
+
+
+def test_configs_are_few_and_ranked():
+    for program in CASES.values():
+        op, k = program.ops[0], kernel(program)
+        costs = [k.cost(op, program, c, ARCH) for c in k.configs(op, program, ARCH)]
+        assert 0 < len(costs) <= 16 and costs == sorted(costs) and all(math.isfinite(c) and c > 0 for c in costs)
+
+
+def test_few_tiles_are_split_and_many_are_not():
+    small = best(conv_program((1, 256, 14, 14), (256, 256, 3, 3), pads=1))
+    assert small["split"] >= 4
+    large = best(gemm_program((8192, 8192), (8192, 8192)))
+    assert (large["bm"], large["bn"], large["split"]) == (128, 256, 1)
+
+
+# --- Machine code ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "bm", "bn", "split", "steps", "most"),
+    [
+        ("3x3", 128, 128, 1, 9, 168),
+        ("3x3", 64, 64, 8, 72, 168),
+        ("few channels", 192, 64, 1, 7, 128),
+        ("product", 128, 256, 1, 64, 168),
+        ("batches", 256, 64, 1, 2, 96),
+        ("product", 64, 16, 4, 8, 168),
+    ],
+)
+def test_machine_code_has_no_spills(case, bm, bn, split, steps, most):
+    """`resources` raises on spills and on serialised wgmma; registers are bounded by what the tile's warps may have."""
+    program = CASES[case]
+    config = {"bm": bm, "bn": bn, "split": split}
+    (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
+    params = {**dict(launch.code.params), "stages": sm90.tile(config, ARCH, steps).stages}
+    used = resources(type(launch.code)(launch.code.kernel, tuple(sorted(params.items()))), ARCH)
+    assert used.registers <= most and used.stack == 0
