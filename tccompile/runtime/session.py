@@ -227,7 +227,7 @@ class Session:
             engine.mark_last(queue)
             if stream is None or to_host or not all(isinstance(a, DeviceBuffer) for a in arrays.values()):
                 engine.synchronize(queue)
-            else:
+            elif made:
                 ready = engine.event(queue)
                 for array in made.values():
                     array.stream, array.ready = queue, ready
