@@ -115,8 +115,8 @@ def _conv(op: Conv, program: Program) -> Problem:
         channels=channels,
         padded=w.padded[1],
         image=spatial(x.shape[2:], 1),
-        x_batch=(0, channels * x.strides[1]),
-        w_batch=(0, columns * w.strides[0]),
+        x_batch=(0, channels * x.strides[1] if groups > 1 else 0),
+        w_batch=(0, columns * w.strides[0] if groups > 1 else 0),
         x_pixel=(x.strides[0], xh, xw, x.strides[1]),
         w_column=w.strides[0],
         w_tap=(wr, ws, w.strides[1]),
@@ -203,8 +203,8 @@ def unfit(problem: Problem, program: Program) -> str | None:
         for what, n in (("input", problem.channels), ("output", problem.columns)):
             if n % CHUNK:
                 return f"its groups have {n} {what} channels, not a multiple of {CHUNK}"
-    if problem.padded % CHUNK:
-        return f"{w.name} has rows of {problem.padded} elements a tap, not a multiple of {CHUNK}"
+    if problem.padded != -(-problem.channels // CHUNK) * CHUNK:
+        return f"{w.name} has {problem.padded} elements a tap for {problem.channels} channels, not the next multiple of {CHUNK}"
     channel_axis = 1 if problem.column_batch else x.rank - 1
     if (problem.batches == 1 or not problem.column_batch) and x.padded[channel_axis] < problem.padded:
         return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {problem.padded} of {w.name}"
@@ -214,9 +214,7 @@ def unfit(problem: Problem, program: Program) -> str | None:
     wr, ws, wc = problem.w_tap
     if (wc != 1) or (s > 1 and ws != problem.padded) or (r > 1 and wr != s * problem.padded):
         return f"the taps and channels of {w.name} are not neighbours in memory"
-    x_batch = (s for n, s in zip(problem.batch, problem.x_batch, strict=True) if n > 1)
-    w_batch = (s for n, s in zip(problem.batch, problem.w_batch, strict=True) if n > 1)
-    steps = {x.name: (x.offset, *x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *w_batch, problem.w_column)}
+    steps = {x.name: (x.offset, *problem.x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *problem.w_batch, problem.w_column)}
     for name, values in steps.items():
         for v in values:
             if v % CHUNK:
