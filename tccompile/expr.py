@@ -329,6 +329,8 @@ def _sliced(index: tuple[Index, ...], values: np.ndarray, shape: Shape) -> np.nd
         if i.affine is None or len(i.terms) > 1:
             return None
         if not i.terms:
+            if not 0 <= i.constant < extent:  # never valid
+                return None
             cut.append(slice(i.constant, i.constant + 1))
             axes.append(-1)
         else:

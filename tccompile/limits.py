@@ -115,7 +115,7 @@ def _check_op(op: Op, program: Program) -> None:
     require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
     shape = program.op_shape(op)
     for view in op.views:
-        _check_view(view, shape, what)
+        _check_view(view, program.tensors[view.tensor].shape, shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
     if type(op) in _RULES:
         operands = {name: program.tensors[name].shape for name in op.operands}
@@ -216,7 +216,10 @@ def _check_expr(expr: Expr, loads: int, acc: bool, what: str) -> None:
             require(e.value is None and (acc or e.fn != "acc"), f"{what}: {e.fn} where it has no place")
 
 
-def _check_view(view: View, shape: Shape, what: str) -> None:
+def _check_view(view: View, extents: Shape, shape: Shape, what: str) -> None:
+    require(
+        len(view.index) == len(extents), f"{what}: {len(view.index)} indices of {view.tensor!r}, which has {len(extents)} axes"
+    )
     for index in (*view.index, *(r.index for r in view.valid)):
         require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
         rest = [index]
@@ -230,6 +233,10 @@ def _check_view(view: View, shape: Shape, what: str) -> None:
                 elif isinstance(atom, Quotient | Remainder):
                     require(0 < atom.divisor < SIZE, f"{what}: an index of {view.tensor!r} is divided by {atom.divisor}")
             require(abs(i.constant) < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
+    if not view.valid and 0 not in shape:
+        for index, n in zip(view.index, extents, strict=True):
+            low, high = index.bounds(shape)
+            require(low >= 0 and high < n, f"{what}: reads {view.tensor!r} at {low}…{high} of {n}")
 
 
 def _parts(index: Index) -> list[Index]:

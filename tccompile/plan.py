@@ -298,7 +298,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image]) 
         for name in (*op.inputs, op.y):
             owner = program.tensors[name].storage
             require(owner in elsewhere or owner in section.offsets, f"tensor {owner!r} has no place in the arena")
-    require(sorted(s.op for s in section.steps) == list(range(len(program.ops))), "its steps are not one per op")
+    require([s.op for s in section.steps] == list(range(len(program.ops))), "its steps are not the program's ops in order")
     for i, step in enumerate(section.steps):
         with _naming(f"step {i}"):
             require(all(0 <= a < i for a in step.after), f"runs after {step.after}")

@@ -278,6 +278,20 @@ def test_views_broadcast_shift_and_pad():
     np.testing.assert_array_equal(pointwise(load(0), flat, (5, 3), a=x), x.reshape(5, 3))
 
 
+def test_a_view_that_is_never_valid_is_its_fill():
+    """A constant index beyond the edge, as a shift by a whole extent leaves it."""
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for i in (-1, 4):
+        outside = View("x", (coord(0), e.constant(i)), (e.Range(e.constant(i), 0, 4),), 7.0)
+        np.testing.assert_array_equal(pointwise(load(0), (outside,), (2, 3), x=x), np.full((2, 3), 7))
+
+
+def test_an_empty_tensor_is_its_fill():
+    x = np.zeros((2, 0), np.float32)
+    padded = View("x", (coord(0), coord(1) - 1), (e.Range(coord(1) - 1, 0, 0),), 3.0)
+    np.testing.assert_array_equal(pointwise(load(0), (padded,), (2, 2), x=x), np.full((2, 2), 3))
+
+
 def test_a_shared_part_is_evaluated_once():
     """x doubled 60 times: 2^60 additions if parts were not shared."""
     expr = load(0)
