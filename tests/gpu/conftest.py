@@ -1,17 +1,10 @@
-"""Options of the tests that need a GPU."""
+"""The GPU that tests run on."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from tccompile.errors import DeviceError
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--plans", type=Path, help="a folder of plans that tests.gpu.build wrote; else they are compiled here")
-    parser.addoption("--all", action="store_true", help="every config of every kernel, when they are compiled here")
 
 
 @pytest.fixture(scope="session")

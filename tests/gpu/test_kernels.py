@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tccompile.arch import ARCHS
-from tccompile.errors import TccompileError
+from tccompile.arch import ARCHS, Arch
+from tccompile.errors import TccompileError, UsageError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
@@ -32,33 +32,42 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.gpu
 def test_kernels(source: Path | str, gpu: Device, request: pytest.FixtureRequest) -> None:
-    plan = read_plan(source) if isinstance(source, Path) else _compiled(source, gpu, request.config.getoption("--all"))
+    plans = [read_plan(source)] if isinstance(source, Path) else _compiled(source, gpu, request.config.getoption("--all"))
     failures, checked = [], 0
-    expected = _expected(plan)
-    for entry in plan.entries:
-        if not _runs_here(plan, entry, gpu):
-            continue
-        checked += 1
-        step = entry.sections[0].steps[0]
-        try:
-            wrong = check(plan, entry, gpu, expected)
-        except TccompileError as error:
-            wrong = str(error)
-        if wrong:
-            failures.append(f"{entry.sections[0].arch} {step.kernel} {dict(step.config)}: {wrong}")
+    for plan in plans:
+        expected = _expected(plan)
+        for entry in plan.entries:
+            if not _runs_here(plan, entry, gpu):
+                continue
+            checked += 1
+            step = entry.sections[0].steps[0]
+            try:
+                wrong = check(plan, entry, gpu, expected)
+            except TccompileError as error:
+                wrong = str(error)
+            if wrong:
+                failures.append(f"{entry.sections[0].arch} {step.kernel} {dict(step.config)}: {wrong}")
     if not checked:
         pytest.skip(f"nothing in it runs on {gpu}")
     assert not failures, f"{len(failures)} of {checked} variants are wrong:\n" + "\n".join(failures)
 
 
-def _compiled(case: str, gpu: Device, every: bool) -> Plan:
+def _compiled(case: str, gpu: Device, every: bool) -> list[Plan]:
+    """Machine code for this GPU, and PTX for those older generations whose code differs and whose toolchain is there."""
+    from tccompile.emit import check_toolchain
     from tests.gpu.build import build_plans
 
-    archs = [a for a in ARCHS.values() if a.cc == gpu.cc] or [a for a in ARCHS.values() if a.cc <= gpu.cc and not a.suffix][-1:]
-    plans = build_plans([case], archs, "cubin" if archs[0].cc[0] == gpu.cc[0] else "ptx", every)
-    if not plans:
-        pytest.skip("no kernel for it")
-    return plans[0]
+    def known(arch: Arch) -> bool:
+        try:
+            check_toolchain(arch)
+        except UsageError:
+            return False
+        return True
+
+    own = [a for a in ARCHS.values() if a.cc <= gpu.cc and a.cc[0] == gpu.cc[0] and (a.cc == gpu.cc or not a.suffix)][-1:]
+    older = [ARCHS[name] for name in ("sm_61", "sm_75", "sm_80") if ARCHS[name].cc < gpu.cc and ARCHS[name] not in own]
+    plans = build_plans([case], own, "cubin", every) + build_plans([case], list(filter(known, older)), "ptx", every)
+    return plans or pytest.skip("no kernel for it")
 
 
 def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:

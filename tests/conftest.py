@@ -1,0 +1,14 @@
+"""Options of the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every config of every kernel, not a few that represent them")
+    parser.addoption(
+        "--plans", type=Path, help="a folder of plans that tests.gpu.build wrote, for tests/gpu; else they are compiled here"
+    )
