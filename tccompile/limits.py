@@ -117,10 +117,10 @@ def _check_op(op: Op, program: Program) -> None:
     for view in op.views:
         _check_view(view, program.tensors[view.tensor].shape, shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
-    if type(op) in _RULES:
+    if type(op) in RULES:
         operands = {name: program.tensors[name].shape for name in op.operands}
         message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
-        require(all(_RULES[type(op)](op, operands, shape)), message)
+        require(all(RULES[type(op)](op, operands, shape)), message)
 
 
 def _conv(op: Conv, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
@@ -181,7 +181,7 @@ def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
     return len(set(axes)) == len(axes) and all(0 <= a < len(shape) for a in axes)
 
 
-_RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
+RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Conv: _conv,
     Gemm: _gemm,
     Norm: _norm,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tccompile.errors import VerificationError
+from tccompile.errors import LaunchError, VerificationError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, Section
 from tccompile.program import Op, Tensor
@@ -22,7 +22,7 @@ class CpuEngine:
 
     check_finite   stop at the first step that writes an infinity or a NaN
     check_padding  for tests: the arena starts full of NaN, and a step stops that would read padding that is not zero
-    Raises UsageError if the plan was made without its weights, PlanError if they are damaged.
+    Raises UsageError if the plan was made without its weights, PlanError if they are damaged, LaunchError if memory runs out.
     """
 
     def __init__(
@@ -31,7 +31,12 @@ class CpuEngine:
         self.entry, self.program, self.section = entry, entry.program, section
         self.check_finite, self.check_padding = check_finite, check_padding
         tensors = self.program.tensors
-        arena = np.full(section.arena, 0xFF if check_padding else 0, np.uint8)
+        try:
+            arena = np.zeros(section.arena, np.uint8)
+        except MemoryError:
+            raise LaunchError(f"there is no memory for the plan's arena of {section.arena} bytes") from None
+        if check_padding:
+            arena[:] = 0xFF
         self._memory: dict[str, np.ndarray] = {}  # one-dimensional, by the tensor that owns the storage
         for name, offset in section.offsets.items():
             size = tensors[name].span * tensors[name].dtype.size

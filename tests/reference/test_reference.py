@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile import expr as e
+from tccompile import limits
 from tccompile.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, const, coord, identity_view, load
-from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, dense, verify
-from tccompile.reference import compute, evaluate, from_storage, to_storage
+from tccompile.program import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, dense, verify
+from tccompile.reference import MEANING, compute, evaluate, from_storage, to_storage
 from tccompile.reference.expressions import evaluate_expr
 from tccompile.weights import Literal, Source
 
@@ -182,6 +183,11 @@ def test_resize():
     op = Resize(nodes=("r",), y="y", x="x", axes=(2, 3), index=("i0", "i1"), weights=("w0", "w1"))
     out = meaning(op, ref.shape, x=x, i0=index[0], i1=index[1], w0=weights[0], w1=weights[1])
     assert error(out, ref) < 1e-6
+
+
+def test_every_op_has_a_meaning_and_rules():
+    """A plan with an op that nobody checks, or that the CPU cannot run, must not come to be."""
+    assert {Pointwise, *MEANING} == {Pointwise, *limits.RULES} == set(OPS)
 
 
 # --- Expressions -----------------------------------------------------------------------------------------------------

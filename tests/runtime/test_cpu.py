@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tccompile.errors import PlanError, UsageError, VerificationError
+from tccompile.errors import LaunchError, PlanError, UsageError, VerificationError
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
 from tccompile.kernels.spec import Work
 from tccompile.place import place
@@ -71,6 +71,13 @@ def test_weights_are_needed_whole():
     damaged = replace(plan(), digests={"w2": bytes(32)})
     with pytest.raises(PlanError, match="section 'weights w2'"):
         engine(damaged)
+
+
+def test_an_arena_that_does_not_fit():
+    small = plan()
+    entry = small.entries[0]
+    with pytest.raises(LaunchError, match="no memory for the plan's arena of 4611686018427387904 bytes"):
+        CpuEngine(small, entry, replace(entry.sections[0], arena=1 << 62))
 
 
 def placed(program: Program) -> Plan:
