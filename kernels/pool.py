@@ -1,6 +1,6 @@
 """Max and mean over windows of images and signals, on every generation: a thread computes the channels of one vector.
 
-Windows of up to 16 elements are unrolled, so that all their loads are in flight at once.
+Windows of up to 16 elements are unrolled, so that all their loads are in flight at once; of larger ones, the rows are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tccompile.program import Op, Pool, Program, Tensor
 
 THREADS = 128
 UNROLLED = 16
-"""Elements of the largest window whose loop is unrolled."""
+"""Elements of the largest window, or row of a window, whose loop is unrolled."""
 
 
 class PoolKernel(Kernel):
@@ -42,9 +42,9 @@ class PoolKernel(Kernel):
         assert isinstance(op, Pool)
         taps = math.prod(op.window)
         reads = math.prod(program.op_shape(op)) * taps
-        # A tap costs about four instructions a lane; and a thread that has many waits for each few of them in turn.
+        # A tap costs about four instructions a lane; and a thread with a large window waits for each row of it in turn.
         issue = reads * 4 / (arch.fp32_tflops * 1e6 / 2)
-        waits = 0.6 * -(-taps // UNROLLED) if taps <= UNROLLED else 0.15 * taps
+        waits = 0.6 * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / 4)
         return LAUNCH_US + max(traffic_us(op, program, arch), issue, waits)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -60,7 +60,7 @@ class PoolKernel(Kernel):
         window, strides, dilations = _pair(op.window, 1), _pair(op.strides, 1), _pair(op.dilations, 1)
         pads, ends = _pair(op.pads, 0), _pair(op.end_pads, 0)
         extents, steps = _image(x.shape, 1)[2:], _image(x.strides, 0)
-        unrolled = window if math.prod(window) <= UNROLLED else (0, 0)
+        unrolled = tuple(w if math.prod(window[a:]) <= UNROLLED else 0 for a, w in enumerate(window))
         numbers = [rows * groups]
         by_group = lanes > 1 or x.strides[order[-1]] == 1  # neighbouring threads: neighbouring groups of lanes, else rows
         fast = groups if by_group else rows
@@ -147,8 +147,11 @@ def source(
                 body += tap(str(r), str(s))
     else:
         body.append(f"for r in range({sizes[0]}):")
-        body.append(f"    for s in range({sizes[1]}):")
-        body += [f"        {line}" for line in tap("r", "s")]
+        if window[1]:
+            body += [f"    {line}" for s in range(window[1]) for line in tap("r", str(s))]
+        else:
+            body.append(f"    for s in range({sizes[1]}):")
+            body += [f"        {line}" for line in tap("r", "s")]
     if kind == "mean":
         for a in (0, 1):
             body.append(f"count{a} = i32(0)")

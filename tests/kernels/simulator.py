@@ -6,7 +6,6 @@ access's width, and be written at most once. What instructions do is stated here
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -82,6 +81,10 @@ class Memory:
 
         return write
 
+    def functions(self, accesses: epilogue.Accesses) -> dict[str, Any]:
+        """The memory functions that generated text calls."""
+        return {name: getattr(self, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
+
     def check_written(self) -> None:
         """All of y's padded extents once, zeros outside its shape, and nothing else."""
         y = self.y
@@ -94,7 +97,7 @@ class Memory:
         assert np.array_equal(counts, np.repeat(expected[:, None], y.dtype.size, 1)), "not just all of y's padded extents"
         whole = elements(self.buffers[k], y, y.padded).copy()
         whole[tuple(slice(0, n) for n in y.shape)] = 0
-        assert not whole.view(np.uint8).any(), "the padding is not zero"
+        assert not any(whole.tobytes()), "the padding is not zero"
 
     def result(self) -> np.ndarray:
         k = self.base[self.y.storage] // SPACE
@@ -133,7 +136,7 @@ def names() -> dict[str, Any]:
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str) -> Memory:
     """Run the launches of a pointwise, pool or resize kernel."""
     memory = Memory(program, values, y)
-    with np.errstate(all="ignore"), contextlib.suppress(StopIteration):
+    with np.errstate(all="ignore"):
         for launch in work.launches:
             _launch(launch, memory)
     return memory
@@ -144,16 +147,13 @@ def _launch(launch: Launch, memory: Memory) -> None:
     cuda = SimpleNamespace(blockIdx=SimpleNamespace(x=0), threadIdx=SimpleNamespace(x=0))
     scope = {**names(), "cuda": cuda}
 
-    def bound(accesses: epilogue.Accesses) -> dict[str, Any]:
-        return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
-
     if "epilogue" in params:
         text, kinds, accesses = epilogue.source(params.pop("epilogue"))
-        scope["store"] = execute(text, {**scope, **bound(accesses)}, "store")
+        scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
         params["extra"] = len(kinds)
     source = {"pointwise": pointwise.source, "pool": pool.source, "resize": resize.source}[launch.code.kernel]
     text, _, accesses = source(**params)  # type: ignore[operator]
-    kernel = execute(text, {**scope, **bound(accesses)}, "kernel")
+    kernel = execute(text, {**scope, **memory.functions(accesses)}, "kernel")
     args = []
     for arg in launch.args:
         assert isinstance(arg, Ptr | I32 | F32)

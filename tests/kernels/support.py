@@ -1,0 +1,40 @@
+"""What the tests of several kernels share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.expr import DType
+from tccompile.kernels.spec import Config, Kernel
+from tccompile.program import Program
+from tccompile.reference import compute
+from tests.gpu.cases import CASES, program_of
+from tests.kernels import simulator
+
+ARCH = ARCHS["sm_80"]
+TOLERANCE = {DType.F16: 5e-4, DType.BF16: 4e-3, DType.F32: 1e-6}
+
+
+def cases_of(op: type) -> list[str]:
+    """The cases of the tests on GPUs whose op is of this type."""
+    return [case for case in CASES if isinstance(program_of(case).ops[0], op)]
+
+
+def check(kernel: Kernel, program: Program, config: Config | None = None) -> None:
+    """Run the program's one op in the simulator: right values, all of y's padded extents written, and nothing else."""
+    (op,) = program.ops
+    assert kernel.supports(op, program, ARCH) is None
+    values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    expected = compute(op, program, values)
+    y = program.tensors[op.y]
+    for chosen in [config] if config else kernel.configs(op, program, ARCH):
+        memory = simulator.run(kernel.work(op, program, chosen, ARCH), program, values, op.y)
+        memory.check_written()
+        assert error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
+
+
+def error(out: np.ndarray, reference: np.ndarray) -> float:
+    """||out - reference|| / ||reference||"""
+    reference = np.broadcast_to(reference, out.shape).astype(np.float64)
+    return float(np.linalg.norm(out.astype(np.float64) - reference) / max(np.linalg.norm(reference), 1e-30))

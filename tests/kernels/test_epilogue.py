@@ -1,0 +1,258 @@
+"""Epilogues: what is chosen for which layout, what is stored, and that all of it compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import assemble, ptx_text
+from tccompile.errors import UnsupportedError
+from tccompile.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, cast, coord, load
+from tccompile.kernels import codegen, epilogue
+from tccompile.kernels.codegen import execute
+from tccompile.kernels.spec import Function, Ptr
+from tccompile.program import Conv, Gemm, Program, Softmax, Tensor, dense
+from tccompile.reference import compute
+from tests.gpu.cases import NHWC, NWC, Builder
+from tests.gpu.cases import epilogue as epilogue_of
+from tests.kernels import simulator
+from tests.kernels.support import error
+
+F16, F32 = DType.F16, DType.F32
+
+
+def program_of(shape: tuple[int, ...], words: str, to: str = "own", dtype: DType = F16, make: Any = None) -> Program:
+    """A 1×1 convolution (or a product of matrices) by the identity, so that acc is x."""
+    b = Builder(words)
+    image = len(shape) > 2
+    order = {4: NHWC, 3: NWC, 2: None}[len(shape)]
+    lane = 1
+    b.normal("x", shape, F32, order)
+    b.values("w", np.eye(shape[1]).reshape(shape[1], shape[1], *(1,) * (len(shape) - 2)), F32)
+    ep = make(b) if make else epilogue_of(b, shape, words, lane, order, dtype)
+    s = ep.shuffle
+    out = shape if s == 1 else (shape[0], shape[1] // (s * s), shape[2] * s, shape[3] * s)
+    if to == "own":
+        b.result(out, dtype, order)
+    elif to == "output":
+        b.output(out, dtype)
+    elif to == "slice":
+        b.slice_of(out, lane, out[lane] + 9, 3, dtype, order)
+    elif to == "tail":
+        b.slice_of(out, lane, out[lane] + 8, 8, dtype, order)
+    one = (1,) * (len(shape) - 2)
+    nodes = ("op",)
+    if image:
+        op: Any = Conv(nodes=nodes, y="y", x="x", w="w", strides=one, pads=(0,) * len(one), dilations=one, epilogue=ep)
+    else:
+        op = Gemm(nodes=nodes, y="y", a="x", b="w", epilogue=ep)
+    return b.program(op)
+
+
+def stored(program: Program, lanes: int) -> simulator.Memory:
+    """What the generated function stores when it gets x as the results, with rubbish beyond the result's channels."""
+    (op,) = program.ops
+    frame = epilogue.frame_of(op, program)
+    spec = epilogue.describe(op, program, frame, lanes)
+    values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    memory = simulator.Memory(program, values, op.y)
+    text, kinds, accesses = epilogue.source(spec.params)
+    assert ["address" if isinstance(a, Ptr) else "int" for a in spec.args] == kinds
+    store = execute(text, {**simulator.names(), **memory.functions(accesses)}, "store")
+    e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
+    shape = program.op_shape(op)
+    axes = [a for a in frame if a is not None]
+    rows = np.moveaxis(values["x"], axes, range(len(axes))).reshape(-1, shape[axes[-1]])
+    with np.errstate(all="ignore"):
+        for m, row in enumerate(rows):
+            for c in range(0, 64, lanes):  # beyond what y has, too: nothing is stored there
+                acc = [np.float32(row[c + i]) if c + i < len(row) else np.float32(np.nan) for i in range(lanes)]
+                store(tuple(acc), m, c, e)
+    return memory
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"shape": (2, 16, 3, 2), "words": ""},
+    "masked": {"shape": (2, 19, 3, 2), "words": "bias residual silu"},
+    "fp32": {"shape": (1, 12, 3, 2), "words": "scale bias relu", "dtype": F32},
+    "bf16": {"shape": (1, 12, 3, 2), "words": "bias relu", "dtype": DType.BF16},
+    "int8": {"shape": (1, 12, 3, 2), "words": "bias", "dtype": DType.I8},
+    "output": {"shape": (2, 5, 3, 4), "words": "bias", "to": "output", "dtype": F32},
+    "output_fp16": {"shape": (2, 24, 3, 4), "words": "bias gelu", "to": "output"},
+    "slice": {"shape": (2, 12, 3, 2), "words": "bias residual relu", "to": "slice"},
+    "tail": {"shape": (2, 12, 3, 2), "words": "bias residual relu", "to": "tail"},
+    "signal": {"shape": (2, 20, 7), "words": "bias tanh"},
+    "matrix": {"shape": (7, 20), "words": "bias residual"},
+    "matrix_output": {"shape": (3, 21), "words": "bias", "to": "output", "dtype": F32},
+    "one_row_output": {"shape": (1, 24), "words": "", "to": "output", "dtype": F32},
+    "shuffle": {"shape": (2, 32, 3, 2), "words": "bias shuffle"},
+    "shuffle_1": {"shape": (1, 4, 3, 2), "words": "bias shuffle"},
+    "shuffle_3": {"shape": (2, 12, 3, 2), "words": "bias tanh shuffle"},
+    "shuffle_3_output": {"shape": (2, 12, 3, 2), "words": "bias shuffle", "to": "output", "dtype": F32},
+    "shuffle_11": {"shape": (1, 44, 2, 2), "words": "shuffle"},
+    "shuffle_tail": {"shape": (1, 48, 2, 2), "words": "shuffle", "to": "tail"},
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_stores(case: str, lanes: int) -> None:
+    program = program_of(**CASES[case])
+    memory = stored(program, lanes)
+    memory.check_written()
+    (op,) = program.ops
+    expected = compute(op, program, {name: recipe.values for name, recipe in program.constants.items()})  # type: ignore[union-attr]
+    y = program.tensors["y"]
+    if not y.dtype.is_float:
+        expected = np.trunc(expected)
+    assert error(memory.result(), expected) <= {F16: 5e-4, DType.BF16: 4e-3, F32: 1e-6}.get(y.dtype, 0)
+
+
+def odd_loads(b: Builder) -> Epilogue:
+    """Loads along a row, along q only, of a broadcast image, backwards, of integers, of booleans"""
+    shape = (2, 12, 3, 4)
+    b.normal("p", (3,), F32)
+    b.normal("image", (2, 1, 3, 4), F16, NHWC)
+    b.normal("back", shape, F16, NHWC)
+    b.integers("i", (12,), DType.I32)
+    b.values("mask", b.rng.integers(0, 2, (2, 4)).astype(bool), DType.BOOL)
+    loads = (
+        View("p", (coord(2),)),
+        View("image", (coord(0), coord(2) * 0, coord(2), coord(3))),
+        View("back", (coord(0), coord(1), -coord(2) + 2, -coord(3) + 3)),
+        View("i", (coord(1),)),
+        View("mask", (coord(0), coord(3))),
+    )
+    total = call("add", call("add", call("mul", ACC, load(0)), load(1)), load(2))
+    total = call("add", total, cast(load(3, DType.I64), F32))
+    return Epilogue(call("where", load(4, DType.BOOL), total, call("neg", total)), loads)
+
+
+@pytest.mark.parametrize("lanes", [2, 8])
+def test_odd_loads(lanes: int) -> None:
+    program = program_of((2, 12, 3, 4), "odd", make=odd_loads)
+    memory = stored(program, lanes)
+    memory.check_written()
+    (op,) = program.ops
+    expected = compute(op, program, {name: recipe.values for name, recipe in program.constants.items()})  # type: ignore[union-attr]
+    assert error(memory.result(), expected) <= 5e-4
+
+
+# --- Choices -----------------------------------------------------------------------------------------------------------
+
+
+def described(program: Program, lanes: int = 8) -> tuple[tuple, list[tuple]]:
+    """How y is stored (mode, rows, masked), and how each load reads (mode, rows)."""
+    (op,) = program.ops
+    _, _, target, sources, _ = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
+    return target[1:4], [s[1:] for s in sources]  # type: ignore[index]
+
+
+def test_choices() -> None:
+    assert described(program_of((2, 16, 3, 2), "bias residual")) == (
+        ("vector", "linear", False),
+        [("vector", "none"), ("vector", "linear")],
+    )
+    assert described(program_of((2, 19, 3, 2), ""))[0] == ("vector", "linear", True)
+    assert described(program_of((2, 16, 3, 2), "", "output"))[0] == ("strided", "general", False)
+    assert described(program_of((1, 16, 3, 2), "", "output"))[0] == ("strided", "linear", False)
+    assert described(program_of((2, 19, 3, 2), "", "slice"))[0] == ("guarded", "linear", False)
+    assert described(program_of((2, 19, 3, 2), "", "tail"))[0] == ("vector", "linear", True)
+    # Rows of 21 floats do not begin at multiples of 16 bytes; one row does.
+    assert described(program_of((3, 24), "", "output", F32))[0] == ("vector", "linear", False)
+    assert described(program_of((3, 21), "", "output", F32))[0] == ("guarded", "linear", False)
+    assert described(program_of((2, 12, 3, 4), "odd", make=odd_loads))[1] == [
+        ("same", "general"),
+        ("same", "linear"),
+        ("vector", "general"),
+        ("vector", "none"),
+        ("same", "general"),
+    ]
+
+
+def test_shapes_are_no_parameters() -> None:
+    def params(n: int):
+        program = program_of((n, 24, 5 * n, 7), "bias residual relu")
+        return epilogue.describe(program.ops[0], program, epilogue.frame_of(program.ops[0], program)).params
+
+    assert params(1) == params(3)
+
+
+def test_frames() -> None:
+    assert epilogue.frame_of(program_of((2, 16, 3, 2), "").ops[0], program_of((2, 16, 3, 2), "")) == (0, 2, 3, 1)
+    assert epilogue.frame_of(program_of((2, 16, 3), "").ops[0], program_of((2, 16, 3), "")) == (0, None, 2, 1)
+    assert epilogue.frame_of(program_of((5, 16), "").ops[0], program_of((5, 16), "")) == (None, None, 0, 1)
+    y = dense("y", (2, 20, 3, 5), F16, NHWC)
+    op = Softmax(nodes=("s",), y="y", x="x", axis=3)
+    assert epilogue.frame_of(op, Program((), (), {"y": y}, {}, (op,))) == (0, 2, 3, 1)
+
+
+def test_a_stride_beyond_32_bits_is_refused() -> None:
+    y = Tensor("y", (2, 8), F16, (2, 8), (2**31, 1))
+    op = Gemm(nodes=("g",), y="y", a="a", b="b")
+    program = Program((), (), {"y": y}, {}, (op,))
+    with pytest.raises(UnsupportedError, match="stride of 2147483648"):
+        epilogue.describe(op, program, (None, None, 0, 1))
+
+
+# --- Code --------------------------------------------------------------------------------------------------------------
+
+
+def kernel_of(params: tuple, lanes: int) -> Function:
+    """A kernel that stores a row a thread."""
+    from numba import cuda, types
+
+    store, extra = epilogue.build(params)
+    acc = ", ".join(f"f32(m + {i})" for i in range(lanes))
+    text = f"def body(rows, e):\n    m = i32(cuda.grid(1))\n    if m < rows:\n        store(({acc},), m, i32(0), e)\n"
+    body = cuda.jit(device=True, inline="always")(execute(text, {**codegen.names(), "store": store}, "body"))
+    return Function(epilogue.flatten(body, 1, len(extra)), types.void(types.int32, *extra), 128)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch: str) -> None:
+    for case, lanes in (("masked", 8), ("shuffle_3", 1)):
+        program = program_of(**CASES[case])
+        spec = epilogue.describe(program.ops[0], program, epilogue.frame_of(program.ops[0], program), lanes)
+        _, used = assemble(ptx_text(kernel_of(spec.params, lanes), ARCHS[arch], "k"), arch)
+        assert used.stack == 0 and used.registers <= 64
+
+
+BITS = ("bit_and", "bit_or", "bit_xor", "bit_not")
+
+
+def test_every_function_compiles() -> None:
+    """Of float32, or where it has them of integers and booleans; for the oldest generation"""
+    exprs = []
+    for name, function in FUNCTIONS.items():
+        n = len(function.params)
+        if not name.startswith(("bit_", "logical")):
+            exprs.append(call(name, *([ACC] * n)) if name != "where" else call(name, call("less", ACC, 0.5), ACC, 1.0))
+        if name in (
+            "bit_and",
+            "bit_or",
+            "bit_xor",
+            "bit_not",
+            "add",
+            "trunc_div",
+            "floor_mod",
+            "fmod",
+            "pow",
+            "min",
+            "abs",
+            "sign",
+            "div",
+        ):
+            exprs.append(call(name, *[cast(ACC, DType.I64)] * n))
+        if name in (*BITS, "logical_not", "equal", "min", "max"):
+            exprs.append(call(name, *[cast(ACC, DType.BOOL)] * n))
+    total = ACC
+    for e in exprs:
+        total = call("add", total, cast(e, F32))
+    program = program_of((2, 16, 3, 2), "", make=lambda b: Epilogue(total))
+    (op,) = program.ops
+    spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
+    ptx_text(kernel_of(spec.params, 1), ARCHS["sm_61"], "k")
