@@ -63,24 +63,24 @@ class DeviceBuffer:
     shape: Shape
     dtype: DType
     contiguous: bool
-    ordinal: int | None  # None: not said
     owner: Any
     stream: int | None = None
 
 
-def adopt(array: Any, stream: int | None, name: str) -> np.ndarray | DeviceBuffer:
+def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
     """A caller's array: a NumPy array if it lies in host memory, else where it lies on the GPU. Nothing is copied.
 
-    stream  the CUstream that will use it: the producer's own work on a DLPack array is ordered before what comes there.
-    Raises InputError that names the input or output `name`.
+    ordinal  the GPU that the session runs on, or None for the CPU
+    stream   the CUstream that will use it: the producer's own work on a DLPack array is ordered before what comes there
+    Raises InputError, which names the input or output `name`, if it lies on another device or cannot be read.
     """
     if isinstance(array, np.ndarray):
         return array
     try:
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-            return _from_dlpack(array, stream, name)
+            return _from_dlpack(array, ordinal, stream, name)
         if hasattr(array, "__cuda_array_interface__"):
-            return _from_interface(array, name)
+            return _from_interface(array, ordinal, name)
         if hasattr(array, "__array__"):
             return np.asarray(array)
     except InputError:
@@ -90,11 +90,11 @@ def adopt(array: Any, stream: int | None, name: str) -> np.ndarray | DeviceBuffe
     raise InputError(f"{name}: a {type(array).__name__} is not an array; give a NumPy array, or one with __dlpack__")
 
 
-def _from_dlpack(array: Any, stream: int | None, name: str) -> np.ndarray | DeviceBuffer:
-    device_type, _ = array.__dlpack_device__()
+def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
+    device_type, device_id = array.__dlpack_device__()
     on_gpu = device_type in (_CUDA, _CUDA_MANAGED)
-    if on_gpu and stream is None:
-        raise InputError(f"{name}: lies on a GPU, and the session runs on the CPU; copy it to the host first")
+    if on_gpu:
+        _check_device(int(device_id), ordinal, name)
     # DLPack numbers the legacy default stream 1; 0 is not allowed there.
     capsule = array.__dlpack__(stream=stream or 1) if on_gpu else array.__dlpack__()
     if not _capsule_is(capsule, _NAME):
@@ -105,7 +105,7 @@ def _from_dlpack(array: Any, stream: int | None, name: str) -> np.ndarray | Devi
     dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
     address = (tensor.data or 0) + tensor.byte_offset
     if on_gpu:
-        return DeviceBuffer(address, shape, dtype, _contiguous(shape, strides), tensor.device_id, (array, capsule))
+        return DeviceBuffer(address, shape, dtype, _contiguous(shape, strides), (array, capsule))
     if device_type not in (_CPU, _CUDA_HOST):
         raise InputError(f"{name}: lies on a device that is neither the host nor an NVIDIA GPU (DLPack type {device_type})")
     return _host(address, shape, strides, dtype, capsule)
@@ -128,7 +128,16 @@ def _host(address: int, shape: Shape, strides: tuple[int, ...] | None, dtype: DT
     return np.asarray(memory)
 
 
-def _from_interface(array: Any, name: str) -> DeviceBuffer:
+def _check_device(lies_on: int | None, ordinal: int | None, name: str) -> None:
+    """`lies_on` is None for an array on a GPU that does not say which."""
+    if ordinal is None:
+        raise InputError(f"{name} lies on a GPU, and the session runs on the CPU; copy it to the host first")
+    if lies_on not in (None, ordinal):
+        raise InputError(f"{name} lies on gpu:{lies_on}, and the session runs on gpu:{ordinal}")
+
+
+def _from_interface(array: Any, ordinal: int | None, name: str) -> DeviceBuffer:
+    _check_device(None, ordinal, name)
     said = array.__cuda_array_interface__
     numpy_type = np.dtype(said["typestr"])
     shape, strides = tuple(said["shape"]), said.get("strides")
@@ -137,7 +146,7 @@ def _from_interface(array: Any, name: str) -> DeviceBuffer:
     dtype = _dtype(_CODES.get(numpy_type.kind, -1), numpy_type.itemsize * 8, 1, name)
     if said.get("mask") is not None:
         raise InputError(f"{name}: masked arrays are not taken")
-    return DeviceBuffer(said["data"][0] or 0, shape, dtype, _contiguous(shape, strides), None, array, said.get("stream"))
+    return DeviceBuffer(said["data"][0] or 0, shape, dtype, _contiguous(shape, strides), array, said.get("stream"))
 
 
 def _dtype(code: int, bits: int, lanes: int, name: str) -> DType:

@@ -167,10 +167,10 @@ class Session:
     def _run_on_cpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
         from tccompile.runtime.arrays import adopt
 
-        arrays = {name: adopt(array, None, f"input {name!r}") for name, array in feeds.items()}
+        arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
         engine = self._engine(arrays)
         targets = {
-            name: self._target_array(engine, adopt(array, None, f"output {name!r}"), name) for name, array in given.items()
+            name: self._target_array(engine, adopt(array, None, 0, f"output {name!r}"), name) for name, array in given.items()
         }
         program = engine.entry.program
         results = engine.run({n: np.asarray(_as_stored(arrays[n], program.tensors[n])) for n in program.inputs})  # type: ignore[union-attr]
@@ -186,11 +186,14 @@ class Session:
         assert self._device is not None
         own = self._engines[0].stream.value  # type: ignore[union-attr]
         queue = int(own) if stream is None else _stream_handle(stream)
+        gpu = self._device.ordinal
         with self._device as cu:
-            arrays = {name: adopt(array, queue, f"input {name!r}") for name, array in feeds.items()}
+            arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
             engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
             tensors, program = engine.program.tensors, engine.program
-            targets = {name: self._target_array(engine, adopt(a, queue, f"output {name!r}"), name) for name, a in given.items()}
+            targets = {
+                name: self._target_array(engine, adopt(a, gpu, queue, f"output {name!r}"), name) for name, a in given.items()
+            }
             on_device = any(isinstance(a, DeviceBuffer) for a in arrays.values())
             waits = {
                 b.stream for b in (*arrays.values(), *targets.values()) if isinstance(b, DeviceBuffer) and b.stream is not None
@@ -274,7 +277,7 @@ class Session:
             from tccompile.runtime.arrays import adopt
 
             stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
-            arrays = {name: adopt(array, stream, f"input {name!r}") for name, array in feeds.items()}
+            arrays = {name: adopt(array, self._device.ordinal, stream, f"input {name!r}") for name, array in feeds.items()}
             engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
             with engine.device:
                 addresses = {n: self._place_input(engine, n, arrays[n], stream) for n in engine.program.inputs}
@@ -307,7 +310,7 @@ class Session:
         if number is None:
             raise InputError(self._shapes_message(shapes))
         for name, array in arrays.items():
-            self._check_place(f"input {name!r}", array)
+            self._check_order(f"input {name!r}", array)
         if number not in self._engines:
             device = self._device
             entry = entries[number]
@@ -322,7 +325,7 @@ class Session:
         self._check_dtype(what, t, array)
         if tuple(array.shape) != t.shape:
             raise InputError(f"{what} has shape {_shape(t.shape)}, got an array of shape {_shape(array.shape)}")
-        self._check_place(what, array)
+        self._check_order(what, array)
         if isinstance(array, np.ndarray):
             if not array.flags.writeable:
                 raise InputError(f"{what}: the array is read-only")
@@ -340,14 +343,8 @@ class Session:
         )
         raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
 
-    def _check_place(self, what: str, array: np.ndarray | DeviceBuffer) -> None:
-        if isinstance(array, np.ndarray):
-            return
-        if self._device is None:
-            raise InputError(f"{what} lies on a GPU, and the session runs on the CPU; copy it to the host first")
-        if array.ordinal not in (None, self._device.ordinal):
-            raise InputError(f"{what} lies on gpu:{array.ordinal}, and the session runs on {self.device}")
-        if not array.contiguous:
+    def _check_order(self, what: str, array: np.ndarray | DeviceBuffer) -> None:
+        if not isinstance(array, np.ndarray) and not array.contiguous:
             raise InputError(
                 f"{what} on the GPU is not contiguous in row-major order; make it so first (.contiguous() in PyTorch)"
             )
