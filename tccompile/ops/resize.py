@@ -204,7 +204,7 @@ def coordinates(mode: str, n: int, out: int, scale: np.float32, region: tuple[fl
     return None
 
 
-NEAREST = {
+NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
     "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
     "floor": np.floor,
