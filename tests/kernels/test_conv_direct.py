@@ -1,0 +1,64 @@
+"""Direct grouped convolution: every layout, how channels are shared out, code for every generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import resources
+from tccompile.expr import DType
+from tccompile.kernels.conv_direct import THREADS, ConvDirect
+from tccompile.program import Conv
+from tests.gpu.cases import conv, program_of
+from tests.kernels.support import ARCH, cases_of
+
+KERNEL = ConvDirect()
+
+
+@pytest.mark.parametrize("case", cases_of(Conv))
+def test_supports_every_convolution(case: str) -> None:
+    program = program_of(case)
+    assert KERNEL.supports(program.ops[0], program, ARCH) is None
+
+
+def test_says_why_not() -> None:
+    program = program_of("conv_groups_4")
+    y = program.tensors["y"]
+    padded = replace(y, padded=(y.padded[0], y.padded[1], y.padded[2], y.padded[3] + 2))
+    program = replace(program, tensors={**program.tensors, "y": padded})
+    assert "padded along axis 3" in KERNEL.supports(program.ops[0], program, ARCH)
+
+
+@pytest.mark.parametrize(
+    "inputs, outputs, groups, lanes, vector",
+    [(128, 128, 32, 4, 4), (64, 96, 8, 4, 8), (24, 48, 6, 8, 4), (15, 21, 3, 1, 1), (12, 24, 12, 2, 1), (16, 16, 1, 8, 8)],
+)
+def test_channels_of_a_thread_are_of_one_group(inputs: int, outputs: int, groups: int, lanes: int, vector: int) -> None:
+    program = conv("grouped", (1, inputs, 7, 9), outputs, (3, 3), groups=groups)
+    for config in KERNEL.configs(program.ops[0], program, ARCH):
+        (launch,) = KERNEL.work(program.ops[0], program, config, ARCH).launches
+        params = dict(launch.code.params)
+        assert (params["lanes"], params["vector"]) == (lanes, vector)
+        across = launch.args[2].value
+        rows = launch.grid[0] * THREADS // across * config["pixels"]
+        assert rows >= 63 and launch.grid[1] * across * lanes >= program.tensors["y"].padded[1]
+
+
+def test_reads_single_channels_where_they_are_no_neighbours() -> None:
+    program = conv("grouped", (1, 16, 7, 9), 16, (3, 3), groups=2)
+    rows = replace(program.tensors["x"], padded=(1, 16, 7, 9), strides=(1008, 63, 9, 1))
+    program = replace(program, tensors={**program.tensors, "x": rows})
+    (launch, *_) = KERNEL.work(program.ops[0], program, {"pixels": 1}, ARCH).launches
+    assert dict(launch.code.params)["vector"] == 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch: str) -> None:
+    for program, pixels in (
+        (program_of("conv_groups_32"), 4),
+        (conv("grouped", (1, 15, 9, 9), 21, (3, 3), groups=3, dtype=DType.F32), 1),
+    ):
+        (launch,) = KERNEL.work(program.ops[0], program, {"pixels": pixels}, ARCHS[arch]).launches
+        assert resources(launch.code, ARCHS[arch]).stack == 0

@@ -1,0 +1,108 @@
+"""Normalization: what is normalized together, how pixels are split between blocks, code for every generation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import resources
+from tccompile.expr import DType
+from tccompile.kernels.norm import NormKernel
+from tccompile.kernels.norm_split import RECORD, NormSplit
+from tccompile.program import Norm
+from tests.gpu.cases import NHWC, norm, program_of
+from tests.kernels.support import ARCH, cases_of
+from tests.kernels.test_softmax import check_coverage
+
+NORM, SPLIT = NormKernel(), NormSplit()
+
+
+@pytest.mark.parametrize("case", [c for c in cases_of(Norm) if c != "instance_norm_large"])
+def test_every_element_has_one_output(case: str) -> None:
+    program = program_of(case)
+    (op,) = program.ops
+    check_coverage(op, program, op.axes, op.groups)
+
+
+@pytest.mark.parametrize(
+    "shape, axes, groups, order",
+    [
+        ((2, 24, 4, 6), (2, 3), 3, None),
+        ((2, 30, 3, 4), (2, 3), 3, NHWC),
+        ((2, 24, 3, 3), (1, 2, 3), 0, NHWC),
+        ((1, 10, 2, 3, 4), (2, 3, 4), 0, (0, 2, 3, 4, 1)),
+        ((4, 3, 2, 24), (2, 3), 0, None),
+    ],
+)
+def test_of_other_axes(shape, axes, groups, order) -> None:
+    program = norm("norm", shape, axes, groups, order)
+    check_coverage(program.ops[0], program, axes, groups)
+
+
+@pytest.mark.parametrize(
+    "shape, groups, order, reason",
+    [
+        ((1, 16, 9, 9), 0, None, "channels do not lie in aligned vectors"),
+        ((1, 4080, 4, 4), 3, NHWC, None),
+        ((1, 6006, 2, 2), 3, NHWC, "more channels than a block"),
+    ],
+)
+def test_split_says_why_not(shape, groups, order, reason) -> None:
+    program = norm("norm", shape, (2, 3), groups, order)
+    found = SPLIT.supports(program.ops[0], program, ARCH)
+    assert found is None if reason is None else reason in found
+
+
+def test_split_needs_whole_images() -> None:
+    program = norm("norm", (4, 16, 9, 9), (3,), order=NHWC)
+    assert "all pixels" in SPLIT.supports(program.ops[0], program, ARCH)
+
+
+@pytest.mark.parametrize("case", ["instance_norm", "instance_norm_large", "group_norm", "group_norm_odd"])
+def test_blocks_cover_pixels_and_channels(case: str) -> None:
+    program = program_of(case)
+    (op,) = program.ops
+    x = program.tensors[op.x]
+    pixels = x.shape[2] * x.shape[3]
+    for config in SPLIT.configs(op, program, ARCH):
+        work = SPLIT.work(op, program, config, ARCH)
+        statistics, apply = work.launches
+        splits, tiles, images = statistics.grid
+        vectors, threads, k, chunk = (a.value for a in statistics.args[5:9])
+        assert k == pixels and (splits - 1) * chunk < pixels <= splits * chunk
+        assert images == x.shape[0] and tiles * vectors * 8 >= x.padded[1]
+        assert statistics.block == vectors * threads <= 256 and threads & (threads - 1) == 0
+        if op.groups:  # no group is cut
+            assert vectors * 8 % (x.shape[1] // op.groups) == 0
+        lanes, _, step = (a.value for a in apply.args[2:5])
+        assert (apply.grid[0] - 1) * step < pixels <= apply.grid[0] * step and apply.grid[1] * lanes * 8 >= x.padded[1]
+        assert work.counters == 4 * images * tiles
+        assert work.scratch == images * (splits + 1) * tiles * vectors * RECORD
+
+
+def test_large_images_are_split() -> None:
+    arch = ARCHS["sm_90a"]
+
+    def costs(shape) -> tuple[float, float]:
+        program = norm("norm", shape, (2, 3), order=NHWC)
+        (op,) = program.ops
+        (config,) = SPLIT.configs(op, program, arch)
+        return NORM.cost(op, program, {}, arch), SPLIT.cost(op, program, config, arch)
+
+    whole, split = costs((1, 32, 360, 320))
+    assert split < whole / 5
+    whole, split = costs((64, 256, 4, 4))
+    assert whole < split
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch: str) -> None:
+    for kernel, program in (
+        (NORM, norm("norm", (3, 700), (1,))),
+        (NORM, norm("norm", (1, 6, 5, 7), (2, 3), order=NHWC, dtype=DType.F32)),
+        (SPLIT, program_of("group_norm")),
+    ):
+        (op,) = program.ops
+        (config,) = kernel.configs(op, program, ARCHS[arch])
+        for launch in kernel.work(op, program, config, ARCHS[arch]).launches:
+            assert resources(launch.code, ARCHS[arch]).stack == 0

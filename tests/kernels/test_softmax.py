@@ -1,0 +1,112 @@
+"""Softmax: every element belongs to one output and every output is stored, in any layout; code for every generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import resources
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.softmax import SoftmaxKernel
+from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
+from tccompile.program import Op, Program, Softmax
+from tests.gpu.cases import NHWC, program_of, softmax
+from tests.kernels.support import ARCH, cases_of
+
+KERNEL = SoftmaxKernel()
+
+
+def places(op: Op, program: Program, shares: Shares) -> list[list[tuple[int, int, int]]]:
+    """For each output, what its iterations visit: (offset in x, row, lane) of each vector's first lane."""
+
+    def steps(nest) -> list[tuple[int, ...]]:
+        at = itertools.product(*map(range, nest.extents))
+        return [tuple(sum(i * s for i, s in zip(i_, t, strict=True)) for t in nest.strides) for i_ in at]
+
+    inner = steps(shares.inner)
+    return [[tuple(map(sum, zip(o, k, strict=True))) for k in inner] for o in steps(shares.kept)]  # type: ignore[misc]
+
+
+def check_coverage(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -> None:
+    """Every element of the result is stored once, padding included, from the right place in x, with those it is reduced with."""
+    shares = describe(op, program, axes, groups)
+    x, y = program.tensors[op.x], program.tensors[op.y]  # type: ignore[attr-defined]
+    frame = epilogue.frame_of(op, program)
+    lane = frame[-1]
+    rows = [a for a in frame[:-1] if a is not None]
+    coordinates = {}
+    for at in itertools.product(*map(range, x.shape)):
+        m = 0
+        for a in rows:
+            m = m * x.shape[a] + at[a]
+        coordinates[m, at[lane]] = at
+    stored: Counter = Counter()
+    members: dict[tuple, set] = {}
+    for number, output in enumerate(places(op, program, shares)):
+        for offset, m, c in output:
+            for i in range(shares.unit):
+                if c + i < y.padded[lane]:
+                    stored[m, c + i] += 1
+                if c + i < x.shape[lane]:
+                    at = coordinates[m, c + i]
+                    assert offset + i * (shares.unit > 1) == sum(k * s for k, s in zip(at, x.strides, strict=True))
+                    members.setdefault((number, i if shares.across else 0), set()).add(at)
+    expected = {(m, c) for m, _ in coordinates for c in range(y.padded[lane])}
+    assert set(stored) == expected and set(stored.values()) == {1}
+    for together in members.values():
+        keys = {
+            tuple(k // (x.shape[1] // groups) if groups and a == 1 else k for a, k in enumerate(at) if a not in axes)
+            for at in together
+        }
+        assert len(keys) == 1 and len(together) == shares.count
+
+
+SMALL = [c for c in cases_of(Softmax) if c != "softmax_very_long"]
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_every_element_has_one_output(case: str) -> None:
+    program = program_of(case)
+    (op,) = program.ops
+    check_coverage(op, program, (op.axis,))
+
+
+@pytest.mark.parametrize("shape, axis, order", [((2, 3, 4, 5, 12), 1, None), ((2, 20, 5, 7), 2, NHWC), ((3, 1, 9), 1, None)])
+def test_of_other_axes(shape: tuple[int, ...], axis: int, order) -> None:
+    program = softmax("softmax", shape, axis, order=order)
+    check_coverage(program.ops[0], program, (axis,))
+
+
+def test_rows_are_kept_in_registers_while_they_fit() -> None:
+    def share(length: int) -> Shares:
+        program = softmax("softmax", (4, length), 1)
+        return describe(program.ops[0], program, (1,))
+
+    assert share(1000).threads == 32 and share(1000).held == 4
+    assert share(8 * THREADS * REGISTERS).held == REGISTERS
+    assert share(8 * THREADS * REGISTERS + 8).held == 0
+    assert share(100).unit == 8
+
+
+def test_says_why_not() -> None:
+    program = softmax("softmax", (4, 10), 1, dtype=DType.I32)
+    assert "no float type" in KERNEL.supports(program.ops[0], program, ARCH)
+
+
+def test_a_launch_covers_the_outputs() -> None:
+    program = program_of("softmax_rows")
+    (launch,) = KERNEL.work(program.ops[0], program, {}, ARCH).launches
+    outputs, bits = launch.args[3].value, launch.args[5].value
+    assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiles(arch: str) -> None:
+    for case in ("softmax_long", "softmax_middle", "softmax_very_long"):
+        program = program_of(case)
+        (launch,) = KERNEL.work(program.ops[0], program, {}, ARCHS[arch]).launches
+        assert resources(launch.code, ARCHS[arch]).stack == 0
