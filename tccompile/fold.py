@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_NODES = 2**20
 MAX_BYTES = 2**40  # of one tensor
 LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
+LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing is done with it
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
@@ -251,7 +252,7 @@ class _Folder:
             return False
         made_of = sum(w.values.nbytes for w in inputs)
         made = sum(int(np.prod(t.shape, dtype=object)) * t.dtype.itemsize for y in node.output if y and (t := self.types[y]))
-        return made <= max(LARGE, 4 * made_of)
+        return made <= max(LARGE_VIEW if node.op_type in ("ConstantOfShape", "Expand") else LARGE, 4 * made_of)
 
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
@@ -422,6 +423,12 @@ def _expand(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
     return [derived("", "expand", x[0], shape=y.shape)]
 
 
+def _constant_of_shape(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    value = _attribute(node, "value")
+    number = np.zeros((), np.float32) if value is None else _tensor_values(value, title(node)).reshape(())
+    return [derived("", "expand", number, shape=y.shape)]
+
+
 def _transpose(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
     axes = _attribute(node, "perm", tuple(reversed(range(len(y.shape)))))
     return [derived("", "transpose", x[0], axes=tuple(axes))]
@@ -488,6 +495,7 @@ TRANSFORMED: dict[str, How] = {
     "Add": _plain("add"),
     "Cast": _cast,
     "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
     "DequantizeLinear": _dequantize,
     "Div": _plain("div", floats_only=True),
     "Expand": _expand,

@@ -74,8 +74,20 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     if len(proto.graph.node) > MAX_NODES:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
     weights = _hold_aside(proto.graph, path)
-    _guard("the model is not valid ONNX", onnx.checker.check_model, proto)
+    _guard("the model's functions are not valid ONNX", _level, proto, weights)
+    _check(proto)
     return proto, weights
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    """ONNX's own checks, except that inputs and outputs may be without a shape: it is given by the user, or inferred."""
+    tensors = [v.type.tensor_type for v in (*proto.graph.input, *proto.graph.output) if v.type.HasField("tensor_type")]
+    shapeless = [t for t in tensors if not t.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    _guard("the model is not valid ONNX", onnx.checker.check_model, proto)
+    for tensor in shapeless:
+        tensor.ClearField("shape")
 
 
 def _guard(what: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -190,14 +202,6 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
 def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """The model at opset 23, without local functions, bf16 widened to float32 inside."""
     opset = _opset(proto)
-    own = [next((o.version for o in f.opset_import if o.domain in ("", "ai.onnx")), opset) for f in proto.functions]
-    if any(version != opset for version in own):  # then all must be at one opset before they can become one graph
-        for function, version in zip(proto.functions, own, strict=True):
-            _upgrade(function, version, {})
-        _upgrade(proto.graph, opset, weights)
-        for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
-            _set_opset(imports)
-        opset = NEWEST
     proto.ir_version = IR_VERSION
     if proto.functions:
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
@@ -205,6 +209,25 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
     _set_opset(proto.opset_import)
     _widen(proto.graph, weights)
     return proto
+
+
+def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
+    """Brings model and functions to opset 23 ahead of ONNX's checker and inliner where these would refuse them.
+
+    That is if they are of several opsets, or use GroupNormalization-18, which was deprecated after models had been made of it.
+    """
+    opset = _opset(proto)
+    nodes = (n for part in (proto.graph, *proto.functions) for n in part.node)
+    own = [next((o.version for o in f.opset_import if o.domain in ("", "ai.onnx")), opset) for f in proto.functions]
+    deprecated = 18 <= opset < 21 and any(n.op_type == "GroupNormalization" for n in nodes)
+    if not deprecated and all(version == opset for version in own):
+        return
+    for function, version in zip(proto.functions, own, strict=True):
+        _upgrade(function, version, {})
+    _upgrade(proto.graph, opset, weights)
+    proto.ir_version = IR_VERSION
+    for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
+        _set_opset(imports)
 
 
 def _set_opset(imports: Any) -> None:

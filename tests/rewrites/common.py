@@ -59,7 +59,9 @@ class Net:
         )
         known = onnx.shape_inference.infer_shapes(model, strict_mode=True)
         del model.graph.output[:]
-        model.graph.output.extend(known.graph.output)
+        elem = helper.np_dtype_to_tensor_dtype(self.dtype)
+        for y in known.graph.output:
+            model.graph.output.append(y if y.type.ByteSize() else helper.make_tensor_value_info(y.name, elem, None))
         return model
 
 
