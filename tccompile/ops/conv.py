@@ -44,4 +44,4 @@ def conv_transpose(node: gs.Node, b: Builder) -> None:
     if not isinstance(node.inputs[1], gs.Constant):
         raise b.refuse(f"its weights ({node.inputs[1].name}) are computed at run time", "make the weights constant")
     rank = len(node.inputs[0].shape) - 2
-    raise b.refuse(f"a transposed convolution over {rank} spatial axes, with {node.attrs}", "use one or two spatial axes")
+    raise b.refuse(f"a transposed convolution over {rank} spatial axes, with {dict(node.attrs)}", "use one or two spatial axes")
