@@ -39,7 +39,8 @@ class Memory:
                 buffer = np.zeros(t.span, t.dtype.numpy)
                 buffer.view(np.uint8)[:] = 0xFF
                 if name in values:
-                    store(buffer, t, to_storage(values[name], t.dtype))
+                    stored = values[name].dtype == t.dtype.numpy  # bf16 is given as its bits
+                    store(buffer, t, values[name] if stored else to_storage(values[name], t.dtype))
                 self.buffers.append(buffer)
                 self.written.append(np.zeros(buffer.nbytes, np.uint8))
         self.y = program.tensors[y]
@@ -153,11 +154,20 @@ def _launch(launch: Launch, memory: Memory) -> None:
         params["extra"] = len(kinds)
     source = {"pointwise": pointwise.source, "pool": pool.source, "resize": resize.source}[launch.code.kernel]
     text, _, accesses = source(**params)  # type: ignore[operator]
-    kernel = execute(text, {**scope, **memory.functions(accesses)}, "kernel")
+    # A barrier suspends a thread until all others are there. Kernels have one at most, and read what it guards after it.
+    barriers = "cuda.syncthreads()" in text
+    kernel = execute(text.replace("cuda.syncthreads()", "yield"), {**scope, **memory.functions(accesses)}, "kernel")
     args = []
     for arg in launch.args:
         assert isinstance(arg, Ptr | I32 | F32)
         args.append(memory.pointer(arg) if isinstance(arg, Ptr) else arg.value)
     for cuda.blockIdx.x in range(launch.grid[0]):
+        shared: dict[int, np.ndarray] = {}
+        cuda.shared = SimpleNamespace(array=lambda n, kind, shared=shared: shared.setdefault(n, np.full(n, np.nan, kind)))
+        threads = []
         for cuda.threadIdx.x in range(launch.block):
-            kernel(*args)
+            threads.append(kernel(*args))
+            if barriers:
+                next(threads[-1])
+        for thread in threads if barriers else ():
+            assert list(thread) == []

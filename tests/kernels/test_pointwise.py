@@ -28,7 +28,9 @@ from tccompile.expr import (
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.program import Pointwise
+from tccompile.reference import compute, from_storage, to_storage
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
+from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check
 
 KERNEL = PointwiseKernel()
@@ -163,10 +165,43 @@ def test_more_values(make) -> None:
     check(KERNEL, pointwise("case", make))
 
 
-@pytest.mark.parametrize("unroll", [2, 4])
-def test_groups_of_a_thread(unroll: int) -> None:
-    check(KERNEL, program_of("chain"), {"lanes": 8, "unroll": unroll})
-    check(KERNEL, program_of("booleans"), {"lanes": 4, "unroll": unroll})
+def transpose(shape: tuple[int, ...], order: tuple[int, ...], source: DType, to: DType, scale: float | None = None):
+    """y's axis a is x's axis order[a]."""
+
+    def make(b: Builder):
+        b.values("x", to_storage(b.rng.standard_normal(shape), source), source)
+        b.result(tuple(shape[a] for a in order), to)
+        back = tuple(coord(order.index(a)) for a in range(len(shape)))
+        return call("add", load(0), scale) if scale else load(0), (View("x", back),)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        transpose((67, 72), (1, 0), F16, F16),  # vectors in, tiles that are not full
+        transpose((64, 45), (1, 0), F32, F16),  # an input whose rows end in padding
+        transpose((2, 40, 3, 33), (2, 3, 0, 1), F16, F32, 2.0),  # x + 2 is not 0 in y's padding
+        transpose((3, 70, 35), (0, 2, 1), DType.BF16, F32),
+    ],
+)
+def test_tiles(make) -> None:
+    program = pointwise("transpose", make)
+    configs = list(KERNEL.configs(program.ops[0], program, ARCH))
+    assert [*configs[0]] == ["tile"] and len(configs) == 2
+    check(KERNEL, program)
+
+
+def test_tiles_of_a_border() -> None:
+    """NHWC to a model's output, whose rows are no vectors"""
+
+    def make(b: Builder):
+        b.normal("x", (2, 35, 7, 9), F16, NHWC)
+        b.output((2, 35, 7, 9))
+        return load(0), (identity_view("x", 4),)
+
+    check(KERNEL, pointwise("border", make), {"tile": 64})
 
 
 TYPES = [t for t in DType if t is not DType.BF16]
@@ -176,9 +211,6 @@ TYPES = [t for t in DType if t is not DType.BF16]
 @pytest.mark.parametrize("source", [F32, F16, I64, DType.U8, DType.I16, DType.BOOL], ids=lambda t: t.value)
 def test_types(source: DType, to: DType) -> None:
     """Bit for bit what the reference stores"""
-    from tccompile.reference import compute, from_storage, to_storage
-    from tests.kernels import simulator
-
     program = pointwise("types", every_type(source, to))
     (op,) = program.ops
     values = {name: recipe.values for name, recipe in program.constants.items()}
@@ -208,7 +240,7 @@ def test_expressions_as_json() -> None:
 
 def launch_of(program):
     (op,) = program.ops
-    config = next(KERNEL.configs(op, program, ARCH))
+    *_, config = KERNEL.configs(op, program, ARCH)
     (launch,) = KERNEL.work(op, program, config, ARCH).launches
     return launch
 
@@ -268,8 +300,10 @@ def everything(b: Builder) -> tuple[Expr, tuple[View, ...]]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
-    launch = launch_of(pointwise("everything", everything))
-    assert resources(launch.code, ARCHS[arch]).stack == 0
+    program = pointwise("transpose", transpose((67, 72), (1, 0), F16, F16))
+    (tiled,) = KERNEL.work(program.ops[0], program, {"tile": 64}, ARCH).launches
+    for launch in (launch_of(pointwise("everything", everything)), tiled):
+        assert resources(launch.code, ARCHS[arch]).stack == 0
 
 
 def test_everything_is_right() -> None:
