@@ -7,6 +7,7 @@ rules, one node at a time; values from NumPy or ONNX's reference evaluator.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -131,9 +132,9 @@ class _Folder:
             case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size" if node.input[0] in self.constants:
                 x = self.type_of(node.input[0], node)
             case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size":
-                x = self.types.get(node.input[0])
-                if x is None:
+                if node.input[0] not in self.types:
                     return False
+                x = self.types[node.input[0]]
         match node.op_type:
             case "Constant":
                 self.set_constant(node.output[0], _constant_node(node))
@@ -166,7 +167,7 @@ class _Folder:
                 self.set_constant(node.output[0], literal("", x.shape[start:end], np.int64))
                 return True
             case "Size":
-                self.set_constant(node.output[0], literal("", int(np.prod(x.shape, dtype=object)), np.int64))
+                self.set_constant(node.output[0], literal("", math.prod(x.shape), np.int64))
                 return True
         return False
 
@@ -213,37 +214,48 @@ class _Folder:
         return self.types[name]
 
     def infer(self, node: onnx.NodeProto) -> None:
-        outputs = {name: self.said.get(name) for name in node.output if name}
+        """Sets the types of the node's outputs; what the model itself says of them is taken where ONNX's rules say nothing."""
         failure = "its shape depends on values that are known only when the model runs"
         domain = "" if node.domain == "ai.onnx" else node.domain
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
-        except onnx.defs.SchemaError:
-            failure = "the operator is not one of ONNX's; export the model with standard operators only"
+        found: dict[str, Type] = {}
+        if onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain):
+            found = self.inferred(node, domain)
         else:
-            captured = [name for name in _reads(node) if name]
-            types = {name: self.type_of(name, node).proto for name in captured}
-            data = {
-                name: onnx.numpy_helper.from_array(np.ascontiguousarray(weight.values), name)
-                for name in captured
-                if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
-            }
-            try:
-                found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
-            except Exception as e:
-                raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
-            outputs = {name: static_type(found[name]) if name in found else None for name in outputs} | {
-                name: said for name, said in outputs.items() if name not in found or static_type(found[name]) is None
-            }
+            failure = "the operator is not one of ONNX's; export the model with standard operators only"
+        outputs = {name: found.get(name) or self.said.get(name) for name in node.output if name}
         for name, type_ in outputs.items():
             if type_ is None:
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
-            size = int(np.prod(type_.shape, dtype=object)) * type_.dtype.itemsize
+            size = math.prod(type_.shape) * type_.dtype.itemsize
             if size > MAX_BYTES:
                 raise UnsupportedError(f"{title(node)}: its output {name!r} takes {size} bytes; at most 2^40 are supported")
             if name in self.types or name in self.constants:
                 raise ModelError(f"{title(node)} writes {name!r}, which has been written before")
             self.types[name] = type_
+
+    def inferred(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
+        """The types of the node's outputs by ONNX's rules, as far as they give any."""
+        reads = [name for name in _reads(node) if name]
+        types = {name: self.type_of(name, node).proto for name in reads}
+        data = {
+            name: onnx.numpy_helper.from_array(np.array(weight.values), name)
+            for name in reads
+            if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
+        }
+        schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
+        try:
+            found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
+            if any(
+                y and not (y in found and static_type(found[y])) for y in node.output
+            ):  # some operators have no rule but a function that defines them
+                inputs = [onnx.helper.make_value_info(name, t) for name, t in types.items()]
+                outputs = [onnx.helper.make_empty_tensor_value_info(y) for y in node.output if y]
+                graph = onnx.helper.make_graph([node], "one", inputs, outputs, list(data.values()))
+                model = onnx.helper.make_model(graph, opset_imports=self.opsets)
+                found = {v.name: v.type for v in onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output}
+        except Exception as e:
+            raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
+        return {name: t for name, proto in found.items() if (t := static_type(proto))}
 
     # --- values
 
@@ -251,7 +263,7 @@ class _Folder:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type == "Dropout":
             return False
         made_of = sum(w.values.nbytes for w in inputs)
-        made = sum(int(np.prod(t.shape, dtype=object)) * t.dtype.itemsize for y in node.output if y and (t := self.types[y]))
+        made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)
         return made <= max(LARGE_VIEW if node.op_type in ("ConstantOfShape", "Expand") else LARGE, 4 * made_of)
 
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
@@ -454,12 +466,12 @@ def _slice(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
     starts, ends = x[1].values.tolist(), x[2].values.tolist()
     axes = x[3].values.tolist() if len(x) > 3 and x[3] is not None else range(len(starts))
     steps = x[4].values.tolist() if len(x) > 4 and x[4] is not None else [1] * len(starts)
-    cut = [(0, n, 1) for n in shape]
+    cut: list[tuple[int, int | None, int]] = [(0, n, 1) for n in shape]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         first, last, _ = slice(start, end, step).indices(shape[axis])
-        cut[axis] = first, (None if last < 0 else last), step  # type: ignore[assignment]
-    first, last, step = zip(*cut, strict=True)
-    return [derived("", "slice", x[0], starts=first, ends=last, steps=step)]
+        cut[axis] = first, (None if last < 0 else last), step
+    bounds = zip(*cut, strict=True)
+    return [derived("", "slice", x[0], **dict(zip(("starts", "ends", "steps"), bounds, strict=True)))]
 
 
 def _pad(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:

@@ -313,8 +313,9 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
     text = "x".join(map(str, said))
     if shape is None:
         said = [symbols.get(d, d) if isinstance(d, str) else d for d in said]
-        if all(isinstance(d, int) for d in said):
-            shape = tuple(said)
+        bound = tuple(d for d in said if isinstance(d, int))
+        if len(bound) == len(said):
+            shape = bound
     if shape is None:
         example = "x".join(str(d) if isinstance(d, int) else "1" for d in said)
         free = ", ".join(repr(d) for d in said if not isinstance(d, int))
