@@ -181,6 +181,11 @@ class Tile:
         return 40, (launched * self.threads // 128 - 40) // (self.bm // 64) // 8 * 8
 
     @property
+    def blocks(self) -> int:
+        """Blocks that a multiprocessor shall hold: two where a short K leaves room, so that one stores while another multiplies."""
+        return 2 if (self.bm, self.bn, self.stages, self.split) == (128, 128, 2, 1) else 1
+
+    @property
     def threads(self) -> int:
         return self.consumers + (128 if self.exchange else 32)
 
@@ -464,7 +469,7 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
             hw.cluster_wait()
 
     signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
-    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, cluster=split)
+    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, t.blocks, cluster=split)
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------
@@ -503,7 +508,8 @@ class Hopper(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
-        return LAUNCH_US + max(time_us(problem, how, tile(config, arch, how.steps), arch), traffic_us(op, program, arch))
+        computing, moving = time_us(problem, how, tile(config, arch, how.steps), arch), traffic_us(op, program, arch)
+        return LAUNCH_US + max(computing, moving) + 0.1 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
@@ -547,23 +553,32 @@ class Hopper(Kernel):
 
 def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-    if t.exchange:
-        return 1
-    registers = min(255, t.bn // 2 + 64)  # the accumulators, and what else a thread needs
+    if t.exchange or t.blocks > 1:
+        return t.blocks
+    registers = min(255, t.bn // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
 
 
 def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
-    """Microseconds from the first block's start to the last one's end, if memory is fast enough."""
+    """Microseconds from the first block's start to the last one's end, if memory is fast enough.
+
+    Fitted to 242 times of ResNet-50's layers and of GEMMs on an H200, of which it is off by 7 % on average; the configs that
+    it would choose there take 1.6 % longer than the best ones.
+    """
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
-    together = min(resident(t, arch), -(-tiles * t.split // arch.sms))
-    cycles = max(t.bm // 64 * 4 * max(t.bn / 2, 16 + t.bn / 4) * together, (t.bm + t.bn) * 2 * BK / 40 * together, 140.0)
-    each = -(-how.steps // t.split) * cycles / 1700
-    ends = 0.4 + 0.7 * t.bm * t.bn / (128 * 128) * together
-    if t.split > 1:
-        ends += 1.0
-    return 1.5 + -(-tiles * t.split // (arch.sms * together)) * (each + ends)
+    blocks = tiles * t.split
+    # A cluster lies within a group of 16 or 18 multiprocessors.
+    sms = {1: arch.sms, 2: arch.sms, 4: arch.sms // 16 * 16, 8: (arch.sms // 16 - 1) * 16}[t.split]
+    together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
+    waves = -(-blocks // (sms * together))
+    rows_a = t.bm * (BK // how.chunk) * (2.1 if how.im2col else 1.6)  # cycles of the copy engine
+    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 56 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
+    multiplying = t.bm // 64 * 2 * max(t.bn, 48) * (1.0 if t.bn & (t.bn - 1) == 0 else 1.15)
+    step = max(max(copying, multiplying) * together, 280) / 1700
+    results = t.bm * t.bn / (128 * 128)
+    reduction = 0.7 + 0.7 * results if t.split > 1 else 0.0
+    return waves * (-(-how.steps // t.split) * step + 2.0 * results * together) + reduction
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)
