@@ -1,0 +1,111 @@
+"""Whole networks on a GPU: python -m tests.bench.networks [NAME …] [--plans DIR] [--cpu] [--target sm_80]
+
+For each network: median latency of one inference by CUDA events around graph replays, inputs on the device; relative L2 error of
+each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan.
+Prints a Markdown table: docs/benchmarks.md is made of it.
+
+    python -m tests.bench.networks --build DIR --arch sm_90a      writes the plans, without weights, on a machine without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tccompile.load import sources
+from tccompile.plan import Plan, fill, read_plan
+from tccompile.runtime.session import Session
+from tests.networks import CONVOLUTIONAL, feeds, reference, skeleton
+
+SHAPES = {"resnet50_dynbatch": {"input": (4, 3, 224, 224)}}
+"""For the inputs that a model leaves open."""
+
+
+def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """A network and the shapes it needs; NAME@N is the network with batch N, where it leaves the batch open."""
+    base, _, batch = name.partition("@")
+    model = skeleton(base)
+    return model, {"input": (int(batch), 3, 224, 224)} if batch else SHAPES.get(base, {})
+
+
+def build(name: str, archs: tuple[str, ...], folder: Path) -> None:
+    """Write the network's plan without its weights, which `sources` of the same network fill in."""
+    from tccompile.pipeline import compile
+
+    model, shapes = variant(name)
+    start = time.perf_counter()
+    plan = compile(model, shapes, archs, strip_weights=True)
+    plan.save(folder / f"{name}.plan")
+    print(f"{name}: {time.perf_counter() - start:.1f} s, {(folder / f'{name}.plan').stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def error(out: np.ndarray, ref: np.ndarray) -> float:
+    """‖out − ref‖ / ‖ref‖"""
+    return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
+
+
+def measure(name: str, plan: Plan | None, target: str | None, cpu: bool) -> dict[str, str]:
+    """One row of the table."""
+    model, shapes = variant(name)
+    if plan is None:
+        from tccompile.pipeline import compile
+
+        plan = compile(model, shapes)
+    inputs = feeds(model, 0, shapes)
+    expected = reference(model, inputs)
+    plan = fill(plan, sources(model))
+    with Session(plan, device="gpu", target=target) as session:
+        got = dict(zip(expected, session.run(list(expected), inputs), strict=True))
+        times = session.bench(200, inputs)
+        device = session.describe()
+    row = {
+        "network": name,
+        "ms": f"{np.median(times):.3f}",
+        "p99": f"{np.percentile(times, 99):.3f}",
+        "error": " ".join(f"{error(got[n], expected[n]):.1e}" for n in expected),
+    }
+    if cpu:
+        with Session(plan, device="cpu") as session:
+            own = dict(zip(expected, session.run(list(expected), inputs), strict=True))
+        row["CPU engine's error"] = " ".join(f"{error(own[n], expected[n]):.1e}" for n in expected)
+        row["GPU against CPU"] = " ".join(f"{error(got[n], own[n]):.1e}" for n in expected)
+    entry = plan.entries[0]
+    section = next((s for s in entry.sections if s.arch in device), entry.sections[0])
+    row["steps"] = f"{len(section.steps)}, {sum(s.tensor_cores for s in section.steps)} on Tensor Cores"
+    row["arena"] = f"{section.arena / 2**20:.0f} MiB"
+    row["device"] = device
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=[])
+    parser.add_argument("--plans", type=Path, help="take the plans from here")
+    parser.add_argument("--build", type=Path, help="write the plans here, measure nothing")
+    parser.add_argument("--arch", default="sm_90a", help="with --build: generations to build for")
+    parser.add_argument("--target", help="run this generation's section")
+    parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
+    args = parser.parse_args()
+    names = args.names or [n for n in CONVOLUTIONAL if n != "resnet50_dynbatch"] + ["resnet50_dynbatch@1", "resnet50_dynbatch@32"]
+    if args.build:
+        args.build.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            build(name, tuple(args.arch.split(",")), args.build)
+        return
+    rows = []
+    for name in names:
+        plan = read_plan(args.plans / f"{name}.plan") if args.plans else None
+        rows.append(measure(name, plan, args.target, args.cpu))
+        print(rows[-1], flush=True)
+    print(f"\n{rows[0].pop('device')}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
+    for row in rows:
+        row.pop("device", None)
+        print(f"| {' | '.join(row.values())} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Plans for tests of everything but machine code: scheduled, placed and packed, with empty kernels. The CPU engine runs them."""
+
+from __future__ import annotations
+
+import onnx
+
+from tccompile.dump import Dump
+from tccompile.load import sources
+from tccompile.options import Options, Shapes
+from tccompile.pack import pack
+from tccompile.pipeline import jobs_of, to_builds, to_program
+from tccompile.plan import Image, Plan
+
+
+def without_code(model: onnx.ModelProto, archs: tuple[str, ...], shapes: Shapes | None = None, precision: str = "fp16") -> Plan:
+    """The model's plan for these generations, each kernel's machine code left empty."""
+    options = Options((dict(shapes or {}),), archs, precision)
+    program = to_program(model, options.entries[0], options, Dump(None))
+    builds = to_builds(program, options, Dump(None))
+    jobs = dict.fromkeys(job for build in builds for job in jobs_of(build))
+    images = {job: Image(job[1].name, job[2], f"kernel_{n}", b"none") for n, job in enumerate(jobs)}
+    return pack("test", {}, [(program, builds)], images, sources(model), False)

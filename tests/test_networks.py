@@ -1,0 +1,90 @@
+"""Published convolution networks through every stage but machine code: right on the CPU engine, in fp16 and in fp32.
+
+That runs the same steps, arena, layouts, padding and views as a GPU does, for the generation named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from tccompile.program import Conv, Gemm
+from tccompile.runtime.session import Session
+from tests.networks import CONVOLUTIONAL, feeds, reference, skeleton
+from tests.plans import without_code
+
+ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
+SHAPES = {"resnet50_dynbatch": {"input": (2, 3, 224, 224)}}
+
+
+def error(out: np.ndarray, ref: np.ndarray) -> float:
+    assert np.isfinite(out).all()
+    return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_network_in_fp16(name):
+    model, shapes = skeleton(name), SHAPES.get(name, {})
+    plan = without_code(model, (ARCHS[sum(map(ord, name)) % len(ARCHS)],), shapes)
+    inputs = feeds(model, 1, shapes)
+    expected = reference(model, inputs)
+    with Session(plan, device="cpu") as session:
+        got = session.run(list(expected), inputs)
+    for out, (output, ref) in zip(got, expected.items(), strict=True):
+        assert error(out, ref) <= 3e-3, output
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121"])
+def test_network_in_fp32(name):
+    model = skeleton(name)
+    inputs = feeds(model, 2)
+    expected = reference(model, inputs)
+    with Session(without_code(model, ("sm_80",), precision="fp32"), device="cpu") as session:
+        got = session.run(list(expected), inputs)
+    for out, ref in zip(got, expected.values(), strict=True):
+        assert error(out, ref) <= 1e-5
+
+
+def test_a_network_with_fp16_weights_inputs_and_outputs():
+    model = as_fp16(skeleton("resnet18"))
+    inputs = {name: value.astype(np.float16) for name, value in feeds(skeleton("resnet18"), 3).items()}
+    expected = reference(skeleton("resnet18"), {n: v.astype(np.float32) for n, v in inputs.items()})
+    with Session(without_code(model, ("sm_80",)), device="cpu") as session:
+        got = session.run(list(expected), inputs)
+    for out, ref in zip(got, expected.values(), strict=True):
+        assert out.dtype == np.float16
+        assert error(out, ref) <= 3e-3
+
+
+def as_fp16(model):
+    """The model as an exporter of fp16 networks writes it."""
+    for i, t in enumerate(model.graph.initializer):
+        values = numpy_helper.to_array(t)
+        if values.dtype == np.float32:
+            model.graph.initializer[i].CopyFrom(numpy_helper.from_array(values.astype(np.float16), t.name))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == 1:
+            value.type.tensor_type.elem_type = 10
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "vgg16", "googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0", "unet_denoise"]
+)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_86", "sm_90a"])
+def test_linear_layers_run_on_tensor_cores_or_say_why_not(name, arch):
+    plan = without_code(skeleton(name), (arch,))
+    program, section = plan.entries[0].program, plan.entries[0].sections[0]
+    for step in section.steps:
+        op = program.ops[step.op]
+        if isinstance(op, Gemm) or (isinstance(op, Conv) and op.groups == 1):
+            assert step.tensor_cores, (op.nodes[0], step.kernel, step.reason)
+        elif isinstance(op, Conv):
+            assert step.tensor_cores or "no Tensor Cores: " in step.reason, (op.nodes[0], step.reason)
+
+
+def test_the_arena_is_near_the_largest_sum_of_live_tensors():
+    plan = without_code(skeleton("densenet121"), ("sm_80",))
+    section = plan.entries[0].sections[0]
+    assert section.arena <= 1.1 * (1 << 20) * 8

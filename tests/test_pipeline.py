@@ -1,0 +1,128 @@
+"""The whole way with machine code, the promises of a build, and what may not be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+import tccompile
+from tccompile.load import sources
+from tccompile.plan import fill, read_plan, to_bytes
+from tests.networks import feeds, reference, skeleton
+
+
+@pytest.fixture(scope="module")
+def espcn() -> onnx.ModelProto:
+    """A small network whose code compiles in seconds."""
+    return skeleton("espcn_x3")
+
+
+@pytest.fixture(scope="module")
+def plan(espcn) -> tccompile.Plan:
+    return tccompile.compile(espcn, archs=("sm_80",))
+
+
+def test_compile_save_load_run(espcn, plan, tmp_path):
+    plan.save(tmp_path / "espcn.plan")
+    inputs = feeds(espcn, 5)
+    (expected,) = reference(espcn, inputs).values()
+    with tccompile.Session(tmp_path / "espcn.plan", device="cpu") as session:
+        (out,) = session.run(None, inputs)
+    assert np.linalg.norm(out - expected) / np.linalg.norm(expected) <= 3e-3
+
+
+def test_sections_for_a_generation_and_its_ptx(plan):
+    kinds = [{plan.images[launch.image].kind for step in s.steps for launch in step.launches} for s in plan.entries[0].sections]
+    assert [s.arch for s in plan.entries[0].sections] == ["sm_80", "sm_80"] and kinds == [{"cubin"}, {"ptx"}]
+
+
+def test_the_same_input_gives_the_same_bytes(espcn, plan, tmp_path):
+    """Also in another process, with an empty cache."""
+    onnx.save(espcn, tmp_path / "m.onnx")
+    code = (
+        "import sys, tccompile\n"
+        "if __name__ == '__main__':\n"
+        "    tccompile.compile(sys.argv[1], archs=('sm_80',)).save(sys.argv[2])\n"
+    )
+    for run in ("first", "second"):
+        environment = {"TCCOMPILE_CACHE_DIR": str(tmp_path / run), "PATH": "", "HOME": str(tmp_path)}
+        (tmp_path / "build.py").write_text(code)
+        subprocess.run(
+            [sys.executable, tmp_path / "build.py", tmp_path / "m.onnx", tmp_path / f"{run}.plan"], env=environment, check=True
+        )
+    assert (tmp_path / "first.plan").read_bytes() == (tmp_path / "second.plan").read_bytes()
+
+
+def test_weights_can_be_left_out_and_filled_in(plan, tmp_path):
+    model = skeleton("mobilenet_v2")
+    from tests.plans import without_code
+
+    whole = without_code(model, ("sm_80",))
+    small = type(whole)(**{**vars(whole), "weights": {n: w for n, w in whole.weights.items() if len(w) <= 4096}})
+    assert len(to_bytes(small)) < 0.1 * len(to_bytes(whole))
+    filled = fill(small, sources(model))
+    assert {n: bytes(w) for n, w in filled.weights.items()} == {n: bytes(w) for n, w in whole.weights.items()}
+
+
+def test_entries_for_several_shapes_share_weights(tmp_path):
+    model = skeleton("espcn_x3")
+    for value in (*model.graph.input, *model.graph.output):
+        for axis, name in ((2, "h"), (3, "w")):
+            value.type.tensor_type.shape.dim[axis].dim_param = f"{value.name}_{name}"
+    del model.graph.value_info[:]
+    shapes = [{"input": (1, 1, 12, 20)}, {"input": (1, 1, 7, 9)}]
+    plan = tccompile.compile(model, archs=("sm_80",), entries=shapes)
+    single = tccompile.compile(model, shapes[0], archs=("sm_80",))
+    assert sum(map(len, plan.weights.values())) == sum(map(len, single.weights.values()))
+    with tccompile.Session(plan, device="cpu") as session:
+        for shape in shapes:
+            inputs = feeds(model, 6, shape)
+            (expected,) = reference(model, inputs).values()
+            (out,) = session.run(None, inputs)
+            assert np.linalg.norm(out - expected) / np.linalg.norm(expected) <= 3e-3
+
+
+def test_every_stage_is_dumped(espcn, tmp_path):
+    from tccompile.options import Options
+    from tccompile.pipeline import compile_model
+
+    compile_model(espcn, Options(archs=("sm_80",), dump=tmp_path))
+    names = {p.name for p in tmp_path.iterdir()}
+    assert {"00-load.onnx", "01-rewrite.onnx", "02-lower.txt", "03-fuse.txt", "04-precision.txt"} <= names
+    assert {"05-schedule.sm_80.txt", "06-place.sm_80.txt", "kernels"} <= names
+    inputs = feeds(espcn, 5)
+    (expected,) = reference(espcn, inputs).values()
+    (got,) = reference(onnx.load(tmp_path / "01-rewrite.onnx"), inputs).values()
+    assert np.linalg.norm(got - expected) / np.linalg.norm(expected) <= 1e-6
+
+
+@pytest.mark.parametrize("blocked", ["onnxruntime"])
+def test_compiling_does_not_need(blocked, tmp_path, espcn):
+    onnx.save(espcn, tmp_path / "m.onnx")
+    code = (
+        f"import sys; sys.modules[{blocked!r}] = None\n"
+        "import tccompile\n"
+        "if __name__ == '__main__':\n"
+        "    tccompile.compile(sys.argv[1], archs=('sm_80',)).save(sys.argv[2])\n"
+    )
+    (tmp_path / "build.py").write_text(code)
+    subprocess.run([sys.executable, tmp_path / "build.py", tmp_path / "m.onnx", tmp_path / "m.plan"], check=True)
+    read_plan(tmp_path / "m.plan")
+
+
+def test_running_imports_no_compiler(plan, espcn, tmp_path):
+    plan.save(tmp_path / "m.plan")
+    np.save(tmp_path / "x.npy", next(iter(feeds(espcn, 0).values())))
+    code = (
+        "import sys\n"
+        "sys.argv = ['tcrun', sys.argv[1], sys.argv[2], '--device', 'cpu']\n"
+        "from tccompile.cli import tcrun\n"
+        "try:\n    tcrun()\nexcept SystemExit as stop:\n    assert stop.code == 0, stop.code\n"
+        "loaded = {'onnx', 'onnx_graphsurgeon', 'numba', 'numba_cuda', 'llvmlite', 'rich'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "m.plan", tmp_path / "x.npy"], check=True, capture_output=True)
