@@ -201,7 +201,7 @@ def _body(passes: Passes, params: dict[str, Any], x: DType) -> list[str]:
         *order,
         f"shared = cuda.shared.array({THREADS * accumulators}, f32)",
         "end = K if o < outputs else i32(0)",
-        "x0, m0, c0 = kept(min(o, outputs - 1), wo)",
+        "at_x, at_m, at_c = kept(min(o, outputs - 1), wo)",
     ]
 
     def read(j: int | str, at: str) -> list[str]:
@@ -210,8 +210,8 @@ def _body(passes: Passes, params: dict[str, Any], x: DType) -> list[str]:
         return [
             f"k{j} = {at}",
             f"x{j}_, m{j}_, c{j}_ = inner(k{j}, wk)",
-            f"m{j}, c{j} = i32(m0 + m{j}_), i32(c0 + c{j}_)",
-            f"{values} = read(x + (x0 + x{j}_) * i64({x.size}), i32(k{j} < end and c{j} < present))",
+            f"m{j}, c{j} = i32(at_m + m{j}_), i32(at_c + c{j}_)",
+            f"{values} = read(x + (at_x + x{j}_) * i64({x.size}), i32(k{j} < end and c{j} < present))",
         ]
 
     def combine(j: int, name: str, term: str, how: tuple[str, str]) -> list[str]:
