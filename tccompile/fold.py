@@ -32,6 +32,7 @@ LARGE = 2**26  # bytes from which a folded constant must not be much larger than
 LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing is done with it
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
 
@@ -245,16 +246,10 @@ class _Folder:
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
-            if any(
-                y and not (y in found and static_type(found[y])) for y in node.output
-            ):  # some operators have no rule but a function that defines them
-                inputs = [onnx.helper.make_value_info(name, t) for name, t in types.items()]
-                outputs = [onnx.helper.make_empty_tensor_value_info(y) for y in node.output if y]
-                graph = onnx.helper.make_graph([node], "one", inputs, outputs, list(data.values()))
-                model = onnx.helper.make_model(graph, opset_imports=self.opsets)
-                found = {v.name: v.type for v in onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output}
         except Exception as e:
             raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
+        if domain == "" and node.op_type in LIKE_INPUT:
+            return {node.output[0]: self.type_of(node.input[0], node)}
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
 
     # --- values

@@ -57,10 +57,9 @@ def product(tensor: gs.Tensor, depth: int = 4) -> Product:
 def _plus(tensor: gs.Tensor, number: float) -> gs.Tensor | None:
     """t, if the tensor is t + number."""
     node = producer(tensor, "Add")
-    for i in (0, 1) if node else ():
-        if near(scalar(node.inputs[i]), number):
-            return node.inputs[1 - i]
-    return None
+    if node is None:
+        return None
+    return next((node.inputs[1 - i] for i in (0, 1) if near(scalar(node.inputs[i]), number)), None)
 
 
 @dataclass

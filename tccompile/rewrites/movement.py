@@ -11,6 +11,7 @@ reshape(softmax(reshape(x))) = softmax(x)    where the flattened axes have one e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
@@ -49,7 +50,7 @@ def _remove(edit: Editor, node: gs.Node) -> None:
 
 def _reshape(edit: Editor, node: gs.Node, x: gs.Tensor) -> None:
     y = node.outputs[0]
-    attrs = {"allowzero": 1} if 0 in y.shape else {}
+    attrs: dict[str, Any] = {"allowzero": 1} if 0 in y.shape else {}
     edit.add("Reshape", [x, shape_constant(edit, y.shape, node)], node, into=y, **attrs)
 
 

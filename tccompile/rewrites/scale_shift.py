@@ -267,10 +267,10 @@ def _check_chain(edit: Editor, m: Chain) -> str | None:
     if (False, False) in kinds:
         return "a constant minus the value is both a scale and a shift"
     linear = producer(m.first.value, "MatMul")
-    past = m.first.shift is not None and m.second.scale is not None and linear is not None
-    if kinds[0] != kinds[1] and not past:
+    past = m.first.shift is not None and m.second.scale is not None
+    if kinds[0] != kinds[1] and not (past and linear):
         return "a scale and a shift stay two nodes"
-    if past and (not edit.only_use(m.first.value) or constant(linear.inputs[1]) is None or rank(linear.inputs[1]) < 2):
+    if past and linear and (not edit.only_use(m.first.value) or constant(linear.inputs[1]) is None or rank(linear.inputs[1]) < 2):
         return "the product cannot take the scale"
     if past and (why := _along(m.second.constant, m.first.node.outputs[0].shape, rank(m.first.node.outputs[0]) - 1)):
         return why
@@ -284,10 +284,10 @@ def _check_chain(edit: Editor, m: Chain) -> str | None:
 
 
 def _combined(m: Chain) -> Weight:
-    if m.first.shift is not None:
-        other = m.second.shift if m.second.shift is not None else m.second.scale
-        return calculate("add" if m.second.shift is not None else "mul", m.first.shift, other)
-    return calculate("mul", m.first.scale, m.second.scale)
+    first = m.first.shift if m.first.scale is None else m.first.scale
+    second = m.second.shift if m.second.scale is None else m.second.scale
+    assert first is not None and second is not None  # each is a scale or a shift, by `_check_chain`
+    return calculate("add" if m.second.scale is None else "mul", first, second)
 
 
 def _apply_chain(edit: Editor, m: Chain) -> None:
