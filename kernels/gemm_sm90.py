@@ -182,7 +182,7 @@ class Tile:
 
     @property
     def blocks(self) -> int:
-        """Blocks that a multiprocessor shall hold: two where a short K leaves room, so that one stores while another multiplies."""
+        """Blocks that a multiprocessor shall hold: two where a short K leaves room, so that one stores while one multiplies."""
         return 2 if (self.bm, self.bn, self.stages, self.split) == (128, 128, 2, 1) else 1
 
     @property
@@ -573,7 +573,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
     rows_a = t.bm * (BK // how.chunk) * (2.1 if how.im2col else 1.6)  # cycles of the copy engine
-    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 56 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
+    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 48 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
     multiplying = t.bm // 64 * 2 * max(t.bn, 48) * (1.0 if t.bn & (t.bn - 1) == 0 else 1.15)
     step = max(max(copying, multiplying) * together, 280) / 1700
     results = t.bm * t.bn / (128 * 128)
