@@ -133,13 +133,18 @@ def resident_of(tile: Tile, arch: Arch) -> int:
     return max(1, min(tile.blocks, arch.smem_sm // smem, arch.threads_sm // tile.threads, arch.blocks_sm))
 
 
-def rates_of(tile: Tile, arch: Arch) -> Rates:
-    """What the kernel reaches, fitted to measurements on an H100 (mma.sync gets 0.6 of wgmma's rate there)."""
-    share = 0.62 if arch.mma == "wgmma" else 0.85
-    warp = tile.mi * tile.nj  # larger warp tiles read shared memory less often for the same arithmetic
-    share *= {16: 1.0, 8: 0.85, 4: 0.75}.get(warp, 0.5)
+RATES = {16: (5.5e6, 0.30), 8: (3.0e6, 0.16), 4: (3.5e6, 0.18), 2: (2.2e6, 0.14), 1: (2.0e6, 0.10)}
+"""By a warp's 16×16 blocks: FLOP a microsecond of a multiprocessor, and a step's overhead in microseconds; fitted to an H100."""
+
+
+def rates_of(tile: Tile, arch: Arch, linear: bool) -> Rates:
+    """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
+
+    Where copies are not asynchronous a step waits for memory.
+    """
+    flops, step = RATES[tile.mi * tile.nj]
     peak = arch.tensor_tflops * 1e6 / arch.sms
-    return Rates(peak * share, 0.25 * tile.bk / 64 + 0.1 * tile.stage / 16384, 1.8)
+    return Rates(min(flops, 0.9 * peak), step + (0.0 if linear else 0.05) + (0.0 if arch.cp_async else 0.3), 0.7)
 
 
 # --- The kernel ------------------------------------------------------------------------------------------------------
@@ -172,8 +177,7 @@ def build_tile(
 
     fragments = mma.FRAGMENTS[instruction]
     lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
-    multiply, zeros = mma.multiply(instruction, mi, nj, bk), mma.zeros(count)
-    no_fragments, first_fragments, head, tail = multiply.none, multiply.first, multiply.head, multiply.tail
+    multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk), mma.zeros(count)
     spill = mma.spill_block(instruction, mi, nj, pitch)
     store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
     wait_copies = mma.cp_async_wait(ahead - 1)
@@ -237,11 +241,13 @@ def build_tile(
         from_b = base + u32(a_bytes + (warp_n * (nj * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
 
         acc = zeros()
-        ready = no_fragments()
         staged = cuda.local.array(words, types.uint32)
         fill = u32(0)  # the stage that is filled next, and the one that is multiplied next
         drain = u32(0)
         for step in range(i32(steps + ahead)):
+            if cp_async and step >= ahead:  # the stage that is multiplied has come, nobody reads the one that is filled
+                wait_copies()
+                cuda.syncthreads()
             if step < steps:
                 inside = k < chunks
                 h = i32(r * dilation_h)
@@ -273,27 +279,15 @@ def build_tile(
             if cp_async:
                 mma.cp_async_commit()
             if step >= ahead:
-                if not cp_async:
-                    ready = first_fragments(from_a + drain, from_b + drain)
-                acc, ready = head(acc, ready, from_a + drain, from_b + drain)
-                if not cp_async:
-                    acc = tail(acc, ready)
+                acc = multiply(acc, from_a + drain, from_b + drain)
                 drain = u32(drain + u32(stage_bytes)) if drain < u32((stages - 1) * stage_bytes) else u32(0)
-            if not cp_async and step < steps:
-                for i in range(a_rows + b_rows):
-                    to = put + fill + u32(i * (apart * bk * 2))
-                    mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
-            fill = u32(fill + u32(stage_bytes)) if fill < u32((stages - 1) * stage_bytes) else u32(0)
-            # Once the stage that is multiplied next has come, and nobody reads the one that is filled next any more.
-            if cp_async and step >= ahead - 1:
-                wait_copies()
-                cuda.syncthreads()
-                following = first_fragments(from_a + drain, from_b + drain)
-                if step >= ahead:
-                    acc = tail(acc, ready)
-                ready = following
             if not cp_async:
+                if step < steps:
+                    for i in range(a_rows + b_rows):
+                        to = put + fill + u32(i * (apart * bk * 2))
+                        mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
                 cuda.syncthreads()
+            fill = u32(fill + u32(stage_bytes)) if fill < u32((stages - 1) * stage_bytes) else u32(0)
 
         if split:
             # Parts of a tile lie one after the other; each thread reads back what its like wrote.
@@ -425,7 +419,9 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch) -> float:
-    return time_us(problem, arch, rates_of(tile, arch), tile.bm, tile.bn, tile.bk, splits, resident_of(tile, arch))
+    return time_us(
+        problem, arch, rates_of(tile, arch, problem.linear), tile.bm, tile.bn, tile.bk, splits, resident_of(tile, arch)
+    )
 
 
 class GemmMma(_Mma):

@@ -302,9 +302,9 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch) -> float:
-    share = {64: 0.7, 32: 0.5, 16: 0.35}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.7)
+    share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
     resident = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024)))
-    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, 0.5, 2.0)
+    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, 0.35, 1.0)
     return time_us(problem, arch, rates, tile.bm, tile.bn, BK, splits, resident)
 
 

@@ -292,8 +292,8 @@ def bytes_moved(problem: Problem, arch: Arch) -> float:
 class Rates:
     """What one kernel reaches on a generation.
 
-    flops_us  floating-point operations a microsecond of one multiprocessor with its pipelines full
-    step_us   least time of one step of a block's main loop, when nothing else runs beside it
+    flops_us  floating-point operations a microsecond of one multiprocessor
+    step_us   what a step of a block's main loop takes beside its arithmetic: copies that come late, barriers
     start_us  from a block's start to its first multiplication, and from its last to its end, together
     """
 
@@ -302,27 +302,29 @@ class Rates:
     start_us: float
 
 
+REDUCE_US = 1.7
+"""A split's way through the workspace: fences, the counter, the first read."""
+
+
 def time_us(problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, splits: int, resident: int) -> float:
     """Time of a grid of tiles of bm×bn in which each block takes steps of bk, `resident` blocks a multiprocessor, in µs.
 
-    Waves of blocks; in each a multiprocessor's blocks share its arithmetic, and a block alone is bound by its own steps; or
-    the time to move every tile's operands through L2, or all tensors through memory, if that is longer.
+    Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
+    through L2 (at 2.5 times the memory's bandwidth), or all tensors through memory, if that is longer. Fitted to an H100.
     """
     tm, tn = tiles(problem, bm, bn)
-    steps = -(-problem.depth // bk)
-    splits, each = split_steps(steps, splits)
+    splits, each = split_steps(-(-problem.depth // bk), splits)
     blocks = tm * tn * splits * problem.batches
     work = 2.0 * bm * bn * bk / rates.flops_us
     full, rest = divmod(blocks, arch.sms * resident)
 
     def wave(together: int) -> float:
-        return each * max(rates.step_us, together * work) + rates.start_us
+        return each * (rates.step_us + together * work) + rates.start_us
 
     compute = full * wave(resident) + (wave(-(-rest // arch.sms)) if rest else 0.0)
-    operands = blocks * (bm + bn) * bk * each * problem.x.dtype.size
-    l2 = operands / (arch.gbps * 1e3 * 2.0)
+    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.5)
     reduction = 0.0
-    if splits > 1:  # each tile is written by every split, and read by the last
-        partial = tm * tn * problem.batches * splits * bm * bn * 4
-        reduction = 1.0 + partial / (arch.gbps * 1e3 * 1.5) + splits * bm * bn * 4 / 100e3
+    if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
+        part = bm * bn * 4
+        reduction = REDUCE_US + splits * part / 75e3 + tm * tn * problem.batches * splits * part / (arch.gbps * 1e3 * 0.7)
     return LAUNCH_US + max(compute, l2, bytes_moved(problem, arch)) + reduction

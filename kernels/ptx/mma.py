@@ -180,87 +180,41 @@ def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: li
     return out
 
 
-@dataclass(frozen=True)
-class Multiply:
-    """Device functions for a warp's product of one stage: mi×nj blocks of 16×16, in steps of 16 of K.
-
-    acc is mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
-    row and of chunk `half`; a row is bk halves, and its chunk c lies at c ^ swizzle(row): xor with 32*step walks K.
-
-    none   () → fragments of zeros
-    first  a, b → the fragments of the stage's first step
-    head   acc, fragments, a, b → (acc, fragments): multiplies all steps but the last, whose fragments it gives
-    tail   acc, fragments → acc: multiplies the last step
-
-    So fragments are always read one step before they are multiplied, across stages too.
-    """
-
-    none: Any
-    first: Any
-    head: Any
-    tail: Any
-
-
 @cache
-def multiply(instruction: str, mi: int, nj: int, bk: int) -> Multiply:
+def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
+    """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
+
+    acc: mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
+    row and of chunk `half`; a row is bk halves, and its chunk c lies at c ^ swizzle(row): xor with 32*step walks K. Fragments
+    are read one step before they are multiplied.
+    """
     fragments, pitch, steps = FRAGMENTS[instruction], 2 * bk, bk // 16
-    words = 4 if fragments.ldmatrix else 8  # registers of one operand's 16×16 block
-    count, total = mi * nj * 8, (mi + nj) * words
-    acc_type, fragments_type = types.UniTuple(f32, count), types.UniTuple(u32, total)
+    count = mi * nj * 8
+    ty = types.UniTuple(f32, count)
 
-    def read(builder: ir.IRBuilder, a: Any, b: Any, step: int) -> list:
-        out = []
-        for base, blocks in ((a, mi), (b, nj)):
-            chunks = [32 * step] if fragments.ldmatrix else [32 * step, 32 * step + 16]
-            at = [builder.xor(base, ir.Constant(I32, c)) if c else base for c in chunks]
-            out += [
-                word for i in range(blocks) for address in at for word in _chunks(builder, fragments, address, i * 16 * pitch)
-            ]
-        return out
-
-    def product(builder: ir.IRBuilder, acc: list, ready: list) -> list:
-        blocks = [ready[k : k + words] for k in range(0, total, words)]
-        return [
-            value
-            for i in range(mi)
-            for j in range(nj)
-            for value in _multiply(builder, instruction, acc[8 * (i * nj + j) :][:8], blocks[i], blocks[mi + j])
-        ]
+    def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int) -> list[list]:
+        chunks = [32 * step] if fragments.ldmatrix else [32 * step, 32 * step + 16]
+        at = [builder.xor(base, ir.Constant(I32, c)) if c else base for c in chunks]
+        return [[w for a in at for w in _chunks(builder, fragments, a, i * 16 * pitch)] for i in range(blocks)]
 
     @intrinsic
-    def none(typingctx):
+    def multiply(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
-            return ir.Constant(ir.ArrayType(I32, total), [ir.Constant(I32, 0)] * total)
-
-        return fragments_type(), codegen
-
-    @intrinsic
-    def first(typingctx, a, b):
-        def codegen(context, builder, sig, args):
-            return _array(builder, read(builder, *args, 0))
-
-        return fragments_type(u32, u32), codegen
-
-    @intrinsic
-    def head(typingctx, acc, ready, a, b):
-        def codegen(context, builder, sig, args):
-            values, now = _parts(builder, args[0], count), _parts(builder, args[1], total)
-            for step in range(1, steps):
-                following = read(builder, args[2], args[3], step)
-                values, now = product(builder, values, now), following
-            return context.make_tuple(builder, sig.return_type, [_array(builder, values), _array(builder, now)])
-
-        return types.Tuple((acc_type, fragments_type))(acc_type, fragments_type, u32, u32), codegen
-
-    @intrinsic
-    def tail(typingctx, acc, ready):
-        def codegen(context, builder, sig, args):
-            values = product(builder, _parts(builder, args[0], count), _parts(builder, args[1], total))
+            values = _parts(builder, args[0], count)
+            ready = read(builder, args[1], 0, mi), read(builder, args[2], 0, nj)
+            for step in range(steps):
+                left, right = ready
+                if step + 1 < steps:
+                    ready = read(builder, args[1], step + 1, mi), read(builder, args[2], step + 1, nj)
+                for i in range(mi):
+                    for j in range(nj):
+                        at = 8 * (i * nj + j)
+                        values[at : at + 8] = _multiply(builder, instruction, values[at : at + 8], left[i], right[j])
             return _array(builder, values)
 
-        return acc_type(acc_type, fragments_type), codegen
+        return ty(ty, u32, u32), codegen
 
-    return Multiply(none, first, head, tail)
+    return multiply
 
 
 @cache
