@@ -26,7 +26,7 @@ APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "ge
 
 def encode(expr: Expr) -> Value:
     """The expression as nested tuples of strings and numbers: (fn, dtype, value, args…)."""
-    value = expr.value
+    value: Value | None = expr.value
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value)  # JSON has no inf and nan
     return (expr.fn, expr.dtype.value, value if value is not None else "", *map(encode, expr.args))  # type: ignore[return-value]
@@ -130,19 +130,32 @@ class Lines:
             if name in ("isnan", "isinf"):
                 return self.let("boolean(0)"), DType.BOOL
             if dtype is DType.BOOL and name in ("minimum", "maximum"):
-                return self.let(_binary(ast.BitAnd if name == "minimum" else ast.BitOr, *args, dtype, False)), dtype
+                return self.let(_binary(ast.BitAnd if name == "minimum" else ast.BitOr, args[0], args[1], dtype, False)), dtype
         prefix = "" if dtype is DType.F32 or name in ("where", "minimum", "maximum") else "int_"
         call = self.let(f"{prefix}{'select' if name == 'where' else name}({', '.join(args)})")
         return call, DType.BOOL if name in ("isnan", "isinf") else dtype
 
 
-_COMPARE = {ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="}
-_BINARY = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
+_COMPARE: dict[type, str] = {ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="}
+_BINARY: dict[type, str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+}
 
 
 def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
     if dtype is DType.BOOL:  # without branches, and without a trip through integers
-        return {ast.BitAnd: f"select({a}, {b}, {a})", ast.BitOr: f"select({a}, {a}, {b})", ast.BitXor: f"{a} != {b}"}[op]
+        logic: dict[type, str] = {
+            ast.BitAnd: f"select({a}, {b}, {a})",
+            ast.BitOr: f"select({a}, {a}, {b})",
+            ast.BitXor: f"{a} != {b}",
+        }
+        return logic[op]
     if op is ast.Div and dtype is DType.I64:
         return f"int_trunc_div({a}, {b})"
     if op is ast.Div and quick:

@@ -238,9 +238,9 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
         else:
             read = []
             for i in range(lanes):
-                lane = f"c + {i}" if i else "c"
-                guard = f", {lane} < {channels}" if mode == "guarded" else ""
-                read.append(out.let(f"{name}({base} + i64({lane}) * (i64({step}) * {dtype.size}){guard})"))
+                at = f"c + {i}" if i else "c"
+                guard = f", {at} < {channels}" if mode == "guarded" else ""
+                read.append(out.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
         values.append([out.loaded(r, dtype) for r in read])
 
     def leaf(i: int) -> Callable[[Expr], str]:

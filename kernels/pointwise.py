@@ -364,7 +364,13 @@ def _described(plan: _Plan, expr: Expr, lanes: int) -> tuple[dict[str, Value], t
             out.integer(r.high)
         tail = mode == "each" and -(-plan.padded // lanes) * lanes != plan.extent
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
-    params = {"lanes": lanes, "order": tuple(order), "target": target, "loads": tuple(loads), "expr": encode(expr)}
+    params: dict[str, Value] = {
+        "lanes": lanes,
+        "order": tuple(order),
+        "target": target,
+        "loads": tuple(loads),
+        "expr": encode(expr),
+    }
     return params, tuple(out.args), total
 
 
@@ -442,7 +448,7 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Sourc
     values = [_read(out, d, digits, first, lanes, extent) for d in described]
     results = []
     for i in range(lanes):
-        value = out.value(expression, lambda e, i=i: values[e.value][i])
+        value = out.value(expression, lambda e, i=i: values[e.value][i])  # type: ignore[misc]
         value = out.stored(value, expression.dtype, y_type)
         zero = "f32(0)" if y_type.is_float else "i64(0)"
         results.append(out.let(f"select({_lane(first, i)} < {extent}, {value}, {zero})") if mask else value)
@@ -580,7 +586,7 @@ def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr:
     for row, group in groups:
         for n in range(reads):
             read = out.let(f"{group}[{n}]") if reads > 1 else group
-            value = out.value(expression, lambda e, read=read: read)
+            value = out.value(expression, lambda e, read=read: read)  # type: ignore[misc]
             if mask:
                 value = out.let(f"select({y_first} + {row} < {extent}, {value}, f32(0))")
             out.lines.append(f"tile[{row} * {TILE + 1} + {i} + {n}] = {value}")
