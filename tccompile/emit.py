@@ -90,20 +90,7 @@ def ptx_text(function: Function, arch: Arch, name: str) -> str:
     )
     if function.cluster > 1:
         text = re.sub(r"(?m)^(\.maxntid.*)$", rf"\1\n.explicitcluster\n.reqnctapercluster {function.cluster}, 1, 1", text)
-    if arch.tma:
-        text = _dependent(text)
     return _stable(text, name)
-
-
-def _dependent(ptx: str) -> str:
-    """The PTX with programmatic dependent launch: before anything else, let the kernels that follow be launched, then wait for
-    those before. So a kernel's launch overlaps its predecessor; launched in the plain way, both instructions do nothing.
-    """
-    head, brace, body = ptx.partition("\n{\n")
-    lines = body.splitlines(keepends=True)
-    first = next(i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith((".", "//")))
-    lines[first:first] = ["\tgriddepcontrol.launch_dependents;\n", "\tgriddepcontrol.wait;\n"]
-    return head + brace + "".join(lines)
 
 
 def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:

@@ -84,15 +84,6 @@ def test_ptx_is_as_old_as_it_can_be(name, version):
     assert re.findall(r"\.entry (\S+)\(", text) == ["tc_toy"] and "Numba" not in text and "/" not in text
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
-def test_kernels_wait_for_their_predecessors_before_all_else(name):
-    text = compile_code(code("toy", n=3), ARCHS[name], "ptx").code.decode()
-    body = [line.strip() for line in text.partition("\n{\n")[2].splitlines()]
-    first = [line for line in body if not line.startswith(".")][:2]
-    waits = ["griddepcontrol.launch_dependents;", "griddepcontrol.wait;"]
-    assert (first == waits) == ARCHS[name].tma and (("griddepcontrol" in text) == ARCHS[name].tma)
-
-
 def test_the_same_bytes_in_every_process(fresh):
     """Whatever was compiled before: Numba numbers functions by process"""
     program = """

@@ -24,12 +24,6 @@ ALIGN = 256
 IO_ALIGN = 16
 """Bytes that kernels rely on for the address of a model input or output: their widest access."""
 
-DEPENDENT_LAUNCH = 12030
-"""The driver's version from which a graph may have programmatic edges: CUDA 12.3."""
-
-PROGRAMMATIC_PORT = 1
-"""CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: the moment when all blocks of a kernel have let the next kernels be launched."""
-
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
 
@@ -255,7 +249,6 @@ class GpuEngine:
             self._graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
             self._nodes: list[_Node] = []
             last: list[list[Any]] = []  # of each step
-            overlap = ARCHS[self.section.arch].tma and self.device.driver_version >= DEPENDENT_LAUNCH
             for step in self.section.steps:
                 before = [node for s in step.after for node in last[s]]
                 for launch in step.launches:
@@ -263,10 +256,7 @@ class GpuEngine:
                         continue
                     node = _Node(self, cu, step, launch, functions[launch.image])
                     try:
-                        plain = [] if overlap else before
-                        node.handle = cu.cuGraphAddKernelNode(self._graph.value, plain, len(plain), node.params)
-                        if overlap:
-                            self._add_dependent(cu, before, node.handle)
+                        node.handle = cu.cuGraphAddKernelNode(self._graph.value, before, len(before), node.params)
                     except DriverError as error:
                         raise LaunchError(f"{self._where(node)}: {error}") from error
                     self._nodes.append(node)
@@ -278,19 +268,6 @@ class GpuEngine:
             except DriverError as error:
                 culprit = [n for n in self._nodes if int(n.handle) == int(how.hErrNode_out)]
                 raise LaunchError(f"{self._where(culprit[0]) if culprit else self.plan.name}: {error}") from error
-
-    def _add_dependent(self, cu: Driver, before: list[Any], node: Any) -> None:
-        """Edges by which a kernel is launched while those before it run: its code waits for them (see emit.py)."""
-        edges = []
-        for _ in before:
-            edge = cu.CUgraphEdgeData()
-            edge.type = cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-            edge.from_port = PROGRAMMATIC_PORT
-            edges.append(edge)
-        # CUDA 13's bindings drop the suffix of the function that takes edge data.
-        add = "cuGraphAddDependencies_v2" if hasattr(cu.api, "cuGraphAddDependencies_v2") else "cuGraphAddDependencies"
-        if before:
-            getattr(cu, add)(self._graph.value, before, [node] * len(before), edges, len(before))
 
     def _where(self, node: _Node) -> str:
         """A launch, for people."""

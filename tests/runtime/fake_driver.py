@@ -69,7 +69,6 @@ class FakeApi:
 
     CUDA_KERNEL_NODE_PARAMS = KernelParams
     CUDA_GRAPH_INSTANTIATE_PARAMS = InstantiateParams
-    CUgraphEdgeData = SimpleNamespace
     cuuint64_t = cuuint32_t = int
 
     def __init__(
@@ -90,14 +89,12 @@ class FakeApi:
         self.limits: dict[int, int] = {}
         self.graphs: dict[int, list[tuple[int, list[int], bytes, Any]]] = {}
         self.maps: list[tuple] = []
-        self.programmatic = 0  # edges
         self.handles = 1000
         for names in (
             "CUdevice_attribute",
             "CUfunction_attribute",
             "CUevent_flags",
             "CUjit_option",
-            "CUgraphDependencyType",
             "CUtensorMapDataType",
             "CUtensorMapInterleave",
             "CUtensorMapSwizzle",
@@ -267,14 +264,6 @@ class FakeApi:
         handle = self._handle()
         self.graphs[graph].append((handle, list(before), *self._node(params)))
         return handle
-
-    def cuGraphAddDependencies(self, graph: int, before: list[int], after: list[int], data: list[Any], count: int) -> None:
-        assert len(before) == len(after) == len(data) == count > 0
-        for edge in data:
-            assert (edge.type, edge.from_port) == ("CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC", 1)
-        self.programmatic += count
-        for node in self.graphs[graph]:
-            node[1].extend(b for b, a in zip(before, after, strict=True) if a == node[0])
 
     def cuGraphInstantiateWithParams(self, graph: int, params: InstantiateParams) -> Any:
         if "instantiate" in self.failures:

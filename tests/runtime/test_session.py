@@ -354,14 +354,6 @@ def test_a_target_can_be_forced(fake):
         Session(plan(EVERYTHING), "cpu", target="sm_70")
 
 
-@pytest.mark.parametrize(("version", "arch", "edges"), [(12030, "sm_90a", 2), (12020, "sm_90a", 0), (13000, "sm_80", 0)])
-def test_launches_overlap_where_the_gpu_can(fake, version, arch, edges):
-    api = fake(cc=(9, 0), version=version)
-    session = Session(plan((("sm_80", "ptx"), ("sm_90a", "cubin"))), "gpu", target=arch)
-    assert api.programmatic == edges
-    same(session.run(None, {"x": x_of()}), expected(x_of()))
-
-
 def test_nothing_fits(fake):
     fake(cc=(7, 5))
     with pytest.raises(
