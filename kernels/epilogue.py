@@ -259,16 +259,16 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
             # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
             lane = f"i32(c + {i})"
             pixel = out.let(f"divide({lane}, {multiplier}, {shift})")
-            k = out.let(f"i32({lane} - {pixel} * {remaining})")
+            channel = out.let(f"i32({lane} - {pixel} * {remaining})")
             bp = out.let(f"divide({pixel}, {block[1]}, {block[2]})")
             bq = out.let(f"i32({pixel} - {bp} * {block[0]})")
             at = out.let(f"{y} + (i64({bp}) * i64({y_p}) + i64({bq}) * i64({y_q})) * {size}")
             if y_mode == "vector":
-                body.append(f"put({at} + i64({k}) * {size}, {', '.join(results)})")
+                body.append(f"put({at} + i64({channel}) * {size}, {', '.join(results)})")
                 continue
-            body.append(f"put({at} + i64({k}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
+            body.append(f"put({at} + i64({channel}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
             # Whoever writes the pixel's last channel writes its padding too.
-            body.append(f"last = select({lane} < {channels}, {k}, i32(-1)) == {remaining} - 1")
+            body.append(f"last = select({lane} < {channels}, {channel}, i32(-1)) == {remaining} - 1")
             body.append(f"for z in range({remaining}, select(last, {padded}, {remaining})):")
             body.append(f"    put({at} + i64(z) * (i64({y_step}) * {size}), {zero}, 1)")
     elif y_mode == "vector":
