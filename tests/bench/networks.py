@@ -48,13 +48,13 @@ def error(out: np.ndarray, ref: np.ndarray) -> float:
     return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
 
 
-def measure(name: str, plan: Plan | None, target: str | None, cpu: bool) -> dict[str, str]:
+def measure(name: str, plan: Plan | None, archs: tuple[str, ...], target: str | None, cpu: bool) -> dict[str, str]:
     """One row of the table."""
     model, shapes = variant(name)
     if plan is None:
         from tccompile.pipeline import compile
 
-        plan = compile(model, shapes)
+        plan = compile(model, shapes, archs)
     inputs = feeds(model, 0, shapes)
     expected = reference(model, inputs)
     plan = fill(plan, sources(model))
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--plans", type=Path, help="take the plans from here")
     parser.add_argument("--build", type=Path, help="write the plans here, measure nothing")
-    parser.add_argument("--arch", default="sm_90a", help="with --build: generations to build for")
+    parser.add_argument("--arch", default="sm_90a", help="generations to build for")
     parser.add_argument("--target", help="run this generation's section")
     parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
     args = parser.parse_args()
@@ -99,7 +99,7 @@ def main() -> None:
     rows = []
     for name in names:
         plan = read_plan(args.plans / f"{name}.plan") if args.plans else None
-        rows.append(measure(name, plan, args.target, args.cpu))
+        rows.append(measure(name, plan, tuple(args.arch.split(",")), args.target, args.cpu))
         print(rows[-1], flush=True)
     print(f"\n{rows[0].pop('device')}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:
