@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +18,7 @@ from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
 from tccompile.reference import compute, elements, from_storage, to_storage
-from tccompile.runtime.driver import Device
+from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine, kind
 from tccompile.weights import Literal
 from tests.gpu.cases import CASES
@@ -30,30 +35,72 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("source", sources, ids=[s.stem if isinstance(s, Path) else s for s in sources])
 
 
+class Runner:
+    """Runs variants in a child process, and in a new one after a kernel broke the GPU's context there."""
+
+    def __init__(self) -> None:
+        self.pool: ProcessPoolExecutor | None = None
+
+    def check(self, path: Path, number: int) -> str | None:
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            wrong = self.pool.submit(check_variant, path, number).result(timeout=60)
+        except (BrokenProcessPool, TimeoutError) as error:
+            wrong = f"the process ended: {error!r}"
+        if wrong and ("CUDA_ERROR" in wrong or "the process ended" in wrong):
+            self.close()
+        return wrong
+
+    def close(self) -> None:
+        if self.pool is not None:
+            for process in list((self.pool._processes or {}).values()):
+                process.kill()
+            self.pool.shutdown(cancel_futures=True)
+        self.pool = None
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+@cache
+def _plan(path: Path) -> tuple[Plan, np.ndarray]:
+    plan = read_plan(path)
+    return plan, _expected(plan)
+
+
+def check_variant(path: Path, number: int) -> str | None:
+    """In the child process: what is wrong with an entry of a plan, or None."""
+    plan, expected = _plan(path)
+    try:
+        return check(plan, plan.entries[number], open_device(), expected)
+    except (TccompileError, DriverError) as error:
+        return str(error)
+
+
 @pytest.mark.gpu
-def test_kernels(source: Path | str, gpu: Device, request: pytest.FixtureRequest) -> None:
-    plans = [read_plan(source)] if isinstance(source, Path) else _compiled(source, gpu, request.config.getoption("--all"))
+def test_kernels(source: Path | str, gpu: Device, runner: Runner, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    paths = [source] if isinstance(source, Path) else _compiled(source, gpu, request.config.getoption("--all"), tmp_path)
     failures, checked = [], 0
-    for plan in plans:
-        expected = _expected(plan)
-        for entry in plan.entries:
-            if not _runs_here(plan, entry, gpu):
-                continue
-            checked += 1
-            step = entry.sections[0].steps[0]
-            try:
-                wrong = check(plan, entry, gpu, expected)
-            except TccompileError as error:
-                wrong = str(error)
-            if wrong:
-                failures.append(f"{entry.sections[0].arch} {step.kernel} {dict(step.config)}: {wrong}")
+    for path in paths:
+        plan = read_plan(path)
+        for number, entry in enumerate(plan.entries):
+            if _runs_here(plan, entry, gpu):
+                checked += 1
+                step = entry.sections[0].steps[0]
+                if wrong := runner.check(path, number):
+                    failures.append(f"{entry.sections[0].arch} {step.kernel} {dict(step.config)}: {wrong}")
     if not checked:
         pytest.skip(f"nothing in it runs on {gpu}")
     assert not failures, f"{len(failures)} of {checked} variants are wrong:\n" + "\n".join(failures)
 
 
-def _compiled(case: str, gpu: Device, every: bool) -> list[Plan]:
-    """Machine code for this GPU, and PTX for those older generations whose code differs and whose toolchain is there."""
+def _compiled(case: str, gpu: Device, every: bool, folder: Path) -> list[Path]:
+    """Plans with machine code for this GPU, and PTX for those older generations whose code differs and whose toolchain is there."""
     from tccompile.emit import check_toolchain
     from tests.gpu.build import build_plans
 
@@ -67,7 +114,10 @@ def _compiled(case: str, gpu: Device, every: bool) -> list[Plan]:
     own = [a for a in ARCHS.values() if a.cc <= gpu.cc and a.cc[0] == gpu.cc[0] and (a.cc == gpu.cc or not a.suffix)][-1:]
     older = [ARCHS[name] for name in ("sm_61", "sm_75", "sm_80") if ARCHS[name].cc < gpu.cc and ARCHS[name] not in own]
     plans = build_plans([case], own, "cubin", every) + build_plans([case], list(filter(known, older)), "ptx", every)
-    return plans or pytest.skip("no kernel for it")
+    paths = [folder / f"{number}.plan" for number in range(len(plans))]
+    for plan, path in zip(plans, paths, strict=True):
+        plan.save(path)
+    return paths or pytest.skip("no kernel for it")
 
 
 def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:
