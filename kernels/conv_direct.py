@@ -44,10 +44,9 @@ class ConvDirect(Kernel):
         taps = w.size / w.shape[0] / vector
         # Instructions: a vector costs about 12 to address, load and convert.
         instructions = taps * (12 * (pixels + lanes) + pixels * lanes * vector) + 100
-        busy = min(1.0, threads / (arch.sms * 768))
-        return LAUNCH_US + max(
-            traffic_us(op, program, arch), threads * instructions / (arch.fp32_tflops * 1e6 / 2) / max(busy, 1e-4)
-        )
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 5)  # measured: 5 slots of a multiply-add each
+        latency = taps * (0.55 + 0.0009 * pixels * lanes * vector)  # measured where one wave of blocks does all
+        return LAUNCH_US + max(traffic_us(op, program, arch), issue, latency)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -51,10 +51,11 @@ class Depthwise(Kernel):
         columns = (pixels - 1) * op.strides[-1] + s if shared else pixels * s  # input vectors that a thread reads per filter row
         # Instructions: a vector costs about 12 to address, load and convert; a multiply-add one a lane.
         instructions = r * (12 * (columns + s) + LANES * pixels * s) + 60 + 20 * pixels
-        busy = min(1.0, threads / (arch.sms * 768))  # threads that hide the latency
-        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2) / max(busy, 1e-3)
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 5)  # measured: 5 slots of a multiply-add each
+        latency = 0.4 + 0.0014 * instructions  # measured where one wave of blocks does all
         moved = traffic_us(op, program, arch)
-        return LAUNCH_US + max(moved, issue) + 0.1 * min(moved, issue)  # they do not overlap wholly
+        longest = max(moved, issue, latency)
+        return LAUNCH_US + longest + 0.1 * (moved + issue + latency - longest)  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

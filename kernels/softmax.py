@@ -16,7 +16,7 @@ from tccompile.program import Op, Program, Softmax
 _MAXIMUM, _SUM = ("maximum({}, {})", "f32(-inf)"), ("{} + {}", "f32(0)")
 
 PASSES = {
-    False: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "f32(1) / {s}", "exp({v} - {r}) * {s}"),
+    False: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "f32(1) / {s}", "exp({v} - {r}) * {s}", "{v} * {s}"),
     True: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "log({s})", "{v} - {r} - {s}"),
 }
 

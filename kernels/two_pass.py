@@ -153,6 +153,7 @@ class Passes:
 
     first, second  how a pass combines, and its identity
     between, after what is done to the results: of `{r}`, and of `{s}`; inverse (1 / count) and eps may be used
+    kept           the output, if registers hold the second pass' terms as `{v}`; empty if they are of no use
     """
 
     first: tuple[str, str]
@@ -161,6 +162,7 @@ class Passes:
     second: tuple[str, str]
     after: str
     out: str
+    kept: str = ""
 
 
 PARAMS = "x, inverse, eps, outputs, K, bits, channels, present"
@@ -219,12 +221,16 @@ def _body(passes: Passes, params: dict[str, Any], x: DType) -> list[str]:
         for i in range(unit):
             value = term.format(v=f"v{j}_{i}", r=f"r{which(i)}")
             acc = f"{name}{which(i)}"
+            if held and passes.kept and name == "s":
+                out.append(f"v{j}_{i} = {value}")
+                value = f"v{j}_{i}"
             inside = f"k{j} < end" + ("" if across else f" and c{j} + i32({i}) < channels")
             out.append(f"{acc} = {how[0].format(acc, f'select({inside}, {value}, {how[1]})')}")
         return out
 
     def write(j: int) -> list[str]:
-        results = [passes.out.format(v=f"v{j}_{i}", r=f"r{which(i)}", s=f"s{which(i)}") for i in range(unit)]
+        text = passes.kept if held and passes.kept else passes.out
+        results = [text.format(v=f"v{j}_{i}", r=f"r{which(i)}", s=f"s{which(i)}") for i in range(unit)]
         return [f"if k{j} < end:", f"    store(({', '.join(results)},), m{j}, c{j}, e)"]
 
     def over(body) -> list[str]:
