@@ -100,7 +100,7 @@ def test_kernels(source: Path | str, gpu: Device, runner: Runner, tmp_path: Path
 
 
 def _compiled(case: str, gpu: Device, every: bool, folder: Path) -> list[Path]:
-    """Plans with machine code for this GPU, and PTX for those older generations whose code differs and whose toolchain is there."""
+    """Plans with machine code for this GPU, and PTX for older generations with code of their own that the toolchain knows."""
     from tccompile.emit import check_toolchain
     from tests.gpu.build import build_plans
 
