@@ -32,34 +32,27 @@ def schedule(program: Program, arch: Arch) -> list[Choice]:
 
 
 def choose(op: Op, program: Program, arch: Arch) -> Choice:
-    refusals: dict[str, str] = {}
-    best: tuple[float, Kernel, Config] | None = None
-    count = 0
-    for kernel in KERNELS:
-        if not isinstance(op, kernel.realises):
-            continue
-        refusal = kernel.supports(op, program, arch)
-        if refusal is not None:
-            refusals[kernel.name] = refusal
-            continue
-        for config in kernel.configs(op, program, arch):
-            count += 1
-            cost = kernel.cost(op, program, config, arch)
-            if best is None or cost < best[0]:
-                best = cost, kernel, config
-    if best is None:
+    """The cheapest of all configs of all kernels that support the op, the first of equals."""
+    kernels = [k for k in KERNELS if isinstance(op, k.realises)]
+    refusals = {k.name: k.supports(op, program, arch) for k in kernels}
+    candidates = [
+        (k.cost(op, program, config, arch), k, config)
+        for k in kernels
+        if refusals[k.name] is None
+        for config in k.configs(op, program, arch)
+    ]
+    if not candidates:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
         raise TccompileError(f"no kernel for {type(op).__name__} {op.nodes[0]!r} on {arch.name}: {why}")
-    cost, kernel, config = best
-    return Choice(kernel, config, kernel.work(op, program, config, arch), cost, _reason(op, kernel, cost, count, refusals, arch))
-
-
-def _reason(op: Op, kernel: Kernel, cost: float, count: int, refusals: dict[str, str], arch: Arch) -> str:
-    estimated = f"estimated {cost:.1f} µs" + (f", best of {count}" if count > 1 else "")
-    if kernel.tensor_cores or not isinstance(op, Conv | Gemm):
-        return estimated
-    if arch.mma is None:
-        return f"{estimated}; no Tensor Cores: {arch.name} has none"
-    asked = [refusals[k.name] for k in KERNELS if k.tensor_cores and k.name in refusals]
-    why = "; ".join(dict.fromkeys(asked)) or "estimated to be slower"
-    return f"{estimated}; no Tensor Cores: {why}"
+    cost, kernel, config = min(candidates, key=lambda c: c[0])
+    reason = f"estimated {cost:.1f} µs" + (f", best of {len(candidates)}" if len(candidates) > 1 else "")
+    if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
+        by_tensor_cores = [c for c, k, _ in candidates if k.tensor_cores]
+        if arch.mma is None:
+            why = f"{arch.name} has none"
+        elif by_tensor_cores:
+            why = f"with them it is estimated to take {min(by_tensor_cores):.1f} µs"
+        else:  # KERNELS lists the more general kernel after the more special one, so the last refusal is the rule that counts
+            why = next(str(refusals[k.name]) for k in reversed(kernels) if k.tensor_cores)
+        reason += f"; no Tensor Cores: {why}"
+    return Choice(kernel, config, kernel.work(op, program, config, arch), cost, reason)
