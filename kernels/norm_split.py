@@ -51,6 +51,8 @@ class NormSplit(Kernel):
             return "it does not reduce all pixels of each image"
         if not (is_vector_type(x) and vectors(x, 1, LANES)):
             return "its input's channels do not lie in aligned vectors of 8 float16 or float32"
+        if x.shape[0] > 65535:
+            return "it has more images than a grid has layers"
         frame = epilogue.frame_of(op, program)
         if frame[-1] != 1:
             return "its output's channels are not innermost"
