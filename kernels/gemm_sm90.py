@@ -41,8 +41,8 @@ BK = 64
 GROUP = 8
 """Row tiles that are taken together before the next column of tiles, so that they share B in the L2 cache."""
 
-TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128), 256: (32, 64)}
-"""Rows of a tile → columns, those that compile without spilling: multiples of 8 that wgmma takes, at most 256."""
+TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
+"""Rows of a tile → columns: multiples of 8 that wgmma takes, at most 256, and registers are left for the epilogue."""
 
 
 ORDER, IM2COL = 11, 20
@@ -170,20 +170,17 @@ class Tile:
 
     @property
     def exchange(self) -> bool:
-        """Whether the accumulators are so many that the copying warp must leave its registers to the others, which takes a
-        whole warpgroup of it. (A multiprocessor has 16384 registers for every fourth warp.)"""
-        return self.bm * self.bn > 128 * 128 and self.bm > 64
+        """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it.
+
+        A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
+        """
+        return self.bm == 192 or (self.bm == 128 and self.bn > 128)
 
     @property
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
         return 40, (launched * self.threads // 128 - 40) // (self.bm // 64) // 8 * 8
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that a multiprocessor shall hold: two where a short K leaves room, so that one stores while one multiplies."""
-        return 2 if (self.bm, self.bn, self.stages, self.split) == (128, 128, 2, 1) else 1
 
     @property
     def threads(self) -> int:
@@ -469,7 +466,7 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
             hw.cluster_wait()
 
     signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
-    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, t.blocks, cluster=split)
+    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, cluster=split)
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------
@@ -553,8 +550,8 @@ class Hopper(Kernel):
 
 def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-    if t.exchange or t.blocks > 1:
-        return t.blocks
+    if t.exchange:
+        return 1
     registers = min(255, t.bn // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
@@ -563,8 +560,8 @@ def resident(t: Tile, arch: Arch) -> int:
 def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     """Microseconds from the first block's start to the last one's end, if memory is fast enough.
 
-    Fitted to 242 times of ResNet-50's layers and of GEMMs on an H200, of which it is off by 7 % on average; the configs that
-    it would choose there take 1.6 % longer than the best ones.
+    Fitted to about 400 times of ResNet-50's layers (batch 1 and 32) and of GEMMs on an H200 and an H100, of which it is off by
+    12 % on average; the configs that it chooses among those measured take 2 % longer than the best of them.
     """
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
     blocks = tiles * t.split
@@ -574,11 +571,14 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     waves = -(-blocks // (sms * together))
     rows_a = t.bm * (BK // how.chunk) * (2.1 if how.im2col else 1.6)  # cycles of the copy engine
     copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 48 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
-    multiplying = t.bm // 64 * 2 * max(t.bn, 48) * (1.0 if t.bn & (t.bn - 1) == 0 else 1.15)
+    multiplying = t.bm // 64 * 2 * max(t.bn, 48)
     step = max(max(copying, multiplying) * together, 280) / 1700
+    if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
+        step *= 1.15
     results = t.bm * t.bn / (128 * 128)
-    reduction = 0.7 + 0.7 * results if t.split > 1 else 0.0
-    return waves * (-(-how.steps // t.split) * step + 2.0 * results * together) + reduction
+    storing = (1.8 if t.bn <= 128 else 2.3) * results * together  # wider tiles are staged in narrower pieces
+    reduction = 1.1 + 0.7 * results if t.split > 1 else 0.0
+    return waves * (-(-how.steps // t.split) * step + storing) + reduction
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

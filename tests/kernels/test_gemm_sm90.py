@@ -293,9 +293,9 @@ def test_few_tiles_are_split_and_many_are_not():
     [
         ("3x3", 128, 128, 1, 9, 168),
         ("3x3", 64, 64, 8, 72, 168),
-        ("few channels", 192, 64, 1, 7, 128),
+        ("few channels", 192, 128, 1, 7, 128),
         ("product", 128, 256, 1, 64, 168),
-        ("batches", 256, 64, 1, 2, 96),
+        ("batches", 64, 256, 1, 2, 255),
         ("product", 64, 16, 4, 8, 168),
     ],
 )
