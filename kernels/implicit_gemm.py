@@ -136,7 +136,8 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
         if leading is None:
             return f"its batches {shape[:-2]} lie at more than two different strides"
         batch, (a_batch, b_batch) = leading
-        pixels, (rows,) = (1, 1, shape[-2]), ((0, 0, a.strides[-2]),)
+        pixels: tuple[int, ...] = (1, 1, shape[-2])
+        rows: tuple[int, ...] = (0, 0, a.strides[-2])
     else:
         leading = _merged(shape[:-1], [a.strides[:-1]], 3)
         if leading is None:
