@@ -12,8 +12,9 @@ the others' sums from their shared memory, each for its share of the rows, in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.kernels import epilogue
@@ -43,7 +44,6 @@ GROUP = 8
 
 TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
 """Rows of a tile → columns: multiples of 8 that wgmma takes, at most 256, and registers are left for the epilogue."""
-
 
 ORDER, IM2COL = 11, 20
 """How many integers `_order` gives, and the geometry of an im2col walk."""
@@ -113,8 +113,8 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     b = _array(problem.w, depth, (problem.columns, problem.w_column), (batches, problem.w_batch[level]))
     if problem.linear:
         step = next((t for extent, t in ((q, step_w), (p, step_h), (n, step_n)) if extent > 1), 8)
-        a = _array(problem.x, channels, (problem.rows, step), (batches, problem.x_batch[level]))
-        return Copies(a, b, channels, BK, (int(problem.w_batch[level] > 0),))
+        rows = _array(problem.x, channels, (problem.rows, step), (batches, problem.x_batch[level]))
+        return Copies(rows, b, channels, BK, (int(problem.w_batch[level] > 0),))
     if batches > 1:
         return f"its rows {problem.pixels} lie at more than one stride, in each of {batches} batches"
 
@@ -215,7 +215,7 @@ class Tile:
         return self.barriers + 16 * self.stages + KIB
 
 
-def tile(config: Config, arch: Arch, steps: int) -> Tile:
+def tile(config: Mapping[str, Any], arch: Arch, steps: int) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = -(-steps // split)
@@ -536,7 +536,7 @@ class Hopper(Kernel):
         )
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
+    def build(self, arch: Arch, **params: Any) -> Function:
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"])
         return _function(params["im2col"], params["chunk"], t, params["epilogue"])
 

@@ -116,7 +116,7 @@ def descriptor(swizzle: int, leading: int, stride: int) -> int:
 @cache
 def accumulators(n: int) -> Any:
     """A device function without parameters: a warpgroup's 64×n fp32 tile of undefined values, n / 2 of them a thread."""
-    kind = types.UniTuple(f32, n // 2)
+    kind = types.Tuple((f32,) * (n // 2))
 
     @intrinsic
     def undefined(typingctx):
@@ -137,7 +137,7 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...]) -> Any:
     more   whether to add to `acc`; if 0, its values do not matter
     """
     count = n // 2
-    kind = types.UniTuple(f32, count)
+    kind = types.Tuple((f32,) * count)
     registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
     lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
     for i, (at_a, at_b) in enumerate(steps):
@@ -177,7 +177,7 @@ def stage(n: int, columns: int, pitch: int, half: int) -> Any:
 
     Thread (row r = lane / 4, q = lane mod 4) holds columns 8j + 2q and 8j + 2q + 1 of rows r and r + 8.
     """
-    kind = types.UniTuple(f32, n // 2)
+    kind = types.Tuple((f32,) * (n // 2))
 
     @intrinsic
     def staged(typingctx, acc, address, chunk):
