@@ -33,6 +33,20 @@ class CodegenError(TccompileError):
     """A kernel of ours that does not compile as it should: a bug of tccompile's, not of the model's."""
 
 
+class SpillError(CodegenError):
+    """A kernel that needs more registers than a thread may have: right, but slow, so another config should be taken.
+
+    jobs  what spilled, of all that was to be emitted
+    """
+
+    def __init__(self, message: str, jobs: tuple[Job, ...] = ()):
+        super().__init__(message, jobs)
+        self.jobs = jobs
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True)
 class Resources:
     """What ptxas says of a kernel: registers a thread, bytes of static shared memory a block, bytes of stack a thread."""
@@ -107,7 +121,7 @@ def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:
             raise CodegenError(f"ptxas: {log.strip()}")
         spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
         if any(spilled):
-            raise CodegenError(f"it spills registers ({max(spilled)} bytes a thread)")
+            raise SpillError(f"it spills registers ({max(spilled)} bytes a thread)")
         if warning := re.search(r".*\bC75\d\d\b.*", log):
             raise CodegenError(f"ptxas: {warning[0].strip()}")
         cubin = Path(folder, "kernel.cubin").read_bytes()
@@ -143,6 +157,8 @@ def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
     except Exception as error:
         params = ", ".join(f"{k}={v!r}" for k, v in code.params)
         message = f"kernel {code.kernel}({params}) does not compile for {arch.name}: {error}"
+        if isinstance(error, SpillError):
+            raise SpillError(message, ((code, arch, kind),)) from None
         raise CodegenError(message) from (None if isinstance(error, CodegenError) else error)
     return Image(arch.name, kind, name, _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin), used
 
@@ -259,7 +275,8 @@ def _key(code: Code, arch: Arch, kind: str) -> str:
 def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | None = None) -> dict[Job, Image]:
     """Compile many kernels, each once, in `jobs` processes (as many as cores if None).
 
-    The result has the order of `wanted`. Raises as `compile_code`: the first failure, in that order.
+    The result has the order of `wanted`. Raises as `compile_code`: the first failure, in that order; SpillError only when all
+    others could be compiled, and for all that spill.
     """
     todo = list(dict.fromkeys(wanted))
     images: dict[Job, Image] = {}
@@ -279,20 +296,30 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
             progress(done, len(todo))
 
     workers = min(jobs or os.cpu_count() or 1, len(misses))
+    spills: list[SpillError] = []
     if workers < 2 or len(misses) < POOL_FROM or not sys.executable:
         for job in misses:
-            finished(job, compile_code(*job))
+            try:
+                finished(job, compile_code(*job))
+            except SpillError as error:
+                spills.append(error)
     else:
-        _in_processes(misses, workers, finished)
+        spills = _in_processes(misses, workers, finished)
     if misses:
         cache.evict()
+    if spills:
+        raise SpillError(str(spills[0]), tuple(job for error in spills for job in error.jobs))
     return {job: images[job] for job in todo}
 
 
-def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Image], None]) -> None:
-    """Compile in worker processes of our own: multiprocessing's would run the caller's main module again."""
+def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Image], None]) -> list[SpillError]:
+    """Compile in worker processes of our own: multiprocessing's would run the caller's main module again.
+
+    Returns the errors of what spills, and raises the first other failure.
+    """
     idle = [Worker() for _ in range(workers)]
     failures: dict[int, TccompileError] = {}
+    spills: dict[int, SpillError] = {}
 
     def one(job: Job) -> Image:
         worker = idle.pop()
@@ -309,6 +336,8 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
                 error = future.exception()
                 if error is None:
                     finished(misses[i], future.result())
+                elif isinstance(error, SpillError):
+                    spills[i] = error
                 elif isinstance(error, TccompileError):
                     failures[i] = error
                 else:
@@ -319,6 +348,7 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
                 worker.close()
     if failures:
         raise failures[min(failures)]
+    return [spills[i] for i in sorted(spills)]
 
 
 class Worker:

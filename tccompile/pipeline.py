@@ -14,15 +14,16 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
-from tccompile.emit import Job, emit, toolchain
+from tccompile.emit import Job, SpillError, emit, toolchain
 from tccompile.fuse import fuse
+from tccompile.kernels.spec import Code
 from tccompile.load import load, sources
 from tccompile.lower import lower, unsupported
 from tccompile.ops.builder import Issue
@@ -70,18 +71,24 @@ def compile(
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
-    entries = []
-    for number, shapes in enumerate(options.entries):
-        program = to_program(model, shapes, options, Dump(options.dump, number), progress)
-        entries.append((program, to_builds(program, options, Dump(options.dump, number), progress)))
+    dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
+    programs = [to_program(model, shapes, options, dump, progress) for shapes, dump in zip(options.entries, dumps, strict=True)]
 
-    jobs = [job for _, builds in entries for build in builds for job in jobs_of(build)]
-    images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
-    Dump(options.dump).images(list(images.values()))
+    refused: set[Code] = set()
+    while True:
+        builds = [to_builds(program, options, dump, progress, refused) for program, dump in zip(programs, dumps, strict=True)]
+        jobs = [job for entry in builds for build in entry for job in jobs_of(build)]
+        try:
+            images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
+            break
+        except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
+            refused |= {code for code, _, _ in error.jobs}
+    dumps[0].images(list(images.values()))
 
     progress("pack", 0, 1)
     name = Path(model).stem if isinstance(model, str | Path) else model.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
+    entries = list(zip(programs, builds, strict=True))
     return pack(name, producer, entries, images, sources(model), options.strip_weights)
 
 
@@ -112,12 +119,14 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
     return program
 
 
-def to_builds(program: Program, options: Options, dump: Dump, progress: Progress = quiet) -> list[Build]:
-    """Choices and placement for each generation; those that are also carried as PTX come twice."""
+def to_builds(
+    program: Program, options: Options, dump: Dump, progress: Progress = quiet, refused: Collection[Code] = ()
+) -> list[Build]:
+    """Choices and placement for each generation, without the codes refused; those also carried as PTX come twice."""
     builds = []
     for number, name in enumerate(options.archs):
         progress("schedule", number, len(options.archs))
-        choices = schedule(program, ARCHS[name])
+        choices = schedule(program, ARCHS[name], refused)
         dump.choices(5, "schedule", name, program, choices)
         placement = place(program, [choice.work for choice in choices])
         dump.placement(6, "place", name, program, placement)

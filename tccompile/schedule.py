@@ -6,12 +6,13 @@ not. The reason says what decided, and for a Conv or Gemm without Tensor Cores, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError
 from tccompile.kernels import KERNELS
-from tccompile.kernels.spec import Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.program import Conv, Gemm, Op, Program
 
 
@@ -26,12 +27,12 @@ class Choice:
     reason: str
 
 
-def schedule(program: Program, arch: Arch) -> list[Choice]:
-    """One choice per op, in the program's order."""
-    return [choose(op, program, arch) for op in program.ops]
+def schedule(program: Program, arch: Arch, refused: Collection[Code] = ()) -> list[Choice]:
+    """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
+    return [choose(op, program, arch, refused) for op in program.ops]
 
 
-def choose(op: Op, program: Program, arch: Arch) -> Choice:
+def choose(op: Op, program: Program, arch: Arch, refused: Collection[Code] = ()) -> Choice:
     """The cheapest of all configs of all kernels that support the op, the first of equals."""
     kernels = [k for k in KERNELS if isinstance(op, k.realises)]
     refusals = {k.name: k.supports(op, program, arch) for k in kernels}
@@ -44,7 +45,12 @@ def choose(op: Op, program: Program, arch: Arch) -> Choice:
     if not candidates:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
         raise TccompileError(f"no kernel for {type(op).__name__} {op.nodes[0]!r} on {arch.name}: {why}")
-    cost, kernel, config = min(candidates, key=lambda c: c[0])
+    ranked = sorted(candidates, key=lambda c: c[0])
+    works = ((*c, c[1].work(op, program, c[2], arch)) for c in ranked)
+    chosen = next((w for w in works if not any(launch.code in refused for launch in w[3].launches)), None)
+    if chosen is None:
+        raise TccompileError(f"every kernel for {type(op).__name__} {op.nodes[0]!r} spills registers on {arch.name}")
+    cost, kernel, config, work = chosen
     reason = f"estimated {cost:.1f} µs" + (f", best of {len(candidates)}" if len(candidates) > 1 else "")
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
         by_tensor_cores = [c for c, k, _ in candidates if k.tensor_cores]
@@ -55,4 +61,4 @@ def choose(op: Op, program: Program, arch: Arch) -> Choice:
         else:  # KERNELS lists the more general kernel after the more special one, so the last refusal is the rule that counts
             why = next(str(refusals[k.name]) for k in reversed(kernels) if k.tensor_cores)
         reason += f"; no Tensor Cores: {why}"
-    return Choice(kernel, config, kernel.work(op, program, config, arch), cost, reason)
+    return Choice(kernel, config, work, cost, reason)

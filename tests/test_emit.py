@@ -14,7 +14,7 @@ import pytest
 
 from tccompile import cache, emit, kernels
 from tccompile.arch import ARCHS
-from tccompile.emit import CodegenError, compile_code, resources
+from tccompile.emit import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, Kernel, code
 from tests.gpu.cases import program_of
@@ -310,3 +310,11 @@ def test_a_failure_in_a_process(monkeypatch):
     with pytest.raises(CodegenError, match="the process that compiled kernel nothing for sm_75 ended with status"):
         worker.compile(jobs[0])
     worker.close()
+
+
+def test_what_spills_is_told_apart_when_the_rest_is_compiled():
+    arch = ARCHS["sm_80"]
+    fine, bad = (code("toy", n=3), arch, "cubin"), (code("toy", fault="spills"), arch, "cubin")
+    with pytest.raises(SpillError) as caught:
+        emit.emit([bad, fine])
+    assert caught.value.jobs == (bad,)
