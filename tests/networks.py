@@ -74,3 +74,17 @@ def relative_error(out: np.ndarray, ref: np.ndarray) -> float:
     assert out.shape == ref.shape, f"{out.shape} instead of {ref.shape}"
     norm = np.linalg.norm(ref)
     return float(np.linalg.norm(out - ref) / norm) if norm else float(np.linalg.norm(out))
+
+
+def half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as an exporter of fp16 networks writes it: fp16 weights, inputs and outputs."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    for i, t in enumerate(out.graph.initializer):
+        values = numpy_helper.to_array(t)
+        if values.dtype == np.float32:
+            out.graph.initializer[i].CopyFrom(numpy_helper.from_array(values.astype(np.float16), t.name))
+    for value in (*out.graph.input, *out.graph.output, *out.graph.value_info):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return out

@@ -10,7 +10,6 @@ import re
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from tccompile.arch import ARCHS as GENERATIONS
 from tccompile.dump import Dump
@@ -19,7 +18,7 @@ from tccompile.pipeline import to_program
 from tccompile.program import Conv, Gemm
 from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
-from tests.networks import CONVOLUTIONAL, feeds, reference, skeleton
+from tests.networks import CONVOLUTIONAL, feeds, half, reference, skeleton
 from tests.plans import without_code
 
 ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
@@ -72,7 +71,7 @@ def test_network_in_fp32(name):
 
 
 def test_a_network_with_fp16_weights_inputs_and_outputs():
-    model = as_fp16(skeleton("resnet18"))
+    model = half(skeleton("resnet18"))
     inputs = {name: value.astype(np.float16) for name, value in feeds(skeleton("resnet18"), 3).items()}
     expected = reference(skeleton("resnet18"), {n: v.astype(np.float32) for n, v in inputs.items()})
     with Session(without_code(model, ("sm_80",)), device="cpu") as session:
@@ -80,18 +79,6 @@ def test_a_network_with_fp16_weights_inputs_and_outputs():
     for out, ref in zip(got, expected.values(), strict=True):
         assert out.dtype == np.float16
         assert error(out, ref) <= 3e-3
-
-
-def as_fp16(model):
-    """The model as an exporter of fp16 networks writes it."""
-    for i, t in enumerate(model.graph.initializer):
-        values = numpy_helper.to_array(t)
-        if values.dtype == np.float32:
-            model.graph.initializer[i].CopyFrom(numpy_helper.from_array(values.astype(np.float16), t.name))
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if value.type.tensor_type.elem_type == 1:
-            value.type.tensor_type.elem_type = 10
-    return model
 
 
 @pytest.mark.parametrize(

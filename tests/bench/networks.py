@@ -19,16 +19,18 @@ import onnx
 from tccompile.load import sources
 from tccompile.plan import Plan, fill, read_plan
 from tccompile.runtime.session import Session
-from tests.networks import CONVOLUTIONAL, feeds, reference, skeleton
+from tests.networks import CONVOLUTIONAL, feeds, half, reference, skeleton
+
+VARIANTS = ("resnet50.fp16", "resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128")
 
 SHAPES = {"resnet50_dynbatch": {"input": (4, 3, 224, 224)}}
 """For the inputs that a model leaves open."""
 
 
 def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """A network and the shapes it needs; NAME@N is the network with batch N, where it leaves the batch open."""
+    """A network and the shapes it needs; NAME@N has batch N, where the network leaves it open; NAME.fp16 is exported in fp16."""
     base, _, batch = name.partition("@")
-    model = skeleton(base)
+    model = half(skeleton(base.removesuffix(".fp16"))) if base.endswith(".fp16") else skeleton(base)
     return model, {"input": (int(batch), 3, 224, 224)} if batch else SHAPES.get(base, {})
 
 
@@ -56,7 +58,8 @@ def measure(name: str, plan: Plan | None, archs: tuple[str, ...], target: str | 
 
         plan = compile(model, shapes, archs)
     inputs = feeds(model, 0, shapes)
-    expected = reference(model, inputs)
+    oracle = skeleton(name.partition("@")[0].removesuffix(".fp16"))
+    expected = reference(oracle, {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in inputs.items()})
     plan = fill(plan, sources(model))
     with Session(plan, device="gpu", target=target) as session:
         got = dict(zip(expected, session.run(list(expected), inputs), strict=True))
@@ -90,7 +93,7 @@ def main() -> None:
     parser.add_argument("--target", help="run this generation's section")
     parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
     args = parser.parse_args()
-    names = args.names or [n for n in CONVOLUTIONAL if n != "resnet50_dynbatch"] + ["resnet50_dynbatch@1", "resnet50_dynbatch@32"]
+    names = args.names or [n for n in CONVOLUTIONAL if n != "resnet50_dynbatch"] + list(VARIANTS)
     if args.build:
         args.build.mkdir(parents=True, exist_ok=True)
         for name in names:
