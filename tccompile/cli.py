@@ -10,48 +10,66 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tccompile.errors import InputError, TccompileError, UsageError
+from tccompile import __version__
+from tccompile.errors import InputError, LaunchError, TccompileError, UsageError
+
+if TYPE_CHECKING:
+    from tccompile.ops.builder import Issue
+    from tccompile.program import Tensor
+    from tccompile.report import Json
+
+INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 
 
 class Command(click.Command):
     """A command whose failures are messages and exit codes, never tracebacks."""
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            sys.exit(self._run(args, prog_name or self.name, **extra))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
+        """The command's exit code, after its failure has been printed."""
         try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
-                super().main(args, prog_name or self.name, standalone_mode=False, **extra)
-        except click.exceptions.Exit as stop:
-            sys.exit(stop.exit_code)
+            code = super().main(args, prog_name, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
         except click.ClickException as error:
-            error.show()
-            sys.exit(error.exit_code)
-        except click.Abort:
+            _fail(error.format_message())
+            if isinstance(error, click.UsageError):
+                click.echo(f"see: {prog_name} --help", err=True)
+            return UsageError.exit_code
+        except (click.Abort, KeyboardInterrupt):
             _fail("stopped")
-            sys.exit(130)
+            return INTERRUPTED
         except TccompileError as error:
-            _fail(str(error))
             if error.exit_code == TccompileError.exit_code:
-                _fail(f"this is a bug of tccompile's; please send {_bug_report()}")
-            sys.exit(error.exit_code)
-        except BrokenPipeError:
+                _bug(str(error))
+            else:
+                _fail(str(error))
+            return error.exit_code
+        except BrokenPipeError:  # the reader of our output, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
+            return 1
+        except MemoryError as error:
+            _fail(f"out of memory{f': {error}' if str(error) else ''}")
+            return LaunchError.exit_code
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-            sys.exit(UsageError.exit_code)
+            return UsageError.exit_code
         except Exception as error:
-            _fail(f"{type(error).__name__}: {error}\nthis is a bug of tccompile's; please send {_bug_report()}")
-            sys.exit(TccompileError.exit_code)
-        sys.exit(0)
+            _bug(f"{type(error).__name__}: {error}")
+            return TccompileError.exit_code
 
 
 def _fail(message: str) -> None:
@@ -62,47 +80,85 @@ def _show_warning(message: Any, *_: Any) -> None:
     click.echo(f"warning: {message}", err=True)
 
 
-def _bug_report() -> str:
-    """Write what we know of the failure being handled into a file; its path."""
+def _bug(message: str) -> None:
+    """Say that a failure is ours, with a file that holds what we know of it."""
     import platform
-
-    from tccompile import __version__
 
     with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
         file.write(f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n")
         file.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
-    return file.name
+    _fail(f"{message}\nthis is a bug of tccompile's; please send the file {file.name}")
 
 
-FILE = click.Path(dir_okay=False, path_type=Path)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW = click.Path(dir_okay=False, path_type=Path)
+
+
+def _check_output(path: Path, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, an output that could not be written, or would replace what is read."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {path}: the folder {folder} is not writable")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it is not a regular file")
+    for source in inputs:
+        if source is not None and path.exists() and path.samefile(source):
+            raise UsageError(f"the output {path} would replace the file {source}, which is read; choose another name")
+
+
+def _need_compiler(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnx_graphsurgeon", "numba", "numba_cuda", "rich") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{purpose} needs {', '.join(missing)}, which are not installed: pip install 'tccompile[compiler]'"
+            if len(missing) > 1
+            else f"{purpose} needs {missing[0]}, which is not installed: pip install 'tccompile[compiler]'"
+        )
 
 
 # --- tccompile -------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
-@click.argument("model", type=EXISTING)
+@click.argument("model", metavar="MODEL.onnx", type=EXISTING)
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The plan to write; default: MODEL.plan here."
+    "-o", "--output", type=NEW, metavar="MODEL.plan", help="The plan to write; default: in this folder, the model's name."
 )
 @click.option(
-    "--shape", "shape_texts", multiple=True, metavar="NAME=1x3x224x224", help="Shape of one model input; repeat for others."
+    "--shape",
+    "shape_texts",
+    multiple=True,
+    metavar="NAME=1x3x224x224",
+    help="The shape of an input with open dimensions; repeat for other inputs.",
 )
 @click.option(
-    "--entry", "entry_texts", multiple=True, metavar="x=1x3x224x224,y=1x10", help="One set of input shapes; repeat for more."
+    "--entry",
+    "entry_texts",
+    multiple=True,
+    metavar="x=1x3x224x224,y=1x10",
+    help="A set of input shapes that the plan can run; repeat for more sets.",
 )
 @click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
-@click.option("--precision", type=click.Choice(["fp16", "fp32"]), default="fp16", show_default=True, help="Storage of tensors.")
-@click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL fills them in.")
-@click.option("--check", is_flag=True, help="List what is not supported, and write nothing.")
-@click.option("--explain", is_flag=True, help="Print which kernel runs each step, and why.")
-@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Write every stage into this folder.")
-@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that compile kernels; default: one a core.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "fp32"]),
+    default="fp16",
+    show_default=True,
+    help="How tensors are stored; Tensor Cores need fp16.",
+)
+@click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
+@click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
+@click.option("--explain", is_flag=True, help="Print for each step its nodes, kernel, config, Tensor Cores or why not, padding.")
+@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
+@click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Print what each stage did.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(package_name="tccompile")
+@click.version_option(__version__)
 def tccompile(
     model: Path,
     output: Path | None,
@@ -118,63 +174,62 @@ def tccompile(
     quiet: bool,
     verbose: bool,
     as_json: bool,
-) -> None:
-    """Compile an ONNX model into a plan. Needs no GPU."""
-    from tccompile.options import Options, parse_archs, parse_entry, parse_shape
+) -> int:
+    """Compile an ONNX model into a plan. Needs no GPU.
+
+    Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
+    """
+    from tccompile.options import Options, parse_archs, parse_entry, parse_shapes
 
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
-    entries = tuple(map(parse_entry, entry_texts)) or (dict(map(parse_shape, shape_texts)),)
+    entries = tuple(map(parse_entry, entry_texts)) or (parse_shapes(shape_texts),)
     options = Options(entries, parse_archs(arch), precision, strip_weights, dump, jobs)
-    _need_compiler()
+    output = output or Path(model.stem + ".plan")
+    if not check:
+        _check_output(output, model)
+    _need_compiler("compiling")
     from tccompile import report
     from tccompile.pipeline import check as check_model
     from tccompile.pipeline import compile_model
     from tccompile.plan import write_plan
 
     if check:
-        _print_check(check_model(model, options), as_json)
-        return
-    output = output or Path(model.stem + ".plan")
-    with _progress(quiet, verbose) as progress:
+        return _print_check(check_model(model, options), as_json)
+    with _Progress(quiet, verbose) as progress:
         plan = compile_model(model, options, progress)
         write_plan(plan, output)
+    data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     sections = report.explain(plan) if explain else []
-    summary = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     if as_json:
-        click.echo(json.dumps(summary | ({"explain": sections} if explain else {}), ensure_ascii=False))
-        return
+        click.echo(json.dumps(data | ({"explain": sections} if explain else {}), ensure_ascii=False))
+        return 0
     if explain:
         click.echo(report.explain_text(sections))
     if not quiet:
-        click.echo(f"{output}: {report.size_text(summary['bytes'])}" + (f"\n{report.inspect_text(summary)}" if verbose else ""))
+        click.echo(report.inspect_text(data) if verbose else report.summary_text(data))
+    return 0
 
 
-def _need_compiler() -> None:
-    from importlib.util import find_spec
+def _print_check(issues: Sequence[Issue], as_json: bool) -> int:
+    """Print the nodes that are not supported; the exit code."""
+    from tccompile.errors import UnsupportedError
 
-    missing = [name for name in ("onnx", "onnx_graphsurgeon", "numba", "numba_cuda", "rich") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"compiling needs {', '.join(missing)}; install them with: pip install 'tccompile[compiler]'")
-
-
-def _print_check(problems: Sequence[Any], as_json: bool) -> None:
-    """The nodes that are not supported; exit code 3 if there are any."""
     if as_json:
-        click.echo(json.dumps([vars(p) for p in problems], ensure_ascii=False, default=str))
+        click.echo(json.dumps([vars(issue) for issue in issues], ensure_ascii=False))
     else:
-        for p in problems:
-            click.echo(f"{p.node} ({p.op}, {p.shapes}): {p.reason}; {p.way_out}")
-        click.echo(f"{len(problems)} nodes are not supported" if problems else "every node is supported")
-    if problems:
-        raise click.exceptions.Exit(3)
+        for issue in issues:
+            click.echo(str(issue))
+        count = f"{len(issues)} node{'s are' if len(issues) > 1 else ' is'} not supported"
+        click.echo(count if issues else "every node is supported")
+    return UnsupportedError.exit_code if issues else 0
 
 
-class _progress:
-    """Progress on stderr: a bar on a terminal, a line a stage with --verbose, nothing with --quiet."""
+class _Progress:
+    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet."""
 
     def __init__(self, quiet: bool, verbose: bool):
-        self.verbose, self.stage = verbose, ""
+        self.verbose, self.stage, self.begin = verbose, "", 0.0
         self.bar: Any = None
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
@@ -184,167 +239,194 @@ class _progress:
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.task = self.bar.add_task("", total=None)
 
-    def __enter__(self) -> _progress:
+    def __enter__(self) -> _Progress:
         if self.bar:
             self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self.bar:
             self.bar.stop()
+        if kind is None:
+            self._next("")
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if self.verbose and stage != self.stage:
-            click.echo(stage, err=True)
-        self.stage = stage
+        if stage != self.stage:
+            self._next(stage)
         if self.bar:
             self.bar.update(self.task, description=stage, completed=done, total=total)
+
+    def _next(self, stage: str) -> None:
+        now = time.perf_counter()
+        if self.verbose and self.stage:
+            click.echo(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
+        self.stage, self.begin = stage, now
 
 
 # --- tcrun -----------------------------------------------------------------------------------------------------------
 
+ITERATIONS = {"gpu": 200, "cpu": 10}
+"""Inferences that --bench measures: the CPU engine takes up to seconds for one."""
+
 
 @click.command(cls=Command)
-@click.argument("plan", type=EXISTING)
-@click.argument("input_file", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="OUT.npy for one output, OUT.npz for several."
-)
+@click.argument("plan", metavar="MODEL.plan", type=EXISTING)
+@click.argument("input_file", metavar="[INPUT]", type=EXISTING, required=False)
+@click.option("-o", "--output", type=NEW, metavar="OUT", help="Write the outputs: OUT.npy for one, OUT.npz for several, by name.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
-@click.option("--target", metavar="sm_80", help="Run this generation's section of the plan.")
-@click.option(
-    "--weights", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The model that fills a stripped plan."
-)
-@click.option("--check-finite", is_flag=True, help="On the CPU engine: name the first tensor that leaves fp16's range.")
-@click.option("--bench", is_flag=True, help="Measure latency and throughput.")
-@click.option("--iterations", type=click.IntRange(1), default=200, show_default=True, help="Inferences that --bench measures.")
-@click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
+@click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
+@click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
+@click.option("--check-finite", is_flag=True, help="Run on the CPU, and name the first tensor that leaves fp16's range.")
+@click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
+@click.option("--iterations", type=click.IntRange(1), metavar="N", help="Inferences to measure; default: 200, on the CPU 10.")
+@click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(package_name="tccompile")
+@click.version_option(__version__)
 def tcrun(
     plan: Path,
-    input_file: Path,
+    input_file: Path | None,
     output: Path | None,
     device: str,
     target: str | None,
     weights: Path | None,
     check_finite: bool,
     bench: bool,
-    iterations: int,
+    iterations: int | None,
     quiet: bool,
     as_json: bool,
-) -> None:
-    """Run a plan on INPUT: OUT.npy for a model with one input, or an .npz with an array per input name."""
-    import numpy as np
+) -> int:
+    """Run a plan.
 
+    INPUT is an .npy file for a model with one input, or an .npz file with an array for each input, by name. tcinspect lists
+    the inputs. Without -o, a summary of each output is printed.
+    """
     from tccompile.plan import fill, read_plan
     from tccompile.runtime.session import Session
 
+    if iterations and not bench:
+        raise UsageError("--iterations says how often --bench measures; give --bench too")
+    if output is not None:
+        _check_output(output, plan, input_file, weights)
     loaded = read_plan(plan)
+    program = loaded.entries[0].program
+    if input_file is None and program.inputs and not bench:
+        raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
+    if input_file is None and output is not None and program.inputs:
+        raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
+    if output is not None and output.suffix != ".npz" and len(program.outputs) > 1:
+        raise UsageError(
+            f"the model has {len(program.outputs)} outputs ({', '.join(program.outputs)}): "
+            f"write them with -o {output.with_suffix('.npz')}"
+        )
+    feeds = None if input_file is None and program.inputs else _read_feeds(input_file, program.inputs)
     if weights is not None:
-        _need_compiler()
+        _need_compiler("--weights")
         from tccompile.load import sources
 
         loaded = fill(loaded, sources(weights))
-    if check_finite and device == "auto":
-        device = "cpu"
     with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
-        if not quiet and not as_json:
-            click.echo(f"on {session.describe()}", err=True)
-        feeds = _read_feeds(input_file, [i.name for i in session.get_inputs()])
-        names = [o.name for o in session.get_outputs()]
-        outputs = dict(zip(names, session.run(None, feeds), strict=True))
-        times = session.bench(iterations, feeds) if bench else None
         where = session.describe()
+        if not quiet and not as_json:
+            click.echo(f"on {where}", err=True)
+        outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        times = session.bench(iterations or ITERATIONS[session.device.partition(":")[0]], feeds) if bench else None
     if output is not None:
         _write_outputs(output, outputs)
-    result: dict[str, Any] = {"device": where, "outputs": [_summary(n, v) for n, v in outputs.items()]}
-    if times is not None:
-        median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
-        result["bench"] = {
-            "median_ms": median,
-            "p90_ms": p90,
-            "p99_ms": p99,
-            "per_second": 1000 / median,
-            "iterations": len(times),
-        }
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    if output is None:
-        for o in result["outputs"]:
-            click.echo(f"{o['name']}: {o['dtype']}[{', '.join(map(str, o['shape']))}]  {o['text']}")
-    if times is not None:
-        click.echo(
-            "median {median_ms:.3f} ms, p90 {p90_ms:.3f}, p99 {p99_ms:.3f}; {per_second:.1f} inferences a second".format(
-                **result["bench"]
-            )
-        )
+    summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
+    _print_result(where, summaries, times, as_json, quiet=output is not None)
+    return 0
 
 
-def _read_feeds(path: Path, names: Sequence[str]) -> dict[str, Any]:
+def _read_feeds(path: Path | None, names: Sequence[str]) -> dict[str, Any]:
+    """The arrays of a .npy or .npz file by the name of the input they are for; nothing without a file."""
     import numpy as np
 
+    if path is None:
+        return {}
+    what = f"{path} is not a .npy or .npz file of plain arrays"
     try:
         data = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{path} is not a .npy or .npz file of plain arrays: {error}") from None
-    if isinstance(data, np.ndarray):
-        if len(names) != 1:
-            raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz with an array for each")
-        return {names[0]: data}
-    try:
-        return {name: data[name] for name in data.files}
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{path} holds an array that cannot be read: {error}") from None
+        arrays = data if isinstance(data, np.ndarray) else {name: data[name] for name in data.files}
+    except Exception as error:  # the readers of zip archives and headers raise types of many kinds
+        raise InputError(f"{what}: {error}") from None
+    if isinstance(arrays, dict):
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise InputError(f"{what}: {name} is no array")
+        return arrays
+    if len(names) != 1:
+        raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz file with an array for each")
+    return {names[0]: arrays}
 
 
 def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
     """Write the file whole or not at all."""
+    import zipfile
+
     import numpy as np
 
-    if path.suffix != ".npz" and len(outputs) > 1:
-        raise UsageError(
-            f"the model has {len(outputs)} outputs ({', '.join(outputs)}): write them with -o {path.with_suffix('.npz')}"
+    from tccompile.plan import whole_file
+
+    with whole_file(path) as file:
+        if path.suffix != ".npz":
+            np.save(file, next(iter(outputs.values())))
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
+            for name, value in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(value))
+
+
+def _summary(tensor: Tensor, stored: Any) -> Json:
+    """An output's name, shape, type, and what its finite values are like (None if there are none)."""
+    import numpy as np
+
+    from tccompile.reference.storage import from_storage
+
+    values = from_storage(stored, tensor.dtype).astype(np.float64)
+    finite = values[np.isfinite(values)]
+    low, high, mean = (float(f(finite)) for f in (np.min, np.max, np.mean)) if finite.size else (None,) * 3
+    found = {"min": low, "max": high, "mean": mean, "not_finite": int(values.size - finite.size)}
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype.value, **found}
+
+
+def _print_result(where: str, summaries: Sequence[Json], times: Sequence[float] | None, as_json: bool, quiet: bool) -> None:
+    """The outputs' summaries, unless `quiet`, and the milliseconds of `times`."""
+    import numpy as np
+
+    result: Json = {"device": where, "outputs": summaries}
+    if times is not None:
+        median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
+        figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
+        result["bench"] = figures
+    if as_json:
+        click.echo(json.dumps(result, ensure_ascii=False))
+        return
+    for s in () if quiet else summaries:
+        click.echo(f"{s['name']}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
+    if times is not None:
+        click.echo(
+            f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
         )
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if path.suffix == ".npz":
-                np.savez(file, **outputs)
-            else:
-                np.save(file, next(iter(outputs.values())))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
-def _summary(name: str, value: Any) -> dict[str, Any]:
-    import numpy as np
-
-    out: dict[str, Any] = {"name": name, "shape": list(value.shape), "dtype": str(value.dtype), "text": "empty"}
-    if value.size:
-        v = value.astype(np.float64)
-        finite = v[np.isfinite(v)]
-        low, high, mean = (float(f(finite)) for f in (np.min, np.max, np.mean)) if finite.size else (float("nan"),) * 3
-        out |= {"min": low, "max": high, "mean": mean, "not_finite": int(v.size - finite.size)}
-        out["text"] = f"min {low:.6g}, max {high:.6g}, mean {mean:.6g}"
-        if out["not_finite"]:
-            out["text"] += f", {out['not_finite']} not finite"
-    return out
+def _values_text(summary: Json) -> str:
+    parts = [f"{key} {summary[key]:.6g}" for key in ("min", "max", "mean") if summary[key] is not None]
+    if summary["not_finite"]:
+        parts.append(f"{summary['not_finite']} not finite")
+    return ", ".join(parts) or "empty"
 
 
 # --- tcinspect -------------------------------------------------------------------------------------------------------
 
 
 @click.command(cls=Command)
-@click.argument("plan", type=EXISTING)
+@click.argument("plan", metavar="MODEL.plan", type=EXISTING)
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.version_option(package_name="tccompile")
-def tcinspect(plan: Path, steps: bool, as_json: bool) -> None:
-    """Print what is in a plan."""
+@click.version_option(__version__)
+def tcinspect(plan: Path, steps: bool, as_json: bool) -> int:
+    """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes."""
     from tccompile import report
     from tccompile.plan import read_plan
 
@@ -353,7 +435,8 @@ def tcinspect(plan: Path, steps: bool, as_json: bool) -> None:
     sections = report.explain(loaded) if steps else []
     if as_json:
         click.echo(json.dumps(data | ({"explain": sections} if steps else {}), ensure_ascii=False))
-        return
-    click.echo(f"{plan}: {report.size_text(data['bytes'])}\n{report.inspect_text(data)}")
+        return 0
+    click.echo(report.inspect_text(data))
     if steps:
         click.echo(report.explain_text(sections))
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,17 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, shape
 
 
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of several inputs, each as `parse_shape` reads it."""
+    out: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, shape = parse_shape(text)
+        if name in out:
+            raise UsageError(f"two shapes for the input {name!r}; give a set of shapes each with --entry")
+        out[name] = shape
+    return out
+
+
 def parse_entry(text: str) -> dict[str, tuple[int, ...]]:
     """`x=1x3x224x224,y=1x10`: one set of input shapes"""
-    return dict(parse_shape(part) for part in text.split(","))
+    return parse_shapes(text.split(","))

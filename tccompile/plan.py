@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -533,12 +533,19 @@ def to_bytes(plan: Plan) -> bytes:
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to a file, which appears whole or not at all."""
+    with whole_file(path) as file:
+        for chunk in _chunks(plan):
+            file.write(chunk)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to that takes its name, and the place of an older one, when all of it has been written."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            for chunk in _chunks(plan):
-                file.write(chunk)
+            yield file
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read

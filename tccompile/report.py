@@ -58,17 +58,17 @@ def _value(program: Program, name: str) -> Json:
 
 
 def explain(plan: Plan) -> list[Json]:
-    """For each section, each step: the user's nodes, kernel, config, Tensor Cores or why not, and the padding added."""
-    return [
-        {
-            "entry": number,
-            "arch": section.arch,
-            "code": section_kind(plan, section),
-            "steps": [_step(entry.program, s) for s in section.steps],
-        }
-        for number, entry in enumerate(plan.entries)
-        for section in entry.sections
-    ]
+    """For each entry and generation, each step: the user's nodes, kernel, config, Tensor Cores or why not, padding added.
+
+    A generation whose code comes in several forms has the same steps in each: it is told once, with all of them in `code`.
+    """
+    out = []
+    for number, entry in enumerate(plan.entries):
+        for arch in dict.fromkeys(s.arch for s in entry.sections):
+            same = [s for s in entry.sections if s.arch == arch]
+            steps = [_step(entry.program, step) for step in same[0].steps]
+            out.append({"entry": number, "arch": arch, "code": [section_kind(plan, s) for s in same], "steps": steps})
+    return out
 
 
 def _step(program: Program, step: Step) -> Json:
@@ -102,13 +102,21 @@ def _padding(program: Program, op: Op) -> list[str]:
 # --- Text ------------------------------------------------------------------------------------------------------------
 
 
+def summary_text(data: Json) -> str:
+    """One line on a plan that has been written."""
+    archs = dict.fromkeys(s["arch"] for entry in data["entries"] for s in entry["sections"])
+    return f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}"
+
+
 def inspect_text(data: Json) -> str:
-    lines = [f"{data['name'] or 'model'}  ({', '.join(f'{k} {v}' for k, v in data['producer'].items())})"]
+    lines = [f"{data['plan']}: {size_text(data['bytes'])}"]
+    lines.append(f"  model    {data['name'] or 'without a name'}")
+    lines.append(f"  made by  {', '.join(f'{k} {v}' for k, v in data['producer'].items())}")
     for number, entry in enumerate(data["entries"]):
         if len(data["entries"]) > 1:
-            lines.append(f"entry {number}")
+            lines.append(f"  entry {number}")
         for kind in ("inputs", "outputs"):
-            lines += [f"  {kind[:-1]:7} {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
+            lines += [f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
         lines.append("  target           steps  launches  on Tensor Cores  arena")
         for s in entry["sections"]:
             target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
@@ -126,7 +134,7 @@ def explain_text(sections: list[Json]) -> str:
     lines: list[str] = []
     for section in sections:
         entry = f"entry {section['entry']}, " if any(s["entry"] for s in sections) else ""
-        lines.append(f"{entry}{section['arch']}{' (PTX)' if section['code'] == 'ptx' else ''}")
+        lines.append(f"{entry}{section['arch']} ({', '.join(section['code'])})")
         for number, step in enumerate(section["steps"]):
             config = " ".join(f"{k}={v}" for k, v in step["config"].items())
             cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
