@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tccompile.expr import FUNCTIONS, DType, Expr
@@ -186,6 +186,11 @@ class Parameters:
     def divider(self) -> tuple[str, str, str]:
         """A divisor and its reciprocal: see `divider`."""
         return self.take(), self.take(), self.take()
+
+
+def tuple_of(parameters: Sequence[str]) -> str:
+    """The text of a tuple of names, in pieces: Numba does not know the bytecode of calls and tuples of more than 30."""
+    return " + ".join(f"({', '.join(parameters[i : i + 30])},)" for i in range(0, len(parameters), 30)) or "()"
 
 
 def types_of(kinds: list[str]) -> tuple[Any, ...]:

@@ -281,11 +281,3 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
             body.append(f"put({y} + i64(c + {i}) * (i64({y_step}) * {size}), {r}{guard})")
     text = f"def store(acc, m, c, e):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
     return text, arguments.kinds, accesses
-
-
-def flatten(body: Callable[..., None], fixed: int, extra: int) -> Callable[..., None]:
-    """A function of fixed + extra parameters that calls `body` with the first ones and a tuple of the others."""
-    first = ", ".join(f"a{i}" for i in range(fixed))
-    rest = ", ".join(f"e{i}" for i in range(extra))
-    text = f"def kernel({first}, {rest}):\n    body({first}, ({rest},))\n"
-    return execute(text, {"body": body}, "kernel")

@@ -17,7 +17,7 @@ from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import execute
+from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
     CHUNK,
     IMAGES,
@@ -321,10 +321,9 @@ def build_tile(
 
     addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
     more = [f"e{i}" for i in range(len(extra))]
-    tuples = [f"({', '.join(more[i : i + 30])},)" for i in range(0, len(more), 30)]  # Numba takes 30 elements at once
     scope = {"body": body, "partial": 0, "counter": 0}
     text = f"def kernel({', '.join([*addresses, *SCALARS, *more])}):\n"
-    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), {' + '.join(tuples)})\n"
+    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), {tuple_of(more)})\n"
     signature = types.void(*[u64] * len(addresses), *[i32] * len(SCALARS), *extra)
     return Function(execute(text, scope, "kernel"), signature, threads, tile.blocks)
 

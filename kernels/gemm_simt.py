@@ -14,7 +14,7 @@ from typing import Any
 from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import execute
+from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
     IMAGES,
     MATRICES,
@@ -218,10 +218,9 @@ def build_tile(tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool
 
     addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
     params = [f"e{i}" for i in range(len(extra))]
-    tuples = [f"({', '.join(params[i : i + 30])},)" for i in range(0, len(params), 30)]  # Numba takes 30 elements at once
     scope = {"body": body, "partial": 0, "counter": 0}
     text = f"def kernel({', '.join([*addresses, *SCALARS, *MORE, *params])}):\n    body(x, w, partial, counter, "
-    text += f"({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(MORE)}), {' + '.join(tuples)})\n"
+    text += f"({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(MORE)}), {tuple_of(params)})\n"
     signature = types.void(*[u64] * len(addresses), *[i32] * (len(SCALARS) + len(MORE)), *extra)
     return Function(execute(text, scope, "kernel"), signature, threads)
 

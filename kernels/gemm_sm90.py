@@ -20,6 +20,7 @@ from tccompile.arch import KIB, Arch
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
+from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -466,7 +467,7 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
             hw.cluster_wait()
 
     signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
-    return Function(epilogue.flatten(body, 2, integers + len(extra)), signature, t.threads, cluster=split)
+    return Function(entry(body, 2, integers + len(extra)), signature, t.threads, cluster=split)
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tccompile.expr import DType, Shape
-from tccompile.kernels.codegen import divider, execute, names
+from tccompile.kernels.codegen import divider, execute, names, tuple_of
 from tccompile.kernels.epilogue import Frame
 from tccompile.kernels.spec import I32
 from tccompile.program import Op, Program, Tensor
@@ -88,15 +88,11 @@ def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:
 
 
 def entry(body: Callable[..., None], *counts: int) -> Callable[..., None]:
-    """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others.
-
-    No group may have more than 30: Numba does not know the bytecode of longer calls and tuples.
-    """
-    assert max(counts) <= 30
+    """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others."""
     groups = [[f"p{g}_{i}" for i in range(n)] for g, n in enumerate(counts)]
-    tuples = ["(" + "".join(f"{p}, " for p in group) + ")" for group in groups[1:]]
+    args = [*groups[0], *map(tuple_of, groups[1:])]
     params = ", ".join(p for group in groups for p in group)
-    return execute(f"def kernel({params}):\n    body({', '.join([*groups[0], *tuples])})\n", {"body": body}, "kernel")
+    return execute(f"def kernel({params}):\n    body({', '.join(args)})\n", {"body": body}, "kernel")
 
 
 def tree(accs: Sequence[str], combine: str, threads: int) -> list[str]:

@@ -2,10 +2,11 @@
 
     python -m tests.gpu.build DIR --arch sm_90a --kind cubin
     python -m tests.gpu.build DIR --arch sm_80,sm_75,sm_61 --kind ptx     adds to what is there, under other names
+    python -m tests.gpu.build SMALL --sample 4                            four variants of each kernel, for slow tools
     pytest tests/gpu --plans DIR
 
 Each case becomes one plan whose entries are its variants: every kernel that supports it, with every config (--all) or with a
-few, on every generation asked for.
+few, on every generation asked for. Variants whose code spills registers are left out, as the compiler does, and counted.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import Job, emit
+from tccompile.emit import Job, Progress, SpillError, emit
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.place import place
@@ -84,15 +86,54 @@ def _entry(program: Program, v: Variant, images: Mapping[Job, Image], index: Map
     return Entry(program, (Section(v.arch.name, (step,), placed.offsets, placed.arena, placed.counters),))
 
 
-def build_plans(cases: Iterable[str], archs: Sequence[Arch], kind: str, every: bool = False, progress=None) -> list[Plan]:
-    """The plans of some cases, compiled together."""
+@dataclass(frozen=True)
+class Built:
+    """Plans of some cases, and the variants left out of them because their code spills registers."""
+
+    plans: list[Plan]
+    spilled: list[Variant]
+
+
+def build_plans(
+    cases: Iterable[str],
+    targets: Sequence[tuple[Arch, str]],
+    every: bool = False,
+    sample: int | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """The plans of some cases for generations and kinds, compiled together; `sample` takes at most so many of each kernel."""
     programs = {case: program_of(case) for case in cases}
-    wanted = {case: variants(case, program, archs, kind, every) for case, program in programs.items()}
-    images = emit([job for v in wanted.values() for variant in v for job in variant.jobs], progress)
-    return [build_plan(case, programs[case], v, images) for case, v in wanted.items() if v]
+    wanted = {
+        case: [v for arch, kind in targets for v in variants(case, program, [arch], kind, every)]
+        for case, program in programs.items()
+    }
+    if sample is not None:
+        wanted = _sampled(wanted, sample)
+    jobs = [job for v in wanted.values() for variant in v for job in variant.jobs]
+    spills: frozenset[Job] = frozenset()
+    try:
+        images = emit(jobs, progress)
+    except SpillError as error:
+        spills = frozenset(error.jobs)
+        images = emit([job for job in jobs if job not in spills], progress)
+    spilled = [variant for v in wanted.values() for variant in v if spills.intersection(variant.jobs)]
+    kept = {case: [variant for variant in v if not spills.intersection(variant.jobs)] for case, v in wanted.items()}
+    return Built([build_plan(case, programs[case], v, images) for case, v in kept.items() if v], spilled)
 
 
-def session_plan(targets: Sequence[tuple[Arch, str]], progress=None) -> Plan:
+def _sampled(wanted: Mapping[str, list[Variant]], most: int) -> dict[str, list[Variant]]:
+    """At most so many variants of each kernel, spread over its cases and configs."""
+    by_kernel: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for case, found in wanted.items():
+        for i, v in enumerate(found):
+            by_kernel.setdefault((v.kernel.name, v.arch.name), []).append((case, i))
+    taken = {
+        places[i * len(places) // min(most, len(places))] for places in by_kernel.values() for i in range(min(most, len(places)))
+    }
+    return {case: [v for i, v in enumerate(found) if (case, i) in taken] for case, found in wanted.items()}
+
+
+def session_plan(targets: Sequence[tuple[Arch, str]], progress: Progress | None = None) -> Plan:
     """A small network with two branches and entries for batches of 1 and 3, as the compiler would build it."""
     programs = [network(batch) for batch in (1, 3)]
     choices = {(i, t): schedule(p, t[0]) for i, p in enumerate(programs) for t in targets}
@@ -124,27 +165,28 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--kind", choices=("cubin", "ptx"), default="cubin")
     parser.add_argument("--all", action="store_true", help="every config of every kernel")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N variants of each kernel")
     parser.add_argument("--case", action="append", help="only cases whose name begins so")
     args = parser.parse_args()
-    archs = [ARCHS[name] for name in args.arch.split(",")]
+    targets = [(ARCHS[name], args.kind) for name in args.arch.split(",")]
     cases = [c for c in CASES if not args.case or any(c.startswith(p) for p in args.case)]
     args.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
 
     def progress(done: int, total: int) -> None:
-        print(f"\r{done} of {total} kernels, {time.monotonic() - begin:.0f} s ", end="", file=sys.stderr, flush=True)
+        if done % 100 == 0 or done == total:
+            print(f"{done} of {total} kernels, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
-    plans = build_plans(cases, archs, args.kind, args.all, progress)
-    print(file=sys.stderr)
-    suffix = f"{'+'.join(a.name for a in archs)}.{args.kind}.plan"
-    for plan in plans:
+    built = build_plans(cases, targets, args.all, args.sample, progress)
+    suffix = f"{'+'.join(arch.name for arch, _ in targets)}.{args.kind}.plan"
+    for plan in built.plans:
         plan.save(args.folder / f"{plan.name}.{suffix}")
-    if not args.case:
+    if not args.case and args.sample is None:
         (args.folder / "session").mkdir(exist_ok=True)
-        session_plan([(a, args.kind) for a in archs]).save(args.folder / "session" / suffix)
-    without = [c for c in cases if c not in {p.name for p in plans}]
-    entries = sum(len(p.entries) for p in plans)
-    print(f"{len(plans)} plans with {entries} variants" + (f"; no kernel for {', '.join(without)}" if without else ""))
+        session_plan(targets).save(args.folder / "session" / suffix)
+    print(f"{len(built.plans)} plans with {sum(len(p.entries) for p in built.plans)} variants")
+    for what, n in sorted(Counter(f"{v.kernel.name} for {v.arch.name}" for v in built.spilled).items()):
+        print(f"{n} variants of {what} spill registers and are left out")
 
 
 if __name__ == "__main__":

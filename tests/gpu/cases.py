@@ -28,6 +28,7 @@ from tccompile.expr import (
     reshape_view,
 )
 from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, Tensor, dense, verify
+from tccompile.reference import from_storage, to_storage
 from tccompile.weights import Literal
 
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
@@ -45,7 +46,7 @@ class Builder:
     def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = 8) -> str:
         """A constant."""
         self.tensors[name] = dense(name, values.shape, dtype, tuple(order) if order else None, pad)
-        self.constants[name] = Literal(values.astype(dtype.numpy))
+        self.constants[name] = Literal(from_storage(to_storage(values, dtype), dtype))
         return name
 
     def normal(
@@ -55,6 +56,12 @@ class Builder:
 
     def integers(self, name: str, shape: tuple[int, ...], dtype: DType, low: int = -5, high: int = 6) -> str:
         return self.values(name, self.rng.integers(low, high, shape), dtype)
+
+    def part(self, name: str, shape: tuple[int, ...], axis: int, whole: int, at: int, dtype: DType, order: Sequence[int]) -> str:
+        """Constant elements `at` onwards along `axis` of a tensor with `whole` of them."""
+        base = self.normal(f"whole_{name}", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, order)
+        self.tensors[name] = _view(name, self.tensors[base], shape, axis, at)
+        return name
 
     def result(self, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None) -> str:
         """What the op writes: a tensor of its own."""
@@ -66,10 +73,8 @@ class Builder:
     ) -> str:
         """What the op writes: elements `at` onwards along `axis` of a tensor with `whole` of them."""
         base = dense("whole", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, tuple(order) if order else None)
-        padded = list(base.padded)
-        padded[axis] = base.padded[axis] - at if at + shape[axis] == whole else shape[axis]
         self.tensors["whole"] = base
-        self.tensors["y"] = Tensor("y", shape, dtype, tuple(padded), base.strides, "whole", at * base.strides[axis])
+        self.tensors["y"] = _view("y", base, shape, axis, at)
         return "y"
 
     def output(self, shape: tuple[int, ...], dtype: DType = F32) -> str:
@@ -86,27 +91,35 @@ class Builder:
         return program
 
 
+def _view(name: str, base: Tensor, shape: tuple[int, ...], axis: int, at: int) -> Tensor:
+    """Elements `at` onwards along `axis`; with the padding, if they are the last ones."""
+    padded = list(base.padded)
+    padded[axis] = base.padded[axis] - at if at + shape[axis] == base.shape[axis] else shape[axis]
+    return Tensor(name, shape, base.dtype, tuple(padded), base.strides, base.name, at * base.strides[axis])
+
+
 # --- Epilogues -------------------------------------------------------------------------------------------------------
 
 
 def epilogue(
     b: Builder, shape: tuple[int, ...], text: str, axis: int = 1, order: Sequence[int] | None = None, dtype: DType = F16
 ) -> Epilogue:
-    """From words: bias, scale (vectors along `axis`), residual (like the result), shuffle, or names of functions."""
+    """From words: bias, scale (vectors along `axis`), residual (like the result), shuffle (2 or 3), or names of functions."""
     expr: Expr = ACC
     loads: list[View] = []
     shuffle = 1
     for word in text.split():
+        name = f"{word}{len(loads)}"
         if word in ("bias", "scale"):
-            b.normal(word, (shape[axis],), F32)
-            loads.append(View(word, (coord(axis),)))
+            b.normal(name, (shape[axis],), F32)
+            loads.append(View(name, (coord(axis),)))
             expr = call("add" if word == "bias" else "mul", expr, load(len(loads) - 1))
         elif word == "residual":
-            b.normal(word, shape, dtype, order)
-            loads.append(identity_view(word, len(shape)))
+            b.normal(name, shape, dtype, order)
+            loads.append(identity_view(name, len(shape)))
             expr = call("add", expr, load(len(loads) - 1))
-        elif word == "shuffle":
-            shuffle = 2
+        elif word in ("shuffle", "shuffle3"):
+            shuffle = 3 if word == "shuffle3" else 2
         else:
             expr = call(word, expr)
     return Epilogue(expr, tuple(loads), shuffle)
@@ -131,20 +144,27 @@ def conv(
     ep: str = "bias",
     to: str = "own",
     dtype: DType = F16,
+    source: str = "own",
 ) -> Program:
-    """x (N, C, …spatial); `to`: own, slice, tail (a slice that ends its parent), or output (fp32, row-major)."""
+    """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), or plain."""
     b = Builder(case)
     spatial = len(window)
     order = NHWC if spatial == 2 else NWC
     pads = tuple((w - 1) * dilation // 2 if pad is None else pad for w in window)
     out = (x[0], o, *(extent(n, p, p, w, stride, dilation) for n, p, w in zip(x[2:], pads, window, strict=True)))
-    b.normal("x", x, dtype, order)
+    if source == "plain":  # as a model input
+        b.values("x", b.rng.standard_normal(x), dtype, pad=1)
+    elif source == "own":
+        b.normal("x", x, dtype, order)
+    else:
+        b.part("x", x, 1, x[1] + 40, {"slice": 16, "odd": 3}[source], dtype, order)
     depthwise = groups == x[1] == o
     fan_in = x[1] // groups * int(np.prod(window))
     worder = ((2, 3, 1, 0) if spatial == 2 else (2, 1, 0)) if depthwise else order
     b.normal("w", (o, x[1] // groups, *window), dtype, worder, fan_in**-0.5)
     ep_ = epilogue(b, out, ep, 1, order, dtype)
-    shape = out if ep_.shuffle == 1 else (out[0], o // 4, out[2] * 2, out[3] * 2)
+    s = ep_.shuffle
+    shape = out if s == 1 else (out[0], o // (s * s), out[2] * s, out[3] * s)
     y = _destination(b, shape, 1, to, dtype, order)
     one = (stride,) * spatial
     op = Conv(
@@ -154,14 +174,16 @@ def conv(
 
 
 def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
+    """y: a tensor of its own, a model output (fp32, row-major), or a part of another along `axis`.
+
+    Of the parts, slice and odd have none of the padding, at a multiple of 16 bytes and not; tail and odd_tail end the other.
+    """
     if to == "own":
         return b.result(shape, dtype, order)
     if to == "output":
         return b.output(shape)
-    if to == "slice":  # not the last one: no padding of its own
-        return b.slice_of(shape, axis, shape[axis] + 40, 16, dtype, order)
-    assert to == "tail"
-    return b.slice_of(shape, axis, shape[axis] + 16, 16, dtype, order)
+    at, after = {"slice": (16, 24), "odd": (3, 6), "tail": (16, 0), "odd_tail": (3, 0)}[to]
+    return b.slice_of(shape, axis, at + shape[axis] + after, at, dtype, order)
 
 
 def gemm(
@@ -218,7 +240,7 @@ def reduce(
     order: Sequence[int] | None = None,
     ep: str = "",
     dtype: DType = F16,
-    to: DType | None = None,
+    to: str = "own",
 ) -> Program:
     b = Builder(case)
     if dtype.is_float:
@@ -236,7 +258,7 @@ def reduce(
     elif ep:
         made = epilogue(b, shape, ep, 1, order, dtype)
         outer, loads = made.expr, made.loads
-    y = b.result(shape, to or dtype, order)
+    y = _destination(b, shape, 1, to, dtype, order)
     return b.program(Reduce(nodes=(case,), y=y, x="x", axes=axes, combine=combine, pre=inner, epilogue=Epilogue(outer, loads)))
 
 
@@ -248,11 +270,13 @@ def softmax(
     order: Sequence[int] | None = None,
     ep: str = "",
     dtype: DType = F16,
+    to: str = "own",
 ) -> Program:
     b = Builder(case)
     b.normal("x", x, dtype, order, 3.0)
     ep_ = epilogue(b, x, ep, len(x) - 1, order, dtype)
-    return b.program(Softmax(nodes=(case,), y=b.result(x, dtype, order), x="x", axis=axis, log=log, epilogue=ep_))
+    y = _destination(b, x, len(x) - 1 if order is None else 1, to, dtype, order)
+    return b.program(Softmax(nodes=(case,), y=y, x="x", axis=axis, log=log, epilogue=ep_))
 
 
 def norm(
@@ -265,11 +289,13 @@ def norm(
     axis: int = 1,
     shift: float = 0.5,
     dtype: DType = F16,
+    to: str = "own",
 ) -> Program:
     b = Builder(case)
     b.values("x", b.rng.standard_normal(x) + shift, dtype, order)
     ep_ = epilogue(b, x, ep, axis, order, dtype)
-    return b.program(Norm(nodes=(case,), y=b.result(x, dtype, order), x="x", axes=axes, eps=1e-5, groups=groups, epilogue=ep_))
+    y = _destination(b, x, axis, to, dtype, order)
+    return b.program(Norm(nodes=(case,), y=y, x="x", axes=axes, eps=1e-5, groups=groups, epilogue=ep_))
 
 
 def resize(
@@ -382,6 +408,46 @@ def _half_step(b: Builder):
     return call("exp", load(0)), (View("x", (coord(0), coord(1), coord(2) * -2 + 31)),)
 
 
+def _batch_norm(b: Builder):
+    """A scale and a shift a channel, and ReLU, from one slice of a concatenation into another (as DenseNet has them)"""
+    shape = (2, 58, 7, 9)
+    b.part("x", shape, 1, 82, 12, F16, NHWC)
+    b.normal("s", (58,), F32)
+    b.normal("t", (58,), F32)
+    b.slice_of(shape, 1, 75, 17, F16, NHWC)
+    channel = (coord(1),)
+    total = call("add", call("mul", load(0), load(1)), load(2))
+    return call("relu", total), (identity_view("x", 4), View("s", channel), View("t", channel))
+
+
+def _concatenation(at: int, channels: int, whole: int):
+    """A copy of an image into channels `at` onwards of `whole`"""
+
+    def make(b: Builder):
+        b.normal("x", (2, channels, 6, 7), F16, NHWC)
+        b.slice_of((2, channels, 6, 7), 1, whole, at, F16, NHWC)
+        return load(0), (identity_view("x", 4),)
+
+    return make
+
+
+def _many(b: Builder):
+    """More tensors than fit one tuple of Numba's"""
+    shape = (2, 19, 5, 6)
+    views = []
+    for i in range(12):
+        b.normal(f"x{i}", shape, F16, NHWC)
+        views.append(identity_view(f"x{i}", 4))
+    b.result(shape, F16, NHWC)
+    total = load(0)
+    for i in range(1, 12):
+        total = call("add" if i % 3 else "mul", total, load(i))
+    return total, tuple(views)
+
+
+MANY = "bias scale residual residual tanh residual residual residual scale residual bias"
+"""An epilogue with more arguments than fit one tuple of Numba's."""
+
 Cases = dict[str, Callable[[str], Program]]
 
 
@@ -409,12 +475,33 @@ CASES: Cases = {
     "conv_output": _case(conv, (2, 40, 12, 10), 20, (3, 3), ep="bias", to="output"),
     "conv_shuffle": _case(conv, (1, 32, 11, 13), 48, (3, 3), ep="bias shuffle"),
     "conv_shuffle_3": _case(conv, (1, 32, 11, 13), 12, (3, 3), ep="bias tanh shuffle"),
+    "conv_shuffle_1": _case(conv, (3, 12, 9, 7), 4, (3, 3), ep="bias shuffle"),
+    "conv_shuffle_5": _case(conv, (1, 20, 9, 7), 20, (3, 3), ep="bias shuffle"),
+    "conv_shuffle_7_by_3": _case(conv, (1, 16, 6, 7), 63, (3, 3), ep="bias shuffle3"),
+    "conv_shuffle_output": _case(conv, (2, 32, 11, 13), 27, (3, 3), ep="bias shuffle3", to="output"),
+    "conv_from_input": _case(conv, (2, 3, 20, 22), 16, (3, 3), stride=2, ep="bias relu", dtype=F32, source="plain"),
+    "conv_border_to_border": _case(conv, (1, 3, 20, 22), 3, (3, 3), dtype=F32, source="plain", to="output"),
+    "conv_residual_output": _case(conv, (1, 24, 10, 12), 12, (1, 1), ep="bias residual relu", to="output"),
+    "conv_1x1_output": _case(conv, (3, 58, 7, 7), 58, (1, 1), to="output"),
+    "conv_from_slice": _case(conv, (1, 32, 12, 12), 40, (3, 3), source="slice", ep="bias relu"),
+    "conv_from_odd": _case(conv, (1, 29, 12, 12), 40, (3, 3), source="odd", ep="bias relu"),
+    "conv_to_odd": _case(conv, (3, 32, 9, 9), 20, (3, 3), ep="bias relu", to="odd"),
+    "conv_to_odd_tail": _case(conv, (1, 32, 9, 9), 20, (1, 1), ep="bias residual", to="odd_tail"),
+    "conv_58": _case(conv, (3, 58, 14, 14), 58, (1, 1), ep="bias relu"),
+    "conv_650": _case(conv, (1, 650, 7, 7), 26, (1, 1), ep="bias relu"),
+    "conv_12_to_12": _case(conv, (1, 12, 13, 9), 12, (3, 3), ep="bias"),
+    "conv_many": _case(conv, (1, 32, 9, 9), 35, (3, 3), ep=MANY),
+    "conv_of_one": _case(conv, (1, 1, 1, 1), 1, (1, 1)),
+    "conv_of_one_pixel": _case(conv, (1, 40, 1, 1), 33, (3, 3)),
     "conv_fp32": _case(conv, (1, 20, 13, 11), 24, (3, 3), ep="bias residual relu", dtype=F32),
     "conv_1d": _case(conv, (2, 40, 57), 48, (9,), ep="bias relu"),
     "conv_1d_stride3": _case(conv, (1, 16, 100), 33, (5,), stride=3),
     "conv_groups_4": _case(conv, (1, 64, 14, 14), 64, (3, 3), groups=4, ep="bias relu"),
     "conv_groups_32": _case(conv, (2, 128, 9, 9), 128, (3, 3), groups=32, ep="bias relu"),
     "conv_groups_odd": _case(conv, (1, 15, 9, 9), 21, (3, 3), groups=3, ep="bias"),
+    "conv_groups_stride2": _case(conv, (3, 32, 11, 13), 64, (3, 3), stride=2, groups=2, ep="bias relu"),
+    "conv_groups_tail": _case(conv, (1, 48, 9, 9), 48, (3, 3), groups=3, ep="bias", to="tail"),
+    "conv_groups_1x1": _case(conv, (1, 60, 9, 9), 60, (1, 1), groups=3, ep="bias residual"),
     "conv_multiplier": _case(conv, (1, 12, 10, 10), 24, (3, 3), groups=12, ep="bias"),
     "depthwise_3x3": _case(conv, (1, 96, 28, 28), 96, (3, 3), groups=96, ep="bias hard_swish"),
     "depthwise_5x5_stride2": _case(conv, (2, 20, 15, 17), 20, (5, 5), stride=2, groups=20, ep="bias silu"),
@@ -422,6 +509,12 @@ CASES: Cases = {
     "depthwise_dilated": _case(conv, (1, 33, 16, 16), 33, (3, 3), dilation=3, groups=33),
     "depthwise_1d": _case(conv, (2, 40, 50), 40, (9,), groups=40, ep="bias relu"),
     "depthwise_fp32": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, dtype=F32),
+    "depthwise_58": _case(conv, (3, 58, 15, 15), 58, (3, 3), stride=2, groups=58),
+    "depthwise_from_odd": _case(conv, (1, 36, 9, 9), 36, (3, 3), groups=36, ep="bias relu", source="odd"),
+    "depthwise_to_odd": _case(conv, (1, 36, 9, 9), 36, (3, 3), groups=36, ep="bias relu", to="odd"),
+    "depthwise_tail": _case(conv, (1, 20, 9, 9), 20, (3, 3), groups=20, ep="bias", to="tail"),
+    "depthwise_output": _case(conv, (1, 20, 9, 9), 20, (3, 3), groups=20, ep="bias", to="output"),
+    "depthwise_many": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, ep=MANY),
     # matrix products
     "gemm": _case(gemm, (77, 200), 130),
     "gemm_1_row": _case(gemm, (1, 512), 1000),
@@ -434,6 +527,12 @@ CASES: Cases = {
     "gemm_slice": _case(gemm, (64, 96), 64, to="slice"),
     "gemm_output": _case(gemm, (5, 256), 10, to="output"),
     "gemm_fp32": _case(gemm, (40, 100), 60, ep="bias relu", dtype=F32),
+    "gemm_to_odd": _case(gemm, (33, 64), 30, to="odd"),
+    "gemm_tail": _case(gemm, (33, 64), 30, ep="bias gelu", to="tail"),
+    "gemm_many": _case(gemm, (65, 64), 50, ep=MANY),
+    "gemm_of_one": _case(gemm, (1, 1), 1),
+    "gemm_batched_1_row": _case(gemm, (5, 1, 40), 17, batched=True),
+    "gemm_batched_output": _case(gemm, (3, 20, 40), 17, batched=True, to="output"),
     # pools
     "max_pool_3x3": _case(pool, (1, 64, 23, 25), "max", (3, 3), stride=2, pad=1),
     "max_pool_2x2": _case(pool, (2, 24, 14, 14), "max", (2, 2), stride=2),
@@ -448,6 +547,10 @@ CASES: Cases = {
     "mean_pool_7x7": _case(pool, (2, 48, 7, 7), "mean", (7, 7)),
     "mean_pool_fp32": _case(pool, (1, 12, 9, 11), "mean", (2, 3), stride=2, dtype=F32),
     "max_pool_rows": _case(pool, (1, 5, 9, 12), "max", (3, 3), pad=1, order=(0, 1, 2, 3)),
+    "max_pool_odd": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="odd"),
+    "max_pool_output": _case(pool, (3, 20, 9, 9), "max", (3, 3), stride=2, to="output"),
+    "mean_pool_many": _case(pool, (1, 20, 9, 9), "mean", (3, 3), pad=1, ep=MANY),
+    "mean_pool_of_one": _case(pool, (1, 1, 1, 1), "mean", (1, 1)),
     # reductions
     "mean_hw": _case(reduce, (2, 200, 7, 7), (2, 3), order=NHWC, ep="mean"),
     "mean_hw_large": _case(reduce, (1, 32, 112, 113), (2, 3), order=NHWC, ep="mean"),
@@ -462,6 +565,10 @@ CASES: Cases = {
     "product": _case(reduce, (6, 12), (1,), combine="mul"),
     "sum_integers": _case(reduce, (6, 45), (1,), dtype=I64),
     "max_integers": _case(reduce, (6, 45), (0,), combine="max", dtype=DType.I32),
+    "mean_hw_output": _case(reduce, (3, 58, 7, 7), (2, 3), order=NHWC, ep="mean", to="output"),
+    "mean_hw_odd": _case(reduce, (1, 20, 7, 7), (2, 3), order=NHWC, ep="mean", to="odd"),
+    "max_many": _case(reduce, (3, 20, 24), (1,), combine="max", ep=MANY),
+    "sum_of_one": _case(reduce, (1, 1), (1,)),
     # softmax
     "softmax_rows": _case(softmax, (33, 100), 1),
     "softmax_long": _case(softmax, (5, 3000), 1),
@@ -471,6 +578,12 @@ CASES: Cases = {
     "log_softmax": _case(softmax, (4, 1000), 1, log=True),
     "softmax_scaled": _case(softmax, (7, 65), 1, ep="scale"),
     "softmax_fp32": _case(softmax, (9, 130), 1, dtype=F32),
+    "softmax_output": _case(softmax, (9, 130), 1, to="output"),
+    "softmax_channels_output": _case(softmax, (2, 21, 9, 11), 1, order=NHWC, to="output"),
+    "softmax_odd": _case(softmax, (9, 30), 1, to="odd"),
+    "softmax_tail": _case(softmax, (9, 30), 1, to="tail"),
+    "softmax_many": _case(softmax, (9, 50), 1, ep=MANY),
+    "softmax_of_one": _case(softmax, (3, 1), 1),
     # normalisations
     "instance_norm": _case(norm, (2, 24, 19, 23), (2, 3), order=NHWC, ep="scale bias relu"),
     "instance_norm_large": _case(norm, (1, 32, 180, 160), (2, 3), order=NHWC, shift=3.0),
@@ -480,6 +593,15 @@ CASES: Cases = {
     "layer_norm_3": _case(norm, (2, 7, 100), (2,), axis=2),
     "layer_norm_long": _case(norm, (3, 5000), (1,)),
     "layer_norm_fp32": _case(norm, (9, 130), (1,), shift=10.0, dtype=F32),
+    "layer_norm_output": _case(norm, (2, 7, 100), (2,), axis=2, to="output"),
+    "layer_norm_odd": _case(norm, (7, 100), (1,), to="odd"),
+    "layer_norm_many": _case(norm, (9, 130), (1,), ep=MANY),
+    "instance_norm_1d": _case(norm, (2, 24, 50), (2,), order=NWC),
+    "instance_norm_tail": _case(norm, (3, 20, 9, 9), (2, 3), order=NHWC, to="tail"),
+    "instance_norm_output": _case(norm, (1, 3, 60, 61), (2, 3), order=NHWC, to="output"),
+    "instance_norm_large_many": _case(norm, (1, 20, 90, 91), (2, 3), order=NHWC, ep=MANY),
+    "group_norm_large": _case(norm, (1, 32, 96, 100), (2, 3), groups=8, order=NHWC, ep="scale bias silu"),
+    "norm_of_one": _case(norm, (3, 5, 1, 1), (2, 3), order=NHWC),
     # resampling
     "resize_nearest": _case(resize, (1, 24, 9, 7), {2: (18, 1), 3: (14, 1)}),
     "resize_linear": _case(resize, (2, 19, 8, 10), {2: (17, 2), 3: (23, 2)}, ep="residual"),
@@ -488,6 +610,9 @@ CASES: Cases = {
     "resize_1d": _case(resize, (2, 20, 15), {2: (31, 2)}),
     "resize_output": _case(resize, (1, 3, 9, 9), {2: (18, 2), 3: (18, 2)}, to="output"),
     "resize_fp32": _case(resize, (1, 8, 6, 6), {2: (12, 2), 3: (12, 2)}, dtype=F32),
+    "resize_odd": _case(resize, (1, 12, 6, 6), {2: (12, 1), 3: (12, 1)}, to="odd"),
+    "resize_tail": _case(resize, (1, 12, 6, 6), {2: (12, 2), 3: (12, 2)}, to="tail"),
+    "resize_many": _case(resize, (1, 20, 5, 6), {2: (9, 2), 3: (8, 2)}, ep=MANY),
     # pointwise: a model's borders, movement, chains, types
     "to_nhwc": _case(pointwise, _copy((2, 3, 45, 37), F32, "plain", F16, NHWC)),
     "to_nhwc_wide": _case(pointwise, _copy((1, 70, 13, 37), F32, "plain", F16, NHWC)),
@@ -496,6 +621,12 @@ CASES: Cases = {
     "cast_to_int": _case(pointwise, _copy((9, 31), F32, None, DType.I32, None)),
     "cast_bf16": _case(pointwise, _copy((9, 31), F32, None, DType.BF16, None)),
     "cast_i8": _case(pointwise, _copy((9, 40), F16, None, DType.I8, None)),
+    "from_bf16": _case(pointwise, _copy((2, 5, 9, 31), DType.BF16, "plain", F16, NHWC)),
+    "to_bf16": _case(pointwise, _copy((2, 5, 9, 31), F16, NHWC, DType.BF16, None, output=True)),
+    "from_fp64": _case(pointwise, _copy((9, 31), DType.F64, "plain", F32, None)),
+    "to_fp64": _case(pointwise, _copy((9, 31), F32, None, DType.F64, None, output=True)),
+    "to_bool": _case(pointwise, _copy((9, 31), F32, None, DType.BOOL, None, output=True)),
+    "from_1d": _case(pointwise, _copy((3, 12, 77), F32, "plain", F16, NWC)),
     "chain": _case(pointwise, _chain),
     "transpose": _case(pointwise, _transposed),
     "reshape": _case(pointwise, _reshaped),
@@ -504,6 +635,11 @@ CASES: Cases = {
     "integers": _case(pointwise, _integers),
     "booleans": _case(pointwise, _booleans),
     "slice_backwards": _case(pointwise, _half_step),
+    "batch_norm_slice": _case(pointwise, _batch_norm),
+    "concat_first": _case(pointwise, _concatenation(0, 24, 60)),
+    "concat_odd": _case(pointwise, _concatenation(3, 12, 36)),
+    "concat_last": _case(pointwise, _concatenation(35, 12, 47)),
+    "many_tensors": _case(pointwise, _many),
 }
 
 

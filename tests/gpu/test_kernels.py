@@ -1,10 +1,14 @@
-"""Every kernel in many configs on a GPU: right values, zero padding, nothing else written, twice the same."""
+"""Every kernel in many configs on a GPU: right values, zero padding, nothing else written, twice the same.
+
+What runs is compiled first, all of it together; conftest.py prints a table of the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,17 +19,31 @@ import pytest
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import TccompileError, UsageError
 from tccompile.expr import DType
-from tccompile.plan import Entry, Plan, read_plan
+from tccompile.plan import Entry, Plan, pack_constant, read_plan
 from tccompile.program import Tensor
 from tccompile.reference import compute, elements, from_storage, to_storage
 from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine, kind
 from tccompile.weights import Literal
 from tests.gpu.cases import CASES
+from tests.gpu.conftest import RESULTS, SPILLED
 
-TOLERANCE = {DType.F16: 2e-3, DType.BF16: 8e-3, DType.F32: 1e-5}
+TOLERANCE = {DType.F16: 2e-3, DType.BF16: 8e-3, DType.F32: 1e-5, DType.F64: 1e-5}
 POISON = 0xFF
 """Floats made of it are NaN."""
+
+PATIENCE_S = 300
+"""After so many seconds a kernel hangs: tools like compute-sanitizer make them slow."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a variant did: its relative error, and what is wrong with it."""
+
+    target: str  # "sm_80 (PTX)"
+    kernel: str
+    error: float = 0.0
+    wrong: str | None = None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,22 +53,53 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("source", sources, ids=[s.stem if isinstance(s, Path) else s for s in sources])
 
 
+# --- What runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compiled(gpu: Device, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """The plans of the selected cases: machine code for this GPU, and PTX for older generations that the toolchain knows."""
+    cases = [item.callspec.params["source"] for item in request.session.items if "source" in getattr(item, "fixturenames", ())]
+    if not cases or isinstance(cases[0], Path):
+        return {}
+    from tccompile.emit import check_toolchain
+    from tests.gpu.build import build_plans
+
+    def known(arch: Arch) -> bool:
+        try:
+            check_toolchain(arch)
+        except UsageError:
+            return False
+        return True
+
+    own = [a for a in ARCHS.values() if a.cc <= gpu.cc and a.cc[0] == gpu.cc[0] and (a.cc == gpu.cc or not a.suffix)][-1:]
+    older = [ARCHS[name] for name in ("sm_61", "sm_75", "sm_80") if ARCHS[name].cc < gpu.cc and ARCHS[name] not in own]
+    targets = [*((a, "cubin") for a in own), *((a, "ptx") for a in older if known(a))]
+    built = build_plans(dict.fromkeys(cases), targets, request.config.getoption("--all"))
+    request.config.stash[SPILLED] = [f"{v.kernel.name} for {v.arch.name}" for v in built.spilled]
+    folder = tmp_path_factory.mktemp("plans")
+    for plan in built.plans:
+        plan.save(folder / f"{plan.name}.plan")
+    return {plan.name: [folder / f"{plan.name}.plan"] for plan in built.plans}
+
+
 class Runner:
     """Runs variants in a child process, and in a new one after a kernel broke the GPU's context there."""
 
     def __init__(self) -> None:
         self.pool: ProcessPoolExecutor | None = None
 
-    def check(self, path: Path, number: int) -> str | None:
+    def check(self, path: Path, number: int) -> Result:
         if self.pool is None:
             self.pool = ProcessPoolExecutor(1, get_context("spawn"))
         try:
-            wrong = self.pool.submit(check_variant, path, number).result(timeout=60)
+            result = self.pool.submit(check_variant, path, number).result(timeout=PATIENCE_S)
         except (BrokenProcessPool, TimeoutError) as error:
-            wrong = f"the process ended: {error!r}"
-        if wrong and ("CUDA_ERROR" in wrong or "the process ended" in wrong):
+            entry = read_plan(path).entries[number]
+            result = Result(entry.sections[0].arch, entry.sections[0].steps[0].kernel, wrong=f"the process ended: {error!r}")
+        if result.wrong and ("CUDA_ERROR" in result.wrong or "the process ended" in result.wrong):
             self.close()
-        return wrong
+        return result
 
     def close(self) -> None:
         if self.pool is not None:
@@ -67,57 +116,47 @@ def runner() -> Iterator[Runner]:
     runner.close()
 
 
+@pytest.mark.gpu
+def test_kernels(
+    source: Path | str, gpu: Device, runner: Runner, compiled: dict[str, list[Path]], request: pytest.FixtureRequest
+) -> None:
+    results, failures = request.config.stash[RESULTS], []
+    checked = 0
+    for path in [source] if isinstance(source, Path) else compiled.get(source, []):
+        plan = read_plan(path)
+        for number, entry in enumerate(plan.entries):
+            if _runs_here(plan, entry, gpu):
+                checked += 1
+                result = runner.check(path, number)
+                results.append(result)
+                if result.wrong:
+                    failures.append(f"{result.target} {result.kernel} {dict(entry.sections[0].steps[0].config)}: {result.wrong}")
+    if not checked:
+        pytest.skip(f"nothing in it runs on {gpu}")
+    if failures:
+        pytest.fail(f"{len(failures)} of {checked} variants are wrong:\n" + "\n".join(failures), pytrace=False)
+
+
+# --- One variant, in the child process -------------------------------------------------------------------------------
+
+
 @cache
 def _plan(path: Path) -> tuple[Plan, np.ndarray]:
     plan = read_plan(path)
     return plan, _expected(plan)
 
 
-def check_variant(path: Path, number: int) -> str | None:
-    """In the child process: what is wrong with an entry of a plan, or None."""
+def check_variant(path: Path, number: int) -> Result:
+    """How an entry of a plan does."""
     plan, expected = _plan(path)
+    entry = plan.entries[number]
+    section = entry.sections[0]
+    target = section.arch + (" (PTX)" if kind(plan, section) == "ptx" else "")
     try:
-        return check(plan, plan.entries[number], open_device(), expected)
-    except (TccompileError, DriverError) as error:
-        return str(error)
-
-
-@pytest.mark.gpu
-def test_kernels(source: Path | str, gpu: Device, runner: Runner, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    paths = [source] if isinstance(source, Path) else _compiled(source, gpu, request.config.getoption("--all"), tmp_path)
-    failures, checked = [], 0
-    for path in paths:
-        plan = read_plan(path)
-        for number, entry in enumerate(plan.entries):
-            if _runs_here(plan, entry, gpu):
-                checked += 1
-                step = entry.sections[0].steps[0]
-                if wrong := runner.check(path, number):
-                    failures.append(f"{entry.sections[0].arch} {step.kernel} {dict(step.config)}: {wrong}")
-    if not checked:
-        pytest.skip(f"nothing in it runs on {gpu}")
-    assert not failures, f"{len(failures)} of {checked} variants are wrong:\n" + "\n".join(failures)
-
-
-def _compiled(case: str, gpu: Device, every: bool, folder: Path) -> list[Path]:
-    """Plans with machine code for this GPU, and PTX for older generations with code of their own that the toolchain knows."""
-    from tccompile.emit import check_toolchain
-    from tests.gpu.build import build_plans
-
-    def known(arch: Arch) -> bool:
-        try:
-            check_toolchain(arch)
-        except UsageError:
-            return False
-        return True
-
-    own = [a for a in ARCHS.values() if a.cc <= gpu.cc and a.cc[0] == gpu.cc[0] and (a.cc == gpu.cc or not a.suffix)][-1:]
-    older = [ARCHS[name] for name in ("sm_61", "sm_75", "sm_80") if ARCHS[name].cc < gpu.cc and ARCHS[name] not in own]
-    plans = build_plans([case], own, "cubin", every) + build_plans([case], list(filter(known, older)), "ptx", every)
-    paths = [folder / f"{number}.plan" for number in range(len(plans))]
-    for plan, path in zip(plans, paths, strict=True):
-        plan.save(path)
-    return paths or pytest.skip("no kernel for it")
+        error, wrong = check(plan, entry, open_device(), expected)
+    except (TccompileError, DriverError) as raised:
+        error, wrong = 0.0, str(raised)
+    return Result(target, section.steps[0].kernel, error, wrong)
 
 
 def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:
@@ -133,14 +172,17 @@ def _expected(plan: Plan) -> np.ndarray:
     (op,) = program.ops
     values = {}
     for name in op.inputs:
-        recipe = program.constants[name]
+        tensor = program.tensors[name]
+        base = program.tensors[tensor.storage]
+        recipe = program.constants[base.name]
         assert isinstance(recipe, Literal)
-        values[name] = recipe.values
+        buffer = np.frombuffer(pack_constant(base, recipe.values), base.dtype.numpy)
+        values[name] = from_storage(np.array(elements(buffer, tensor)), tensor.dtype)
     return compute(op, program, values)
 
 
-def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> str | None:
-    """Run a variant twice, in poisoned memory; None if all is right, else what is wrong."""
+def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[float, str | None]:
+    """Run a variant twice, in poisoned memory: its relative error, and None if all is right, else what is wrong."""
     program = entry.program
     y = program.tensors["y"]
     storage = program.tensors[y.storage]
@@ -164,34 +206,31 @@ def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> str | 
                 engine._read(engine.staging().memory.address, engine.staging().memory.size) if is_output else engine.read_arena()
             )
             if engine.read_counters().any():
-                return "counters are not zero afterwards"
+                return 0.0, "counters are not zero afterwards"
         whole = runs[0][begin:]
         size = storage.span * y.dtype.size
         buffer = whole[:size].view(y.dtype.numpy)
-        wrong = (
-            _wrong_values(np.array(elements(buffer, y)), expected, y) or _wrong_padding(buffer, y) or _wrong_rest(whole, size, y)
-        )
-        if wrong:
-            return wrong
+        error, wrong = _wrong_values(np.array(elements(buffer, y)), expected, y)
+        wrong = wrong or _wrong_padding(buffer, y) or _wrong_rest(whole, size, y)
         again = runs[1][begin : begin + size]
-        return None if np.array_equal(again, whole[:size]) else "the second run's bytes differ"
+        return error, wrong or (None if np.array_equal(again, whole[:size]) else "the second run's bytes differ")
     finally:
         engine.close()
 
 
-def _wrong_values(stored: np.ndarray, expected: np.ndarray, y: Tensor) -> str | None:
+def _wrong_values(stored: np.ndarray, expected: np.ndarray, y: Tensor) -> tuple[float, str | None]:
     if not y.dtype.is_float:
         differ = int((stored != to_storage(expected, y.dtype)).sum())
-        return f"{differ} of {stored.size} elements differ" if differ else None
+        return differ / stored.size, f"{differ} of {stored.size} elements differ" if differ else None
     got, want = from_storage(stored, y.dtype).astype(np.float64), expected.astype(np.float64)
     if np.isnan(got).any():
         first = tuple(map(int, np.argwhere(np.isnan(got))[0]))
-        return f"{int(np.isnan(got).sum())} of {got.size} elements are NaN, the first at {first}"
+        return np.nan, f"{int(np.isnan(got).sum())} of {got.size} elements are NaN, the first at {first}"
     error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
     if not error <= TOLERANCE[y.dtype]:
         worst = np.unravel_index(int(np.argmax(np.abs(got - want))), got.shape)
-        return f"relative error {error:.2e}; worst at {tuple(map(int, worst))}: {got[worst]:.6g}, not {want[worst]:.6g}"
-    return None
+        return error, f"relative error {error:.2e}; worst at {tuple(map(int, worst))}: {got[worst]:.6g}, not {want[worst]:.6g}"
+    return error, None
 
 
 def _wrong_padding(buffer: np.ndarray, y: Tensor) -> str | None:

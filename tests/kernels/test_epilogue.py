@@ -13,6 +13,7 @@ from tccompile.errors import UnsupportedError
 from tccompile.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, cast, coord, load
 from tccompile.kernels import codegen, epilogue
 from tccompile.kernels.codegen import execute
+from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import Function, Ptr
 from tccompile.program import Conv, Gemm, Program, Softmax, Tensor, dense
 from tccompile.reference import compute
@@ -209,7 +210,7 @@ def kernel_of(params: tuple, lanes: int) -> Function:
     acc = ", ".join(f"f32(m + {i})" for i in range(lanes))
     text = f"def body(rows, e):\n    m = i32(cuda.grid(1))\n    if m < rows:\n        store(({acc},), m, i32(0), e)\n"
     body = cuda.jit(device=True, inline="always")(execute(text, {**codegen.names(), "store": store}, "body"))
-    return Function(epilogue.flatten(body, 1, len(extra)), types.void(types.int32, *extra), 128)
+    return Function(entry(body, 1, len(extra)), types.void(types.int32, *extra), 128)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -219,6 +220,17 @@ def test_compiles(arch: str) -> None:
         spec = epilogue.describe(program.ops[0], program, epilogue.frame_of(program.ops[0], program), lanes)
         _, used = assemble(ptx_text(kernel_of(spec.params, lanes), ARCHS[arch], "k"), arch)
         assert used.stack == 0 and used.registers <= 64
+
+
+def test_more_arguments_than_numba_puts_into_a_tuple() -> None:
+    """An epilogue of nine residuals, each of them a tensor with padding of its own"""
+    words = " ".join(["bias", *["residual"] * 9])
+    program = program_of((2, 19, 5, 6), words)
+    spec = epilogue.describe(program.ops[0], program, epilogue.frame_of(program.ops[0], program), 1)
+    function = kernel_of(spec.params, 1)
+    assert len(function.signature.args) > 31
+    _, used = assemble(ptx_text(function, ARCHS["sm_75"], "k"), "sm_75")
+    assert used.stack == 0
 
 
 BITS = ("bit_and", "bit_or", "bit_xor", "bit_not")
