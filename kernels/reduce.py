@@ -124,6 +124,7 @@ class ReduceKernel(Kernel):
             return Work(())
         frame = epilogue.frame_of(op, program)
         lane = frame[-1]
+        assert lane is not None
         shares, dtype = describe(op, program), _accumulator(op)
         spec = epilogue.describe(op, program, frame, shares.width)
         step = shares.threads * shares.vector
@@ -286,7 +287,7 @@ def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
         for i, value in enumerate(values[u]):
             out = Lines()
             raw = out.loaded(value, x)
-            term = out.cast(out.value(pre, lambda e, raw=raw: raw), pre.dtype, acc)
+            term = out.cast(out.value(pre, lambda e, raw=raw: raw), pre.dtype, acc)  # type: ignore[misc]
             prefix = f"u{u}_{i}_"
             body = [_renamed(line, prefix) for line in out.lines]
             lines += [f"        {line}" for line in body]

@@ -16,8 +16,8 @@ from typing import Any
 from tccompile.arch import Arch
 from tccompile.program import Op, Program, Tensor
 
-Value = int | float | str | bool | tuple
-"""A parameter of a config or a build: JSON can hold it."""
+Value = Any
+"""A parameter of a config or a build: an int, float, str, bool, or a tuple of these, so that JSON can hold it."""
 
 Config = Mapping[str, Value]
 """One way to run a kernel: its parameters by name, as `--explain` prints them. Empty for a kernel without a choice."""

@@ -65,8 +65,8 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -
     unit = 8 if is_vector_type(x) and vectors(x, lane, 8) and y.padded[lane] % 8 == 0 else 1
     if groups and lane == 1 and channels % 8:
         unit = 1
-    kept: list[tuple[int, int, int, int]] = []  # extent, and steps in x, rows and lanes
-    inner: list[tuple[int, int, int, int]] = []
+    kept: list[tuple[int, ...]] = []  # extent, and steps in x, rows and lanes
+    inner: list[tuple[int, ...]] = []
     # In x's order of memory, so that neighbouring iterations are neighbours; all lanes, those of the padding too.
     for axis in sorted(range(x.rank), key=lambda a: (-x.strides[a], a == lane)):
         u = unit if axis == lane else 1
@@ -78,12 +78,12 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -
             inner.append((share, *steps))
         else:
             (inner if axis in axes else kept).append((extent, *steps))
-    nests = [
+    outer, within = (
         loops([n for n, *_ in nest], *zip(*(s for _, *s in nest), strict=True)) if nest else loops([], (), (), ())
         for nest in (kept, inner)
-    ]
+    )
     across = lane not in axes and not (groups and lane == 1)
-    size, outputs = nests[1].size, nests[0].size
+    size, outputs = within.size, outer.size
     by_k = x.inner is None or x.inner in axes or bool(groups and x.inner == 1)
     if by_k:
         threads = min(32, power(size)) if size <= 32 * REGISTERS else THREADS
@@ -93,7 +93,7 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -
     count = channels if groups else 1
     for axis in axes:
         count *= x.shape[axis]
-    return Shares(unit, across, *nests, by_k, threads, held if held <= REGISTERS else 0, count)
+    return Shares(unit, across, outer, within, by_k, threads, held if held <= REGISTERS else 0, count)
 
 
 def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:

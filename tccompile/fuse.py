@@ -144,7 +144,7 @@ def tidy(expr: Expr, loads: Iterable[View]) -> Epilogue:
 
 def shifted(expr: Expr, by: int) -> Expr:
     """The expression with the numbers of its loads increased."""
-    return substitute(expr, {e: load(e.value + by, e.dtype) for e in walk(expr) if e.fn == "load"})  # type: ignore[operator]
+    return substitute(expr, {e: load(e.value + by, e.dtype) for e in walk(expr) if e.fn == "load"})  # type: ignore[operator,arg-type]
 
 
 def fits(epilogue: Epilogue) -> bool:
@@ -382,7 +382,7 @@ def alias(program: Program) -> Program:
         view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0])
         if view is not None:
             e.tensors[y.name] = view
-            e.viewed.add(view.base)
+            e.viewed.add(view.storage)
             e.drop(i)
     return e.result()
 
