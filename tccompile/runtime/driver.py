@@ -9,7 +9,7 @@ import ctypes
 import weakref
 from contextlib import suppress
 from functools import cache
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 from tccompile.errors import DeviceError, LaunchError
@@ -76,6 +76,7 @@ class Device:
             )
             raise DeviceError(f"no GPU number {ordinal}: {there}")
         self.cu, self.ordinal = cu, ordinal
+        self._entered = local()  # how deep this thread is in `with device:`; only the outermost changes the context
         handle = cu.cuDeviceGet(ordinal)
         attribute = cu.CUdevice_attribute
         self.cc: tuple[int, int] = (
@@ -94,11 +95,16 @@ class Device:
         return f"{self.name} (gpu:{self.ordinal}, compute capability {self.cc[0]}.{self.cc[1]})"
 
     def __enter__(self) -> Driver:
-        self.cu.cuCtxPushCurrent(self.context)
+        depth = getattr(self._entered, "depth", 0)
+        if depth == 0:
+            self.cu.cuCtxPushCurrent(self.context)
+        self._entered.depth = depth + 1
         return self.cu
 
     def __exit__(self, *exc: object) -> None:
-        self.cu.cuCtxPopCurrent()
+        self._entered.depth -= 1
+        if self._entered.depth == 0:
+            self.cu.cuCtxPopCurrent()
 
 
 _devices: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
