@@ -89,6 +89,7 @@ class _Folder:
         self.opsets = [onnx.helper.make_opsetid(d, v) for d, v in domains.items()]
         self.domains = domains
         self.alias: dict[str, str] = {}  # tensors that are the same as another
+        self.sequences: dict[str, list[str]] = {}  # the tensors of each sequence
         self.types: dict[str, Type] = {}
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
         self.kept: list[onnx.NodeProto] = []
@@ -111,7 +112,7 @@ class _Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
-        if standard and self.simplify(node):
+        if standard and (self.simplify(node) or self.take_apart(node)):
             return
         self.infer(node)
         inputs = [self.constants.get(name) for name in node.input if name]
@@ -204,6 +205,72 @@ class _Folder:
             inner.append(onnx.helper.make_node("Identity", [names.get(result.name, result.name)], [y]))
         self.pending.extendleft(reversed(inner))
 
+    def take_apart(self, node: onnx.NodeProto) -> bool:
+        """Removes the node if it handles a sequence whose tensors are known one by one: True if that was so."""
+        y = node.output[0]
+        if node.op_type in ("SequenceEmpty", "SequenceConstruct"):
+            self.sequences[y] = list(node.input)
+            return True
+        if node.op_type == "SplitToSequence":
+            return self.split_to_sequence(node)
+        parts = self.sequences.get(node.input[0]) if node.input else None
+        if parts is None:
+            return False
+        match node.op_type:
+            case "SequenceLength":
+                self.set_constant(y, literal("", len(parts), np.int64))
+                return True
+            case "SequenceAt" if (at := self.number(node, 1)) is not None and -len(parts) <= at < len(parts):
+                self.same(y, parts[at])
+                return True
+            case "SequenceInsert" if len(node.input) < 3 or self.number(node, 2) is not None:
+                at = self.number(node, 2) if len(node.input) > 2 else len(parts)
+                self.sequences[y] = [*parts[:at], node.input[1], *parts[at:]]
+                return True
+            case "ConcatFromSequence":
+                self.concat_from_sequence(node, parts)
+                return True
+        return False
+
+    def number(self, node: onnx.NodeProto, i: int) -> int | None:
+        """The value of input i, if it is a constant number."""
+        weight = self.constants.get(node.input[i])
+        return int(weight.values.item()) if weight is not None and weight.values.size == 1 else None
+
+    def instead(self, *nodes: onnx.NodeProto) -> None:
+        """These nodes come next."""
+        self.pending.extendleft(reversed(nodes))
+
+    def split_to_sequence(self, node: onnx.NodeProto) -> bool:
+        """Split in its place, if the sizes are known and the axis that is split stays."""
+        x, y, axis = self.type_of(node.input[0], node), node.output[0], _attribute(node, "axis", 0)
+        given = len(node.input) > 1 and bool(node.input[1])
+        weight = self.constants.get(node.input[1]) if given else literal("", 1, np.int64)
+        stays = given or _attribute(node, "keepdims", 1)
+        if weight is None or not stays or not -len(x.shape) <= axis < len(x.shape):
+            return False
+        n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
+        if weight.values.ndim == 0:  # of this size each, and what is left
+            step = max(int(sizes[0]), 1)
+            sizes = np.minimum(step, n - np.arange(0, n, step))
+        self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]
+        self.instead(
+            onnx.helper.make_node("Constant", [], [f"{y}/split"], value=onnx.numpy_helper.from_array(sizes)),
+            onnx.helper.make_node("Split", [node.input[0], f"{y}/split"], self.sequences[y], node.name, axis=axis),
+        )
+        return True
+
+    def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
+        y, axis = node.output[0], _attribute(node, "axis")
+        before = []
+        if _attribute(node, "new_axis", 0):
+            where = onnx.numpy_helper.from_array(np.array([axis], np.int64))
+            before = [onnx.helper.make_node("Constant", [], [f"{y}/axis"], value=where)]
+            for i, part in enumerate(parts):
+                before.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [f"{y}/{i}"], node.name))
+            parts = [f"{y}/{i}" for i in range(len(parts))]
+        self.instead(*before, onnx.helper.make_node("Concat", parts, [y], node.name, axis=axis))
+
     # --- types
 
     def type_of(self, name: str, node: onnx.NodeProto) -> Type:
@@ -250,7 +317,25 @@ class _Folder:
             raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
         if domain == "" and node.op_type in LIKE_INPUT:
             return {node.output[0]: self.type_of(node.input[0], node)}
+        if domain == "" and node.op_type == "Resize" and (scaled := self.scaled(node)) is not None:
+            return {node.output[0]: scaled}
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
+
+    def scaled(self, node: onnx.NodeProto) -> Type | None:
+        """The type of a Resize by constant scales.
+
+        The extents are floor(extent * scale) with the product rounded to float32, as ONNX Runtime has it and as exporters
+        expect that divide the size they want by the extent; ONNX's own rule may give one less.
+        """
+        scales = self.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        x = self.type_of(node.input[0], node)
+        axes = _attribute(node, "axes", range(len(x.shape)))
+        if scales is None or scales.values.size != len(axes):
+            return None
+        shape = list(x.shape)
+        for axis, scale in zip(axes, scales.values.reshape(-1), strict=True):
+            shape[axis] = int(np.floor(np.float32(shape[axis]) * np.float32(scale)))
+        return Type(x.elem, tuple(shape))
 
     # --- values
 

@@ -165,8 +165,11 @@ def _batch_norm_7(node: onnx.NodeProto, scope: Scope) -> None:
         )
 
 
-def _one_output(node: onnx.NodeProto, scope: Scope) -> None:
-    del node.output[1:]
+def _batch_norm_14(node: onnx.NodeProto, scope: Scope) -> None:
+    """More than one output meant training: statistics of x itself. The two saved ones went away."""
+    if any(node.output[1:]):
+        _set(node, training_mode=1)
+    del node.output[3:]
 
 
 def _softmax(node: onnx.NodeProto, scope: Scope) -> None:
@@ -263,7 +266,7 @@ _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 
 UPGRADES: dict[str, tuple[tuple[int, Upgrade], ...]] = {
     # op: (first opset that has the new form, how to get there), …
-    "BatchNormalization": ((9, _batch_norm_7), (14, _one_output)),
+    "BatchNormalization": ((9, _batch_norm_7), (14, _batch_norm_14)),
     "Clip": ((11, _attributes_to_inputs(min=None, max=None)),),
     "DFT": ((20, _dft),),
     "Dropout": ((12, _without("ratio", "seed")),),

@@ -11,11 +11,14 @@ from tccompile.program import Norm, Tensor
 
 
 def batch_normalization(node: gs.Node, b: Builder) -> None:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, all per channel."""
-    if b.attr("training_mode", 0):
-        raise b.refuse("training_mode is 1", "export the model for inference")
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, all per channel; in training mode with x's own statistics."""
     x, scale, bias, mean, variance = node.inputs[:5]
     y = node.outputs[0]
+    if b.attr("training_mode", 0):
+        if any(map(b.used, node.outputs[1:])):
+            raise b.refuse("training_mode is 1 and the running statistics are used", "export the model for inference")
+        _per_channel(node, b, groups=0, together=(0,))
+        return
     reads = Reads(b, shape_of(y))
     centred = call("sub", reads.broadcast(x), reads.along(mean, 1))
     inverse = call("rsqrt", call("add", reads.along(variance, 1), float(b.attr("epsilon", 1e-5))))
@@ -81,13 +84,13 @@ def lrn(node: gs.Node, b: Builder) -> None:
     b.compute(b.result(y, b.order_for(shape, x)), expr, reads)
 
 
-def _per_channel(node: gs.Node, b: Builder, groups: int) -> None:
-    """A norm over the spatial axes (and a group's channels), then a scale and a bias for each channel."""
+def _per_channel(node: gs.Node, b: Builder, groups: int, together: tuple[int, ...] = ()) -> None:
+    """A norm over the spatial axes (and a group's channels, and axes `together`), then a scale and a bias for each channel."""
     t = node.inputs[0]
     x = b.image(t) if len(t.shape) in IMAGE else b.operand(t)
     reads = Reads(b, x.shape)
     expr = call("add", call("mul", ACC, reads.along(node.inputs[1], 1)), reads.along(node.inputs[2], 1))
-    _norm(node, b, x, tuple(range(2, x.rank)), expr, reads, groups)
+    _norm(node, b, x, (*together, *range(2, x.rank)), expr, reads, groups)
 
 
 def _norm(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...], expr: Expr, reads: Reads, groups: int = 0) -> None:
