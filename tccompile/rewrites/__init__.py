@@ -6,7 +6,17 @@ import logging
 
 import onnx_graphsurgeon as gs
 
-from tccompile.rewrites import activations, batch_norm, conv_transpose, gemm, movement, pad, pixel_shuffle, scale_shift
+from tccompile.rewrites import (
+    activations,
+    batch_norm,
+    conv_transpose,
+    gemm,
+    movement,
+    normalization,
+    pad,
+    pixel_shuffle,
+    scale_shift,
+)
 from tccompile.rewrites.rule import Editor, Rewrite, name_of
 
 log = logging.getLogger(__name__)
@@ -15,6 +25,7 @@ REWRITES: tuple[Rewrite, ...] = (
     *movement.REWRITES,
     *pixel_shuffle.REWRITES,
     *activations.REWRITES,
+    *normalization.REWRITES,
     *batch_norm.REWRITES,
     *gemm.REWRITES,
     *scale_shift.REWRITES,

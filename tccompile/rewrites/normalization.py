@@ -1,0 +1,216 @@
+"""Normalizations that exporters take apart, put together again as the standard operators.
+
+With d = x - mean(x) over some axes, and n(x) = d / sqrt(mean(d * d) + eps):
+
+    n(x) * s + b over the last axes             = layer_norm(x, s, b)
+    n(x) * s + b over the spatial axes          = instance_norm(x, s, b)            s and b one number a channel
+    n(x) * s + b over the channels              = layer_norm(x', s, b)'             ' moves the channels last, and back
+    reshape(instance_norm(reshape(x))) * s + b  = group_norm(x, s, b)               in the middle x is (N, groups, …)
+
+s and b are constants; without them they are 1 and 0. Beside having fewer steps, the whole is computed in float32, where
+squares of small numbers do not vanish and those of large ones do not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.constants import Weight, literal
+from tccompile.rewrites.rule import (
+    Editor,
+    Rewrite,
+    constant,
+    ints,
+    is_float,
+    name_of,
+    operand,
+    producer,
+    rank,
+    reshaped,
+    rounded,
+    scalar,
+)  # fmt: skip
+
+
+@dataclass
+class Normalized:
+    """y = n(x) over `axes`, which `node` computes last."""
+
+    node: gs.Node
+    x: gs.Tensor
+    axes: tuple[int, ...]
+    eps: float
+
+
+def _mean(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
+    """x and the axes, if the tensor is the mean of x over constant axes, which it keeps with extent 1."""
+    node = producer(tensor, "ReduceMean")
+    if node is None or not node.attrs.get("keepdims", 1):
+        return None
+    given = operand(node, 1)
+    axes = tuple(range(rank(tensor))) if given is None else ints(given)
+    return None if not axes else (node.inputs[0], tuple(sorted(a % rank(tensor) for a in axes)))
+
+
+def _deviation(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
+    """x and the axes, if the tensor is x - mean(x)."""
+    node = producer(tensor, "Sub")
+    mean = _mean(node.inputs[1]) if node else None
+    return mean if node and mean and mean[0] is node.inputs[0] else None
+
+
+def _square(tensor: gs.Tensor) -> gs.Tensor | None:
+    """x, if the tensor is x * x."""
+    node = producer(tensor, "Mul", "Pow")
+    if node is None:
+        return None
+    same = node.inputs[1] is node.inputs[0] if node.op == "Mul" else scalar(node.inputs[1]) == 2
+    return node.inputs[0] if same else None
+
+
+def _deviation_root(tensor: gs.Tensor) -> tuple[tuple[gs.Tensor, tuple[int, ...]], float] | None:
+    """(x, axes) and eps, if the tensor is sqrt(mean((x - mean(x))²) + eps)."""
+    root = producer(tensor, "Sqrt")
+    add = producer(root.inputs[0], "Add") if root else None
+    for i in (0, 1) if add else ():
+        eps, variance = scalar(add.inputs[i]), _mean(add.inputs[1 - i])
+        squared = _square(variance[0]) if variance else None
+        x = _deviation(squared) if squared is not None else None
+        if eps is not None and variance and x and x[1] == variance[1]:
+            return x, eps
+    return None
+
+
+def _match(node: gs.Node) -> Normalized | None:
+    """d / sqrt(…), or d * (1 / sqrt(…))"""
+    if not is_float(node.outputs[0]):
+        return None
+    pairs = [(0, 1)] if node.op == "Div" else [(0, 1), (1, 0)]
+    for i, j in pairs:
+        x, divisor = _deviation(node.inputs[i]), node.inputs[j]
+        if node.op == "Mul":
+            inverse = producer(divisor, "Reciprocal", "Div")
+            divisor = inverse.inputs[-1] if inverse and (inverse.op == "Reciprocal" or scalar(inverse.inputs[0]) == 1) else None
+        root = _deviation_root(divisor) if x and divisor is not None else None
+        if x and root and root[0][0] is x[0] and root[0][1] == x[1]:
+            return Normalized(node, x[0], x[1], root[1])
+    return None
+
+
+def _form(m: Normalized) -> tuple[str, tuple[int, ...]] | None:
+    """The operator to use, and the axes that its scale and bias are along."""
+    axes, r = m.axes, rank(m.x)
+    spatial = r > 2 and axes == tuple(range(2, r))
+    last = axes == tuple(range(r - len(axes), r))
+    if spatial and (not last or r > 3 or _parameter(m.node.outputs[0], "Mul", (1,)) is not None):
+        return "InstanceNormalization", (1,)
+    if last:
+        return "LayerNormalization", axes
+    return ("Transposed", (1,)) if axes == (1,) and r > 2 else None
+
+
+def _check(edit: Editor, m: Normalized) -> str | None:
+    return "its axes are those of no standard normalization" if _form(m) is None else None
+
+
+def _parameter(y: gs.Tensor, op: str, axes: tuple[int, ...]) -> tuple[gs.Node, Weight] | None:
+    """The only reader of y, if it is this operator with a constant along these axes alone (or of one element)."""
+    reader = y.outputs[0] if len(y.outputs) == 1 else None
+    if reader is None or reader.op != op or reader.domain not in (None, "", "ai.onnx"):
+        return None
+    c = next((t for t in reader.inputs if t is not y), None)
+    if constant(c) is None or list(reader.outputs[0].shape) != list(y.shape):
+        return None
+    full = (1,) * (rank(y) - rank(c)) + tuple(c.shape)
+    whole = all(n == (y.shape[a] if a in axes else 1) for a, n in enumerate(full))
+    return (reader, c) if whole else None
+
+
+def _affine(edit: Editor, y: gs.Tensor, axes: tuple[int, ...]) -> tuple[gs.Tensor, Weight | None, Weight | None]:
+    """y * s + b where that is what becomes of y: the result, s and b."""
+    parameters: list[Weight | None] = []
+    for op in ("Mul", "Add"):
+        found = _parameter(y, op, axes) if edit.only_use(y) else None
+        parameters.append(found[1] if found else None)
+        y = found[0].outputs[0] if found else y
+    return y, parameters[0], parameters[1]
+
+
+def _vector(edit: Editor, w: Weight | None, n: int, like: gs.Node, default: float) -> Weight:
+    """A parameter as a vector of n, or n times the default."""
+    dtype = like.outputs[0].dtype
+    if w is None:
+        return literal(edit.name(f"{name_of(like)}/{default:g}"), np.full(n, default), dtype)
+    return edit.named(rounded(reshaped(w, n), dtype), f"{w.name}/vector")
+
+
+def _apply(edit: Editor, m: Normalized) -> None:
+    op, axes = _form(m)  # type: ignore[misc]
+    shape = list(m.x.shape)
+    y, s, b = _affine(edit, m.node.outputs[0], axes)
+    last = y.inputs[0]
+    n = math.prod(shape[a] for a in axes)
+    scale, bias = _vector(edit, s, n, last, 1), _vector(edit, b, n, last, 0)
+    if op == "InstanceNormalization":
+        edit.add(op, [m.x, scale, bias], last, into=y, epsilon=m.eps)
+        return
+    parameters = [scale] if b is None else [scale, bias]
+    if op == "LayerNormalization":
+        parameters = [edit.named(reshaped(p, *(shape[a] for a in axes)), f"{p.name}/shaped") for p in parameters]
+        edit.add(op, [m.x, *parameters], last, into=y, axis=axes[0] - rank(m.x), epsilon=m.eps)
+        return
+    to = [0, *range(2, rank(m.x)), 1]
+    moved = [shape[a] for a in to]
+    x = edit.add("Transpose", [m.x], last, moved, perm=to)
+    inner = edit.add("LayerNormalization", [x, *parameters], last, moved, axis=-1, epsilon=m.eps)
+    edit.add("Transpose", [inner], last, into=y, perm=[0, rank(m.x) - 1, *range(1, rank(m.x) - 1)])
+
+
+# --- groups ---
+
+
+@dataclass
+class Grouped:
+    before: gs.Node
+    norm: gs.Node
+    after: gs.Node
+
+
+def _match_groups(node: gs.Node) -> Grouped | None:
+    norm = producer(node.inputs[0], "InstanceNormalization")
+    before = producer(norm.inputs[0], "Reshape") if norm else None
+    return Grouped(before, norm, node) if before and norm else None
+
+
+def _check_groups(edit: Editor, m: Grouped) -> str | None:
+    x, middle = list(m.before.inputs[0].shape), list(m.norm.inputs[0].shape)
+    if x != list(m.after.outputs[0].shape):
+        return "the shape does not come back"
+    if len(x) < 3 or middle[0] != x[0] or not middle[1] or x[1] % middle[1]:
+        return "its instances are not groups of channels"
+    if not edit.only_use(m.norm.outputs[0]):
+        return "the grouped result is used elsewhere as well"
+    for t, value in zip(m.norm.inputs[1:], (1, 0), strict=True):
+        if constant(t) is None or (np.asarray(t.values) != value).any():
+            return "groups have scales or biases of their own"
+    return None
+
+
+def _apply_groups(edit: Editor, m: Grouped) -> None:
+    x = m.before.inputs[0]
+    y, s, b = _affine(edit, m.after.outputs[0], (1,))
+    last = y.inputs[0]
+    parameters = [_vector(edit, s, x.shape[1], last, 1), _vector(edit, b, x.shape[1], last, 0)]
+    eps = m.norm.attrs.get("epsilon", 1e-5)
+    edit.add("GroupNormalization", [x, *parameters], last, into=y, num_groups=m.norm.inputs[0].shape[1], epsilon=eps)
+
+
+REWRITES = (
+    Rewrite("(x - mean) / sqrt(var + eps) * s + b => norm(x, s, b)", ("Div", "Mul"), _match, _check, _apply),
+    Rewrite("reshape(instance_norm(reshape(x))) * s + b => group_norm(x, s, b)", ("Reshape",), _match_groups, _check_groups,
+            _apply_groups),
+)  # fmt: skip
