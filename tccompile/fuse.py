@@ -2,6 +2,7 @@
 
 Each pass is an equation that leaves every remaining tensor's values as they were (to rounding):
 
+    unfold_inputs, unfold_outputs                            taps become channels where channels are few: unfold.py
     canonical             x[i] where only i = 0 occurs   =>  x[0]
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
@@ -35,9 +36,10 @@ from tccompile.expr import (
 )
 from tccompile.ops.movement import depth_to_space_view
 from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, renamed
+from tccompile.unfold import unfold_inputs, unfold_outputs
 from tccompile.weights import Literal, Recipe, transform
 
-MAX_LOADS = 8
+MAX_LOADS = 12
 """Views in one expression: each costs a pointer and strides in the kernel's arguments, and registers."""
 
 MAX_NODES = 64
@@ -49,7 +51,7 @@ warp's stores then still covers whole runs of pixels. Beyond that a separate tra
 
 
 def fuse(program: Program) -> Program:
-    for equation in (canonical, flatten_into_weights, compose, epilogues, alias, elide_concat):
+    for equation in (unfold_inputs, unfold_outputs, canonical, flatten_into_weights, compose, epilogues, alias, elide_concat):
         program = without_dead_code(equation(program))
     return program
 

@@ -1,0 +1,79 @@
+"""Convolutions with few channels, taps made channels: the values stay what ONNX Runtime computes, and near-misses stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tccompile.program import Conv, Program
+from tests.test_fuse import fused, model, ops, weight
+
+
+def convs(program: Program) -> list[tuple[int, ...]]:
+    """The weights' shapes of the program's convolutions."""
+    return [program.tensors[op.w].shape for op in program.ops if isinstance(op, Conv)]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads", "dilations"),
+    [
+        ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+        ((7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
+        ((5, 3), (1, 2), (0, 2, 1, 0), (1, 1)),
+        ((2, 4), (3, 1), (1, 0, 0, 3), (2, 3)),
+        ((1, 11), (1, 4), (0, 2, 0, 2), (1, 1)),
+    ],
+)
+def test_taps_of_a_row_become_input_channels(channels, kernel, strides, pads, dilations):
+    attributes = {"strides": strides, "pads": pads, "dilations": dilations}
+    nodes = [("Conv", "x w b", "c", attributes), ("Relu", "c", "y", {})]
+    program = fused(model(nodes, {"x": (2, channels, 17, 19)}, {"w": weight(6, channels, *kernel), "b": weight(6)}))
+    assert convs(program) == [(6, kernel[1] * channels, kernel[0], 1)]
+    assert ops(program) == {"Pointwise": 1, "Conv": 1}
+
+
+def test_taps_of_a_1d_convolution_become_input_channels():
+    nodes = [("Conv", "x w", "y", {"strides": [2], "pads": [4, 3], "dilations": [2]})]
+    program = fused(model(nodes, {"x": (2, 2, 50)}, {"w": weight(40, 2, 9)}))
+    assert convs(program) == [(40, 18, 1)]
+
+
+@pytest.mark.parametrize(("channels", "taps", "group"), [(5, 3, 1), (3, 2, 1), (4, 3, 2)])
+def test_enough_channels_too_few_taps_or_groups_stay(channels, taps, group):
+    w = weight(8, channels // group, 3, taps)
+    program = fused(model([("Conv", "x w", "y", {"group": group})], {"x": (1, channels, 9, 9)}, {"w": w}))
+    assert convs(program) == [w.shape]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads", "dilations"),
+    [
+        ((9, 9), (1, 1), (0, 0, 0, 0), (1, 1)),
+        ((5, 3), (1, 2), (2, 1, 1, 0), (1, 1)),
+        ((5, 5), (1, 1), (6, 4, 6, 4), (3, 2)),
+    ],
+)
+def test_filter_rows_become_output_channels(kernel, strides, pads, dilations):
+    attributes = {"strides": strides, "pads": pads, "dilations": dilations}
+    nodes = [("Conv", "x w b", "c", attributes), ("Add", "c r", "s", {}), ("Tanh", "s", "y", {})]
+    width = (260 + pads[1] + pads[3] - dilations[1] * (kernel[1] - 1) - 1) // strides[1] + 1
+    height = 140 + pads[0] + pads[2] - dilations[0] * (kernel[0] - 1)
+    inputs = {"x": (1, 8, 140, 260), "r": (1, 3, height, width)}
+    program = fused(model(nodes, inputs, {"w": weight(3, 8, *kernel), "b": weight(3)}))
+    assert convs(program) == [(3 * kernel[0], 8, 1, kernel[1])]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)]
+)
+def test_enough_outputs_few_rows_strides_or_small_images_stay(outputs, rows, stride, size):
+    w = weight(outputs, 8, rows, 5)
+    program = fused(model([("Conv", "x w", "y", {"strides": [stride, 1]})], {"x": (1, 8, size, 140)}, {"w": w}))
+    assert convs(program) == [w.shape]
+
+
+def test_a_convolution_with_few_inputs_and_few_outputs():
+    nodes = [("Conv", "x w", "y", {"pads": [2, 2, 2, 2]})]
+    program = fused(model(nodes, {"x": (1, 1, 140, 140)}, {"w": weight(1, 1, 5, 5)}))
+    assert np.prod(convs(program)[0]) >= 25
