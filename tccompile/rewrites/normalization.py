@@ -46,26 +46,33 @@ class Normalized:
     eps: float
 
 
+def _past_casts(tensor: gs.Tensor) -> gs.Tensor:
+    """What the tensor was before casts between floats: exporters of fp16 models have the squares in a wider type."""
+    while (node := producer(tensor, "Cast")) is not None and is_float(node.inputs[0]) and is_float(tensor):
+        tensor = node.inputs[0]
+    return tensor
+
+
 def _mean(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
     """x and the axes, if the tensor is the mean of x over constant axes, which it keeps with extent 1."""
-    node = producer(tensor, "ReduceMean")
+    node = producer(_past_casts(tensor), "ReduceMean")
     if node is None or not node.attrs.get("keepdims", 1):
         return None
     given = operand(node, 1)
     axes = tuple(range(rank(tensor))) if given is None else ints(given)
-    return None if not axes else (node.inputs[0], tuple(sorted(a % rank(tensor) for a in axes)))
+    return None if not axes else (_past_casts(node.inputs[0]), tuple(sorted(a % rank(tensor) for a in axes)))
 
 
 def _deviation(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
     """x and the axes, if the tensor is x - mean(x)."""
-    node = producer(tensor, "Sub")
+    node = producer(_past_casts(tensor), "Sub")
     mean = _mean(node.inputs[1]) if node else None
-    return mean if node and mean and mean[0] is node.inputs[0] else None
+    return mean if node and mean and mean[0] is _past_casts(node.inputs[0]) else None
 
 
 def _square(tensor: gs.Tensor) -> gs.Tensor | None:
     """x, if the tensor is x * x."""
-    node = producer(tensor, "Mul", "Pow")
+    node = producer(_past_casts(tensor), "Mul", "Pow")
     if node is None:
         return None
     same = node.inputs[1] is node.inputs[0] if node.op == "Mul" else scalar(node.inputs[1]) == 2
@@ -74,8 +81,8 @@ def _square(tensor: gs.Tensor) -> gs.Tensor | None:
 
 def _deviation_root(tensor: gs.Tensor) -> tuple[tuple[gs.Tensor, tuple[int, ...]], float] | None:
     """(x, axes) and eps, if the tensor is sqrt(mean((x - mean(x))²) + eps)."""
-    root = producer(tensor, "Sqrt")
-    add = producer(root.inputs[0], "Add") if root else None
+    root = producer(_past_casts(tensor), "Sqrt")
+    add = producer(_past_casts(root.inputs[0]), "Add") if root else None
     for i in (0, 1) if add else ():
         eps, variance = scalar(add.inputs[i]), _mean(add.inputs[1 - i])
         squared = _square(variance[0]) if variance else None
@@ -113,12 +120,22 @@ def _form(m: Normalized) -> tuple[str, tuple[int, ...]] | None:
     return ("Transposed", (1,)) if axes == (1,) and r > 2 else None
 
 
+def _result(edit: Editor, m: Normalized) -> gs.Tensor | None:
+    """n(x) in x's type: the node's own result, or what a cast makes of it."""
+    y = m.node.outputs[0]
+    if y.dtype != m.x.dtype and edit.only_use(y) and y.outputs[0].op == "Cast":
+        y = y.outputs[0].outputs[0]
+    return y if y.dtype == m.x.dtype else None
+
+
 def _check(edit: Editor, m: Normalized) -> str | None:
+    if _result(edit, m) is None:
+        return "its result has another type than its input"
     return "its axes are those of no standard normalization" if _form(m) is None else None
 
 
 def _parameter(y: gs.Tensor, op: str, axes: tuple[int, ...]) -> tuple[gs.Node, Weight] | None:
-    """The only reader of y, if it is this operator with a constant along these axes alone (or of one element)."""
+    """The only reader of y, if it is this operator with a constant that has these axes alone."""
     reader = y.outputs[0] if len(y.outputs) == 1 else None
     if reader is None or reader.op != op or reader.domain not in (None, "", "ai.onnx"):
         return None
@@ -151,7 +168,7 @@ def _vector(edit: Editor, w: Weight | None, n: int, like: gs.Node, default: floa
 def _apply(edit: Editor, m: Normalized) -> None:
     op, axes = _form(m)  # type: ignore[misc]
     shape = list(m.x.shape)
-    y, s, b = _affine(edit, m.node.outputs[0], axes)
+    y, s, b = _affine(edit, _result(edit, m), axes)  # type: ignore[arg-type]
     last = y.inputs[0]
     n = math.prod(shape[a] for a in axes)
     scale, bias = _vector(edit, s, n, last, 1), _vector(edit, b, n, last, 0)
