@@ -23,6 +23,7 @@ CONVERTERS: dict[str, Converter] = {
     "GlobalAveragePool": reduce.global_pool,
     "GlobalMaxPool": reduce.global_pool,
     **{op: reduce.reduce for op in reduce.REDUCTIONS if op.startswith("Reduce")},
+    **dict.fromkeys(("ArgMax", "ArgMin"), reduce.arg),
     "ReduceLogSumExp": reduce.reduce_log_sum_exp,
     "Softmax": reduce.softmax,
     "LogSoftmax": reduce.softmax,

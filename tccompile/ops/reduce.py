@@ -9,7 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import DType, Epilogue, Expr, broadcast_view, call, cast, const, identity_view, reshape_view
+from tccompile.expr import (
+    DType,
+    Epilogue,
+    Expr,
+    View,
+    broadcast_view,
+    call,
+    cast,
+    const,
+    coord,
+    identity_view,
+    reshape_view,
+)
 from tccompile.ops.builder import Builder, Reads, order_of, shape_of
 from tccompile.ops.pool import power, root
 from tccompile.program import Reduce, Softmax, Tensor
@@ -93,6 +105,23 @@ def softmax(node: gs.Node, b: Builder) -> None:
     x = b.operand(node.inputs[0])
     axis = b.axis(b.attr("axis", -1), x.rank)
     b.emit(Softmax, b.result(node.outputs[0], order_of(x)), x=x.name, axis=axis, log=node.op == "LogSoftmax")
+
+
+def arg(node: gs.Node, b: Builder) -> None:
+    """ArgMax and ArgMin: the least place (or greatest) of those whose element equals the largest (or smallest) one."""
+    x, name = b.operand(node.inputs[0]), node.outputs[0].name
+    axis = b.axis(b.attr("axis", 0), x.rank)
+    last, n = bool(b.attr("select_last_index", 0)), x.shape[axis]
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    extreme = Reduction("max" if node.op == "ArgMax" else "min")
+    best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), order_of(x)), (axis,), extreme)
+    numbers = b.literal(f"{name}.numbers", np.arange(n, dtype=np.int32))
+    reads = Reads(b, x.shape)
+    value, wanted = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(best.name, shape, x.shape))
+    number = reads.view(View(numbers.name, (coord(axis),)))
+    place = call("where", call("equal", value, wanted), number, const(0 if last else n - 1, DType.I64))
+    places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, order_of(x)), place, reads)
+    _drop_axes(node, b, combine(b, places, _kept(node, b, x, (axis,)), (axis,), Reduction("max" if last else "min")))
 
 
 def combine(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:

@@ -83,7 +83,9 @@ def _deviation_root(tensor: gs.Tensor) -> tuple[tuple[gs.Tensor, tuple[int, ...]
     """(x, axes) and eps, if the tensor is sqrt(mean((x - mean(x))²) + eps)."""
     root = producer(_past_casts(tensor), "Sqrt")
     add = producer(_past_casts(root.inputs[0]), "Add") if root else None
-    for i in (0, 1) if add else ():
+    if add is None:
+        return None
+    for i in (0, 1):
         eps, variance = scalar(add.inputs[i]), _mean(add.inputs[1 - i])
         squared = _square(variance[0]) if variance else None
         x = _deviation(squared) if squared is not None else None
@@ -139,8 +141,8 @@ def _parameter(y: gs.Tensor, op: str, axes: tuple[int, ...]) -> tuple[gs.Node, W
     reader = y.outputs[0] if len(y.outputs) == 1 else None
     if reader is None or reader.op != op or reader.domain not in (None, "", "ai.onnx"):
         return None
-    c = next((t for t in reader.inputs if t is not y), None)
-    if constant(c) is None or list(reader.outputs[0].shape) != list(y.shape):
+    c = constant(next((t for t in reader.inputs if t is not y), None))
+    if c is None or list(reader.outputs[0].shape) != list(y.shape):
         return None
     full = (1,) * (rank(y) - rank(c)) + tuple(c.shape)
     whole = all(n == (y.shape[a] if a in axes else 1) for a, n in enumerate(full))
