@@ -90,10 +90,10 @@ def _path(key: str) -> Path:
 
 
 @memoised
-def sources_of(module: str) -> str:
+def sources_of(module: str, within: str = "") -> str:
     """SHA-256 of the source of a module and of all modules of the same top-level package or of tccompile that it imports.
 
-    Imports are read from the text, those inside functions too.
+    Imports are read from the text, those inside functions too. `within` leaves out what is not in that package.
     """
     roots = {"tccompile", module.partition(".")[0]}
     texts: dict[str, bytes] = {}
@@ -103,7 +103,7 @@ def sources_of(module: str) -> str:
         if name in texts:
             continue
         texts[name] = _text(name)
-        waiting += [i for i in _imports(texts[name], name) if i.partition(".")[0] in roots]
+        waiting += [i for i in _imports(texts[name], name) if i.partition(".")[0] in roots and i.startswith(within)]
     digest = hashlib.sha256()
     for name in sorted(texts):
         digest.update(f"{name}:{len(texts[name])}:".encode() + texts[name])

@@ -154,6 +154,8 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
 @click.option("--explain", is_flag=True, help="Print for each step its nodes, kernel, config, Tensor Cores or why not, padding.")
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
+@click.option("--timing-cache", type=NEW, metavar="FILE", help="Choose kernels by the times in this file, which --tune writes.")
+@click.option("--tune", is_flag=True, help="Measure kernels on this machine's GPU; writes MODEL.timings.json, or --timing-cache.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
@@ -170,6 +172,8 @@ def tccompile(
     check: bool,
     explain: bool,
     dump: Path | None,
+    timing_cache: Path | None,
+    tune: bool,
     jobs: int | None,
     quiet: bool,
     verbose: bool,
@@ -184,10 +188,14 @@ def tccompile(
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
     entries = tuple(map(parse_entry, entry_texts)) or (parse_shapes(shape_texts),)
-    options = Options(entries, parse_archs(arch), precision, strip_weights, dump, jobs)
+    if tune:
+        timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    options = Options(entries, parse_archs(arch), precision, strip_weights, dump, jobs, timing_cache, tune)
     output = output or Path(model.stem + ".plan")
     if not check:
-        _check_output(output, model)
+        _check_output(output, model, timing_cache)
+        if tune and timing_cache:
+            _check_output(timing_cache, model)
     _need_compiler("compiling")
     from tccompile import report
     from tccompile.pipeline import check as check_model

@@ -25,6 +25,8 @@ class Options:
     strip_weights  leave large weights out of the plan
     dump           a folder to write every stage into, or None
     jobs           processes that compile kernels; None for one a core
+    timing_cache   a file of measured times to choose kernels by, before those that come with tccompile; or None
+    tune           measure candidates on this machine's GPU, and write their times into timing_cache
     """
 
     entries: tuple[Shapes, ...] = ({},)
@@ -33,6 +35,8 @@ class Options:
     strip_weights: bool = False
     dump: Path | None = None
     jobs: int | None = None
+    timing_cache: Path | None = None
+    tune: bool = False
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -44,6 +48,8 @@ class Options:
             raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
         if not self.entries:
             raise UsageError("no entry: give at least one set of input shapes")
+        if self.tune and self.timing_cache is None:
+            raise UsageError("nowhere to write what is measured: give a timing cache")
 
 
 def parse_archs(text: str) -> tuple[str, ...]:

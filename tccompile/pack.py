@@ -48,11 +48,12 @@ def pack(
             large = tensor.span * tensor.dtype.size > SMALL
             if constant not in weights and not (strip_weights and large and sources_of(recipe)):
                 weights[constant] = pack_constant(tensor, evaluate(recipe, sources))
-        packed.append(Entry(program, tuple(_section(b, images, index) for b in builds)))
+        packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
     return Plan(name, producer, tuple(packed), tuple(index), weights)
 
 
-def _section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:
+def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:
+    """The steps of a build; `index` numbers the plan's images."""
     arch, placement = ARCHS[build.arch], build.placement
     steps = []
     for number, choice in enumerate(build.choices):

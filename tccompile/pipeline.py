@@ -35,6 +35,8 @@ from tccompile.precision import precision
 from tccompile.program import Program, verify
 from tccompile.rewrites import rewrite
 from tccompile.schedule import schedule
+from tccompile.timings import NO_TIMINGS, Timings, timings
+from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
     import onnx
@@ -57,26 +59,39 @@ def compile(
     entries: Sequence[Shapes] | None = None,
     precision: str = Options.precision,
     strip_weights: bool = False,
+    timing_cache: str | Path | None = None,
+    tune: bool = False,
 ) -> Plan:
-    """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU.
+    """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
-    shapes   of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
-    archs    GPU generations to build for
+    shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
+    archs         GPU generations to build for
+    timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
     """
     sets = tuple(entries) if entries is not None else (dict(shapes or {}),)
-    return compile_model(model, Options(sets, tuple(archs), precision, strip_weights))
+    cache = Path(timing_cache) if timing_cache is not None else None
+    options = Options(sets, tuple(archs), precision, strip_weights, timing_cache=cache, tune=tune)
+    return compile_model(model, options)
 
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
+    measuring = gpu_to_measure(options.archs) if options.tune else None
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     programs = [to_program(model, shapes, options, dump, progress) for shapes, dump in zip(options.entries, dumps, strict=True)]
 
+    if measuring:
+        assert options.timing_cache is not None
+        tune(programs, *measuring, options.timing_cache, progress, options.jobs)
+    known = timings(options.timing_cache)
+
     refused: set[Code] = set()
     while True:
-        builds = [to_builds(program, options, dump, progress, refused) for program, dump in zip(programs, dumps, strict=True)]
+        builds = [
+            to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=True)
+        ]
         jobs = [job for entry in builds for build in entry for job in jobs_of(build)]
         try:
             images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
@@ -120,13 +135,18 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
 
 
 def to_builds(
-    program: Program, options: Options, dump: Dump, progress: Progress = quiet, refused: Collection[Code] = ()
+    program: Program,
+    options: Options,
+    dump: Dump,
+    progress: Progress = quiet,
+    refused: Collection[Code] = (),
+    known: Timings = NO_TIMINGS,
 ) -> list[Build]:
     """Choices and placement for each generation, without the codes refused; those also carried as PTX come twice."""
     builds = []
     for number, name in enumerate(options.archs):
         progress("schedule", number, len(options.archs))
-        choices = schedule(program, ARCHS[name], refused)
+        choices = schedule(program, ARCHS[name], refused, known)
         dump.choices(5, "schedule", name, program, choices)
         placement = place(program, [choice.work for choice in choices])
         dump.placement(6, "place", name, program, placement)

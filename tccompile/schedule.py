@@ -1,24 +1,35 @@
 """Program × Arch → choices: which kernel and config realises each op, and why.
 
 The metacommand: every kernel that supports the op offers its configs, each with a cost; the cheapest wins, Tensor Cores or
-not. The reason says what decided, and for a Conv or Gemm without Tensor Cores, what their kernels asked for and did not get.
+not. Where a timing table knows the op, what was measured counts, and not what was not. The reason says what decided, and for
+a Conv or Gemm without Tensor Cores, what their kernels asked for and did not get.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.program import Conv, Gemm, Op, Program
+from tccompile.timings import NO_TIMINGS, Timing, Timings, source
+
+
+class Candidate(NamedTuple):
+    """A kernel in one config, and its estimated time in microseconds."""
+
+    cost: float
+    kernel: Kernel
+    config: Config
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs one op: a kernel in one config, its launches, the estimate in microseconds, and the reason."""
+    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
 
     kernel: Kernel
     config: Config
@@ -27,38 +38,62 @@ class Choice:
     reason: str
 
 
-def schedule(program: Program, arch: Arch, refused: Collection[Code] = ()) -> list[Choice]:
+def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
-    return [choose(op, program, arch, refused) for op in program.ops]
+    return [choose(op, program, arch, refused, timings) for op in program.ops]
 
 
-def choose(op: Op, program: Program, arch: Arch, refused: Collection[Code] = ()) -> Choice:
-    """The cheapest of all configs of all kernels that support the op, the first of equals."""
+def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
+    """All configs of all kernels that support the op, the cheapest first. Raises TccompileError if there are none."""
     kernels = [k for k in KERNELS if isinstance(op, k.realises)]
     refusals = {k.name: k.supports(op, program, arch) for k in kernels}
-    candidates = [
-        (k.cost(op, program, config, arch), k, config)
+    found = [
+        Candidate(k.cost(op, program, config, arch), k, config)
         for k in kernels
         if refusals[k.name] is None
         for config in k.configs(op, program, arch)
     ]
-    if not candidates:
+    if not found:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
         raise TccompileError(f"no kernel for {type(op).__name__} {op.nodes[0]!r} on {arch.name}: {why}")
-    ranked = sorted(candidates, key=lambda c: c[0])
-    works = ((*c, c[1].work(op, program, c[2], arch)) for c in ranked)
-    chosen = next((w for w in works if not any(launch.code in refused for launch in w[3].launches)), None)
+    return sorted(found, key=lambda c: c.cost)
+
+
+def choose(op: Op, program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> Choice:
+    """The fastest candidate of those that were measured; if there are none, the cheapest, the first of equals."""
+    ranked = candidates(op, program, arch)
+    known = timings.of(op, program, arch)
+    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
+    order = sorted(times, key=lambda number: times[number].us) + [n for n in range(len(ranked)) if n not in times]
+    works = ((n, ranked[n].kernel.work(op, program, ranked[n].config, arch)) for n in order)
+    chosen = next((w for w in works if not any(launch.code in refused for launch in w[1].launches)), None)
     if chosen is None:
         raise TccompileError(f"every kernel for {type(op).__name__} {op.nodes[0]!r} spills registers on {arch.name}")
-    cost, kernel, config, work = chosen
-    reason = f"estimated {cost:.1f} µs" + (f", best of {len(candidates)}" if len(candidates) > 1 else "")
+    number, work = chosen
+    cost, kernel, config = ranked[number]
+    if known and number in times:
+        cost, count = times[number].us, len(times)
+        reason = f"measured {cost:.1f} µs on {known.gpu}"
+        if times[number].source != source(kernel):
+            reason += " with another version of the kernel"
+    else:
+        count = len(ranked)
+        reason = f"estimated {cost:.1f} µs"
+    reason += f", best of {count}" if count > 1 else ""
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
-        by_tensor_cores = [c for c, k, _ in candidates if k.tensor_cores]
-        if arch.mma is None:
-            why = f"{arch.name} has none"
-        elif by_tensor_cores:
-            why = f"with them it is estimated to take {min(by_tensor_cores):.1f} µs"
-        else:  # KERNELS lists the more general kernel after the more special one, so the last refusal is the rule that counts
-            why = next(str(refusals[k.name]) for k in reversed(kernels) if k.tensor_cores)
-        reason += f"; no Tensor Cores: {why}"
+        reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
     return Choice(kernel, config, work, cost, reason)
+
+
+def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:
+    """Why Tensor Cores do not compute a Conv or Gemm: how long they would take, or else the rule that does not hold."""
+    if arch.mma is None:
+        return f"{arch.name} has none"
+    by_tensor_cores = [n for n, c in enumerate(ranked) if c.kernel.tensor_cores]
+    if measured := [times[n].us for n in by_tensor_cores if n in times]:
+        return f"with them it took {min(measured):.1f} µs"
+    if by_tensor_cores:
+        return f"with them it is estimated to take {ranked[by_tensor_cores[0]].cost:.1f} µs"
+    # KERNELS lists the more general kernel after the more special one, so the last refusal is the rule that counts
+    kernels = [k for k in reversed(KERNELS) if k.tensor_cores and isinstance(op, k.realises)]
+    return str(kernels[0].supports(op, program, arch))

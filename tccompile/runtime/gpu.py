@@ -189,7 +189,7 @@ class GpuEngine:
             except DriverError as error:
                 refusals.append(f"the driver refused the code for {section.arch}: {error}")
         asked = f" for {target}" if target else ""
-        way_out = f"compile it with --arch {_arch_for(self.device.cc)}, or run it with --device cpu"
+        way_out = f"compile it with --arch {arch_for(self.device.cc)}, or run it with --device cpu"
         raise DeviceError(
             "; ".join(
                 [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]
@@ -475,7 +475,7 @@ def _weights_of(section: Section) -> Iterator[str]:
                 yield address.name
 
 
-def _arch_for(cc: tuple[int, int]) -> str:
+def arch_for(cc: tuple[int, int]) -> str:
     """The generation in our table that machine code for a GPU is best made for."""
     fitting = [a for a in ARCHS.values() if a.cc == cc or (not a.suffix and a.cc[0] == cc[0] and a.cc <= cc)]
     return fitting[-1].name if fitting else "all"

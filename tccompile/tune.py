@@ -1,0 +1,364 @@
+"""Measuring kernels on this machine's GPU: what fills the timing tables.
+
+Each candidate of an op becomes a plan of one step, repeated: the op several times, one after the other, in one CUDA graph. As
+in a network, every repetition reads constants of its own, which nothing has read since the GPU's L2 cache was filled with
+something else, while what the step before would have made lies where it was. Values are random. The time is the median of
+graph launches, by events around them, divided by the repetitions.
+
+Results are compared on a sample of elements, each with the median of what the candidates give there; one that is further
+away than rounding explains is reported, and never chosen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tccompile.arch import ARCHS, Arch
+from tccompile.emit import Job, SpillError, emit
+from tccompile.errors import DeviceError, LaunchError, UsageError
+from tccompile.expr import DType
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Work
+from tccompile.pack import Build, section
+from tccompile.place import place
+from tccompile.plan import Entry, Image, Plan, pack_constant
+from tccompile.program import Conv, Gemm, Op, Program, Tensor, renamed
+from tccompile.reference.storage import elements, from_storage
+from tccompile.schedule import Candidate, Choice, candidates
+from tccompile.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
+from tccompile.weights import Source, evaluate, sources_of
+
+if TYPE_CHECKING:
+    from tccompile.runtime.driver import Device
+    from tccompile.runtime.gpu import GpuEngine
+
+COUNT = 12
+"""Candidates that are measured for each op: those of least estimated time."""
+
+REPETITIONS = 16
+"""Steps in a measured graph: enough for a launch's own time to vanish; fewer where they take long or much memory."""
+
+SAMPLE = 1 << 16
+"""Elements of a result that are compared."""
+
+TOLERANCE = {DType.F16: 4e-3, DType.BF16: 2e-2, DType.F32: 1e-3}
+"""Relative L2 distance from the candidates' median: what another order of additions, or fp16 operands, can bring about."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a candidate: the median time in microseconds, or what is wrong with it."""
+
+    candidate: Candidate
+    us: float
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An op of a program, and the candidates to measure."""
+
+    op: Op
+    program: Program
+    candidates: Sequence[Candidate]
+
+
+# --- Tables --------------------------------------------------------------------------------------------------------------
+
+
+def gpu_to_measure(archs: Sequence[str]) -> tuple[Device, Arch]:
+    """The first GPU, and the generation whose code runs best on it, which must be one of `archs`.
+
+    Raises DeviceError if there is no GPU, UsageError if the code asked for is none that it would take.
+    """
+    from tccompile.runtime.driver import open_device
+    from tccompile.runtime.gpu import arch_for
+
+    try:
+        gpu = open_device()
+    except DeviceError as error:
+        raise DeviceError(
+            f"tuning measures kernels on a GPU: {error}; tune on a machine that has one, and hand the times "
+            "to this one with --timing-cache FILE"
+        ) from error
+    name = arch_for(gpu.cc)
+    if name not in archs:
+        raise UsageError(f"{gpu} runs code for {name}, which is not among --arch {','.join(archs)}: there is nothing to tune")
+    return gpu, ARCHS[name]
+
+
+def tune(programs: Sequence[Program], gpu: Device, arch: Arch, path: Path, progress: Progress, jobs: int | None = None) -> Table:
+    """Measure every distinct op of the programs that has a choice, and write the table to `path` after each.
+
+    What the file at `path` already holds for this GPU and the kernels' present sources is not measured again.
+    Raises UsageError if the file is no table, or another GPU's.
+    """
+    table = read(path) if path.exists() else Table(gpu.name, arch.name, {}, FORMAT)
+    if (table.gpu, table.arch) != (gpu.name, arch.name):
+        raise UsageError(
+            f"{path} holds times of {table.arch} code on {table.gpu}, and this GPU is {gpu.name}: give it a file of its own"
+        )
+    write(table, path)
+    trials = trials_of(programs, arch, table)
+    for done, (trial, results) in enumerate(measure(list(trials.values()), gpu, arch, progress, jobs)):
+        progress("tune", done, len(trials))
+        right = [r for r in results if r.wrong is None]
+        for r in results:
+            if r.wrong is not None:
+                name, config = r.candidate.kernel.name, dict(r.candidate.config)
+                warnings.warn(f"{trial.op.nodes[0]}: {name} {config} is left out: {r.wrong}", RuntimeWarning, stacklevel=2)
+        times = [Timing(r.candidate.kernel.name, r.candidate.config, r.us, source(r.candidate.kernel)) for r in right]
+        table = with_times(table, key(trial.op, trial.program), times)
+        write(table, path)
+    return table
+
+
+def trials_of(programs: Sequence[Program], arch: Arch, table: Table, count: int = COUNT) -> dict[str, Trial]:
+    """What is to be measured, by key: each op once, if it has a choice and the table does not know it yet."""
+    kernels = {k.name: k for k in KERNELS}
+    found: dict[str, Trial] = {}
+    for program in programs:
+        for op in program.ops:
+            name = key(op, program)
+            if name in found or (name in table.ops and is_current(table.ops[name], kernels)):
+                continue
+            ranked = candidates(op, program, arch)
+            if len(ranked) > 1 and program.tensors[op.y].size:
+                found[name] = Trial(op, program, ranked[:count])
+    return found
+
+
+# --- Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    trials: Sequence[Trial], gpu: Device, arch: Arch, progress: Progress, jobs: int | None = None
+) -> Iterator[tuple[Trial, list[Result]]]:
+    """Compile all candidates, then run those of one trial after the other; what spills registers is left out.
+
+    Raises LaunchError, which names the kernel, if one breaks the GPU's context.
+    """
+    programs = [repeated(t.op, t.program, _repetitions(t)) for t in trials]
+    works = [[_works(p, c, arch) for c in t.candidates] for t, p in zip(trials, programs, strict=True)]
+    images = _images([jobs_of(w, arch) for of_trial in works for w in of_trial], progress, jobs)
+    flush = _Flush(gpu)
+    for trial, program, of_trial in zip(trials, programs, works, strict=True):
+        kept = [(c, w) for c, w in zip(trial.candidates, of_trial, strict=True) if all(j in images for j in jobs_of(w, arch))]
+        yield trial, _results(program, trial, kept, images, arch, flush)
+
+
+def jobs_of(works: Sequence[Work], arch: Arch) -> list[Job]:
+    """What must be compiled for an op's launches."""
+    return list(dict.fromkeys((launch.code, arch, "cubin") for work in works for launch in work.launches))
+
+
+def _works(program: Program, candidate: Candidate, arch: Arch) -> list[Work]:
+    return [candidate.kernel.work(op, program, candidate.config, arch) for op in program.ops]
+
+
+def _images(wanted: Sequence[Sequence[Job]], progress: Progress, jobs: int | None) -> Mapping[Job, Image]:
+    """The code of all jobs but those that spill."""
+    todo = list(dict.fromkeys(job for of_one in wanted for job in of_one))
+    while True:
+        try:
+            return emit(todo, lambda done, total: progress("emit", done, total), jobs)
+        except SpillError as error:
+            todo = [job for job in todo if job not in error.jobs]
+
+
+def _repetitions(trial: Trial) -> int:
+    tensors = trial.program.tensors
+    owners = {tensors[n].storage for n in trial.op.inputs} & set(trial.program.constants)
+    size = sum(tensors[n].span * tensors[n].dtype.size for n in owners)
+    slowest = max(c.cost for c in trial.candidates)
+    return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
+
+
+def repeated(op: Op, program: Program, times: int) -> Program:
+    """The op several times, each with constants and a result of its own. What it reads beside constants and model inputs
+    becomes a constant too, one for all."""
+    tensors: dict[str, Tensor] = {}
+    constants: dict[str, Source] = {}
+    ops, outputs = [], []
+    for i in range(times):
+        names = {}
+        for name in (*op.inputs, op.y):
+            t = program.tensors[name]
+            own = f"#{i}" if name == op.y else f"@{i}" if t.storage in program.constants else ""
+            names[name] = name + own
+            base = t.base and t.base + own
+            tensors[name + own] = replace(t, name=name + own, base=base)
+            if base and t.base:
+                tensors[base] = replace(program.tensors[t.base], name=base)
+            if name != op.y and t.storage not in program.inputs:
+                constants[t.storage + own] = Source(t.storage, (), "")
+        ops.append(renamed(op, names))
+        outputs += [names[op.y]] * (op.y in program.outputs)
+    inputs = tuple(n for n in program.inputs if n in op.inputs)
+    return Program(inputs, tuple(outputs), tensors, constants, tuple(ops))
+
+
+def _results(
+    program: Program,
+    trial: Trial,
+    kept: Sequence[tuple[Candidate, Sequence[Work]]],
+    images: Mapping[Job, Image],
+    arch: Arch,
+    flush: _Flush,
+) -> list[Result]:
+    from tccompile.runtime.driver import Memory
+    from tccompile.runtime.gpu import GpuEngine
+
+    data = _data(trial.op, trial.program)
+    used = dict.fromkeys(images[job] for _, works in kept for job in jobs_of(works, arch))
+    index = {image: i for i, image in enumerate(used)}
+    entries = [_entry(program, c, works, arch, images, index) for c, works in kept]
+    weights = {n: data[recipe.name] for n, recipe in program.constants.items() if isinstance(recipe, Source)}
+    plan = Plan("tune", {}, tuple(entries), tuple(index), weights)
+    y = program.tensors[program.ops[-1].y]
+    memory = {n: Memory(flush.gpu, len(data[n]), n) for n in program.inputs}
+    result = Memory(flush.gpu, y.span * y.dtype.size, "the result")
+    addresses = {n: m.address for n, m in memory.items()} | dict.fromkeys(program.outputs, result.address)
+    times, samples = [], []
+    with flush.gpu as cu:
+        for name, m in memory.items():
+            cu.cuMemcpyHtoD(m.address, np.frombuffer(data[name], np.uint8).ctypes.data, len(data[name]))
+    for (candidate, _), entry in zip(kept, entries, strict=True):
+        try:
+            engine = GpuEngine(plan, entry, flush.gpu, arch.name)
+            try:
+                samples.append(_sample(engine, addresses, y, result.address if program.outputs else None))
+                times.append(flush.time(engine, addresses) / len(program.ops))
+            finally:
+                engine.close()
+        except LaunchError as error:
+            raise LaunchError(f"{candidate.kernel.name} {dict(candidate.config)}: {error}") from error
+    for m in (*memory.values(), result):
+        m.close()
+    wrong = disagreement(samples, y.dtype)
+    return [Result(c, us, w) for (c, _), us, w in zip(kept, times, wrong, strict=True)]
+
+
+def _entry(
+    program: Program,
+    candidate: Candidate,
+    works: Sequence[Work],
+    arch: Arch,
+    images: Mapping[Job, Image],
+    index: Mapping[Image, int],
+) -> Entry:
+    """The steps of a candidate, each after the one before."""
+    placement = place(program, works)
+    choices = [Choice(candidate.kernel, candidate.config, w, candidate.cost, "measured now") for w in works]
+    made = section(Build(arch.name, "cubin", choices, placement), images, index)
+    chain = tuple(replace(step, after=(i - 1,) if i else ()) for i, step in enumerate(made.steps))
+    return Entry(program, (replace(made, steps=chain),))
+
+
+def _data(op: Op, program: Program) -> dict[str, bytes]:
+    """Bytes for the storage of all that the op reads: the constants that do not depend on the model's weights as they are,
+    everything else random, such that sums keep to the range of fp16."""
+    block = np.random.default_rng(0).standard_normal(1_000_003, np.float32)
+    data = {}
+    for name in op.inputs:
+        t = program.tensors[program.tensors[name].storage]
+        recipe = program.constants.get(t.name)
+        if recipe is not None and not sources_of(recipe):
+            values = evaluate(recipe, {})
+        elif t.dtype.is_float:
+            fan_in = 1
+            if isinstance(op, Conv) and name == op.w:
+                fan_in = math.prod(t.shape[1:])
+            elif isinstance(op, Gemm) and name == op.b:
+                fan_in = t.shape[-1]
+            values = np.resize(block, t.shape) * np.float32(fan_in**-0.5)
+        else:
+            values = np.resize(block > 0, t.shape).astype(t.dtype.numpy)
+        data[t.name] = pack_constant(t, values)
+    return data
+
+
+def _sample(engine: GpuEngine, addresses: Mapping[str, int], y: Tensor, where: int | None) -> np.ndarray:
+    """Run once in memory full of NaN; a sample of the result's elements, in float64."""
+    stream = int(engine.stream.value)
+    engine.fill_arena(0xFF)
+    size = y.span * y.dtype.size
+    if where is not None:
+        with engine.device as cu:
+            cu.cuMemsetD8(where, 0xFF, size)
+            cu.cuCtxSynchronize()
+    engine.launch(addresses, stream)
+    engine.synchronize(stream)
+    if where is None:
+        storage = engine.program.tensors[y.storage]
+        begin = engine.section.offsets[storage.name]
+        memory = engine.read_arena()[begin : begin + storage.span * y.dtype.size]
+    else:
+        memory = np.empty(size, np.uint8)
+        with engine.device as cu:
+            cu.cuMemcpyDtoH(memory.ctypes.data, where, size)
+    rng = np.random.default_rng(1)
+    picked = np.unravel_index(rng.choice(y.size, SAMPLE) if y.size > SAMPLE else np.arange(y.size), y.shape)
+    found = elements(memory.view(y.dtype.numpy), y)[picked]
+    return np.asarray(from_storage(found, y.dtype), np.float64)
+
+
+def disagreement(samples: Sequence[np.ndarray], dtype: DType) -> list[str | None]:
+    """For each result what is wrong with it, or None: its distance from the element-wise median of all, as ‖a − b‖ / ‖b‖.
+
+    Infinities and NaN, which functions of random values may give, must be in the same places. Of two that differ both are wrong.
+    """
+    if not samples:
+        return []
+    ordered, middle = np.sort(np.stack(samples), axis=0), len(samples) - 1
+    low, high = ordered[middle // 2], ordered[(middle + 1) // 2]
+    median = np.where(low == high, low, low / 2 + high / 2)
+    norm, limit = float(np.linalg.norm(median[np.isfinite(median)])), TOLERANCE.get(dtype, 0.0)
+    wrong: list[str | None] = []
+    for sample in samples:
+        same = (sample == median) | (np.isnan(sample) & np.isnan(median))
+        with np.errstate(invalid="ignore"):
+            distance = float(np.linalg.norm(np.where(same, 0.0, sample - median))) / (norm or 1.0)
+        wrong.append(None if distance <= limit else f"its result differs from the other candidates' by {distance:.1e}")
+    return wrong
+
+
+class _Flush:
+    """Times graphs whose constants are not in the GPU's L2 cache: memory of twice its size is written before each launch."""
+
+    def __init__(self, gpu: Device):
+        from tccompile.runtime.driver import Memory
+
+        self.gpu = gpu
+        with gpu as cu:
+            l2 = cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, cu.cuDeviceGet(gpu.ordinal))
+            self.memory = Memory(gpu, 2 * max(l2, 1 << 20), "emptying the cache")
+            self.begin, self.end = ([cu.cuEventCreate(0) for _ in range(50)] for _ in range(2))
+
+    def time(self, engine: GpuEngine, addresses: Mapping[str, int]) -> float:
+        """Median of launches of the graph, in microseconds, after some to warm up."""
+        stream = int(engine.stream.value)
+        start = time.perf_counter()
+        for _ in range(2):
+            engine.launch(addresses, stream)
+        engine.synchronize(stream)
+        count = max(5, min(len(self.begin), int(0.02 / (time.perf_counter() - start))))
+        with self.gpu as cu:
+            for begin, end in zip(self.begin[:count], self.end, strict=False):
+                cu.cuMemsetD8Async(self.memory.address, 0, self.memory.size, stream)
+                cu.cuEventRecord(begin, stream)
+                engine.launch(addresses, stream)
+                cu.cuEventRecord(end, stream)
+            engine.synchronize(stream)
+            pairs = zip(self.begin[:count], self.end, strict=False)
+            return 1e3 * float(np.median([cu.cuEventElapsedTime(begin, end) for begin, end in pairs]))
