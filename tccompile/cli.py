@@ -395,7 +395,7 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     finite = values[np.isfinite(values)]
     low, high, mean = (float(f(finite)) for f in (np.min, np.max, np.mean)) if finite.size else (None,) * 3
     found = {"min": low, "max": high, "mean": mean, "not_finite": int(values.size - finite.size)}
-    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype.value, **found}
+    return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
 
 
 def _print_result(where: str, summaries: Sequence[Json], times: Sequence[float] | None, as_json: bool, quiet: bool) -> None:

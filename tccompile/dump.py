@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,8 @@ class Dump:
         if self.folder is not None:
             (self.folder / "kernels").mkdir(exist_ok=True)
             for image in images:
-                (self.folder / "kernels" / f"{image.function}.{image.arch}.{image.kind}").write_bytes(image.code)
+                digest = hashlib.sha256(image.code).hexdigest()[:12]  # one kernel comes in several configs
+                (self.folder / "kernels" / f"{image.function}-{digest}.{image.arch}.{image.kind}").write_bytes(image.code)
 
     def _text(self, name: str, text: str) -> None:
         if self.folder is not None:

@@ -9,9 +9,12 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.emit import Job
+from tccompile.errors import UnsupportedError
+from tccompile.expr import DType
 from tccompile.place import Placement
 from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
-from tccompile.program import Program, renamed
+from tccompile.program import Conv, Gemm, Program, Tensor, renamed
+from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
 from tccompile.weights import SMALL, evaluate, same, sources_of
 
@@ -37,17 +40,25 @@ def pack(
     sources: Mapping[str, np.ndarray],
     strip_weights: bool,
 ) -> Plan:
-    """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated."""
+    """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated.
+
+    Raises UnsupportedError for weights that float16 cannot hold.
+    """
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
     weights: dict[str, bytes] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
         program = _with_own_constants(program, packed, number)
+        users = _users(program)
         for constant, recipe in program.constants.items():
             tensor = program.tensors[constant]
             large = tensor.span * tensor.dtype.size > SMALL
             if constant not in weights and not (strip_weights and large and sources_of(recipe)):
-                weights[constant] = pack_constant(tensor, evaluate(recipe, sources))
+                with np.errstate(over="ignore"):
+                    values = evaluate(recipe, sources)
+                if constant in users:
+                    _check_range(users[constant], tensor, values)
+                weights[constant] = pack_constant(tensor, values)
         packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
     return Plan(name, producer, tuple(packed), tuple(index), weights)
 
@@ -64,6 +75,21 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
         steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after))
     return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
+
+
+def _users(program: Program) -> dict[str, str]:
+    """The node that multiplies by each constant that is the weights of a Conv or Gemm."""
+    operands = {(op.w if isinstance(op, Conv) else op.b): op.nodes[0] for op in program.ops if isinstance(op, Conv | Gemm)}
+    return {name: node for name, node in operands.items() if name in program.constants}
+
+
+def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
+    """Raise UnsupportedError if weights are infinite in float16."""
+    if tensor.dtype is DType.F16 and np.isinf(to_storage(values, DType.F16)).any():
+        raise UnsupportedError(
+            f"the weights {tensor.name!r} of node {node!r} have values beyond 65504, where float16 ends: "
+            "compile with --precision fp32"
+        )
 
 
 def _with_own_constants(program: Program, earlier: Sequence[Entry], number: int) -> Program:

@@ -50,6 +50,10 @@ class CpuEngine:
 
         Raises VerificationError, which names the user's node and the tensor, if a check fails.
         """
+        with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
+            return self._run(feeds)
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors, memory = self.program.tensors, self._memory
         for name in self.program.inputs:
             memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
