@@ -1,0 +1,412 @@
+"""Single layers on a GPU, beside cuBLAS and cuDNN: python -m tests.bench.layers [--quick] [--batch 1,8,32] [--all] [--plot FILE]
+
+zoo        every distinct Conv and Gemm of the networks, at each batch; a convolution with bias and ReLU, a Gemm with bias
+inference  DeepBench's lists for server and device inference: weights as the kernels read them
+training   DeepBench's lists for training: operands as the lists store them, and making them what kernels read is timed too
+
+Ours is the config that the cost model takes, without a table; "best" is the fastest of the candidates that --tune measures, or
+with --all of all. The peer is PyTorch in fp16: channels-last and cudnn.benchmark for a convolution, its bias and `relu_`;
+`mm` or `linear` for a Gemm. Both run as tccompile/tune.py says: repetitions in a CUDA graph, constants that are not in the L2
+cache, random values. Times are microseconds; every time, ours and theirs, is a median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.dump import Dump
+from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.options import Options
+from tccompile.pipeline import to_program
+from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Tensor, dense
+from tccompile.schedule import candidates
+from tccompile.tune import COUNT, Trial, gpu_to_measure, measure
+from tccompile.weights import Source
+from tests.networks import CONVOLUTIONAL, skeleton
+
+NHWC, DEPTHWISE = (0, 2, 3, 1), (2, 3, 1, 0)
+DEEPBENCH = Path(__file__).parent / "deepbench"
+F16, F32 = DType.F16, DType.F32
+QUICK = 8
+"""--quick takes one layer in so many of each list."""
+
+
+@dataclass(frozen=True)
+class ConvLayer:
+    """relu(conv(x, w) + bias): x (N, C, H, W), w (O, C / groups, R, S); pads on both sides of H and W."""
+
+    x: tuple[int, int, int, int]
+    w: tuple[int, int, int, int]
+    pads: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @property
+    def y(self) -> tuple[int, int, int, int]:
+        sizes = zip(self.x[2:], self.w[2:], self.pads, self.strides, self.dilations, strict=True)
+        p, q = ((n + 2 * pad - (taps - 1) * step - 1) // stride + 1 for n, taps, pad, stride, step in sizes)
+        return self.x[0], self.w[0], p, q
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * math.prod(self.y) * math.prod(self.w[1:])
+
+    @property
+    def bytes(self) -> float:
+        return 2.0 * (math.prod(self.x) + math.prod(self.w) + math.prod(self.y))
+
+    def __str__(self) -> str:
+        n, c, h, w = self.x
+        how = f"{self.w[2]}×{self.w[3]}" + (f"/{self.strides[0]}" if self.strides != (1, 1) else "")
+        kind = "depthwise" if 1 < self.groups == c else f"{self.groups} groups" if self.groups > 1 else "conv"
+        return f"{kind} {n}×{h}×{w}, {c}→{self.w[0]}, {how}"
+
+    def parts(self) -> list[tuple[Op, Program]]:
+        depthwise = 1 < self.groups == self.x[1] == self.w[0]
+        tensors = [
+            dense("x", self.x, F16, NHWC),
+            dense("w", self.w, F16, DEPTHWISE if depthwise else NHWC),
+            dense("bias", (self.w[0],), F32),
+            dense("y", self.y, F16, NHWC),
+        ]
+        biased = Epilogue(call("relu", call("add", ACC, load(0))), (View("bias", (coord(1),)),))
+        op = Conv(
+            nodes=(str(self),), y="y", x="x", w="w", strides=self.strides, pads=self.pads, dilations=self.dilations,
+            groups=self.groups, epilogue=biased,
+        )  # fmt: skip
+        return [one_op(op, tensors, ("w", "bias"))]
+
+    def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
+        """The function, what it reads each time, and the constants that rotate."""
+        random = torch.randn
+        x = random(self.x, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
+        w = (random(self.w, device="cuda") * math.prod(self.w[1:]) ** -0.5).half().to(memory_format=torch.channels_last)
+        bias = random(self.w[0], device="cuda", dtype=torch.half)
+
+        def run(x: Any, w: Any, bias: Any) -> Any:
+            y = torch.nn.functional.conv2d(x, w, bias, self.strides, self.pads, self.dilations, self.groups)
+            return y.relu_()
+
+        return run, (x,), (w, bias)
+
+
+@dataclass(frozen=True)
+class GemmLayer:
+    """y (M, N) = a (M, K) · b (N, K)ᵀ, with a bias or not.
+
+    stored  of a and b: whether it is handed over with K innermost; None for an operand that is as the kernels read it
+    """
+
+    m: int
+    n: int
+    k: int
+    bias: bool = False
+    stored: tuple[bool | None, bool | None] = (None, None)
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        return 2.0 * (self.m * self.k + self.n * self.k + self.m * self.n)
+
+    def __str__(self) -> str:
+        made = [name for name, inner in zip("ab", self.stored, strict=True) if self._copied(inner)]
+        return f"gemm {self.m}×{self.n}×{self.k}" + (f", {' and '.join(made)} copied" if made else "")
+
+    def _copied(self, inner: bool | None) -> bool:
+        return inner is False or (inner is True and self.k % 8 > 0)
+
+    def parts(self) -> list[tuple[Op, Program]]:
+        made = []
+        for rows, inner in zip((self.m, self.n), self.stored, strict=True):
+            if self._copied(inner):
+                shape, index = ((rows, self.k), (coord(0), coord(1))) if inner else ((self.k, rows), (coord(1), coord(0)))
+                copied = Pointwise(nodes=(str(self),), y="y", epilogue=Epilogue(load(0), (View("x", index),)))
+                made.append(one_op(copied, [dense("x", shape, F16, pad=1), dense("y", (rows, self.k), F16)], (), ("x",)))
+        tensors = [dense("a", (self.m, self.k), F16), dense("b", (self.n, self.k), F16), dense("y", (self.m, self.n), F16)]
+        epilogue = Epilogue()
+        if self.bias:
+            tensors.append(dense("bias", (self.n,), F32))
+            epilogue = Epilogue(call("add", ACC, load(0)), (View("bias", (coord(1),)),))
+        constants = ("b", "bias") if self.bias else ("b",)
+        return [*made, one_op(Gemm(nodes=(str(self),), y="y", a="a", b="b", epilogue=epilogue), tensors, constants)]
+
+    def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
+        def operand(rows: int, inner: bool | None, scale: float) -> Any:
+            shape = (self.k, rows) if inner is False else (rows, self.k)
+            values = (torch.randn(shape, device="cuda") * scale).half()
+            return values.t() if inner is False else values
+
+        a, b = operand(self.m, self.stored[0], 1.0), operand(self.n, self.stored[1], self.k**-0.5)
+        if self.bias:
+            bias = torch.randn(self.n, device="cuda", dtype=torch.half)
+            return torch.nn.functional.linear, (a,), (b, bias)
+        return lambda a, b: torch.mm(a, b.t()), (a,), (b,)
+
+
+Layer = ConvLayer | GemmLayer
+
+
+def one_op(op: Op, tensors: Sequence[Tensor], constants: Sequence[str], inputs: Sequence[str] = ()) -> tuple[Op, Program]:
+    """A program of one op; what is neither constant nor input is what a step before would have made."""
+    named = {t.name: t for t in tensors}
+    return op, Program(tuple(inputs), (), named, {n: Source(n, named[n].shape, "float32") for n in constants}, (op,))
+
+
+# --- The lists -----------------------------------------------------------------------------------------------------------
+
+
+def zoo(batch: int) -> list[Layer]:
+    """Every distinct layer of the networks, with the batch multiplied."""
+    found: dict[Layer, None] = {}
+    for name in CONVOLUTIONAL:
+        if name == "resnet50_dynbatch":  # resnet50's layers
+            continue
+        program = to_program(skeleton(name), {}, Options(), Dump(None))
+        for op in program.ops:
+            if isinstance(op, Conv) and len(op.pads) == 2:
+                x, w = program.tensors[op.x].shape, program.tensors[op.w].shape
+                layer = ConvLayer((x[0] * batch, *x[1:]), w, op.pads, op.strides, op.dilations, op.groups)  # type: ignore[arg-type]
+                found[layer] = None
+            elif isinstance(op, Gemm) and len(program.tensors[op.a].shape) == 2:
+                (m, k), n = program.tensors[op.a].shape, program.tensors[op.b].shape[0]
+                found[GemmLayer(m * batch, n, k, bias=True)] = None
+    return list(found)
+
+
+def deepbench(which: str) -> list[Layer]:
+    """ "inference" or "training". C (m, n) = A · B in column-major order is the Gemm y (n, m) = Bᵀ · Aᵀᵀ: A is our weights."""
+    found: dict[Layer, None] = {}
+    for path in sorted(DEEPBENCH.glob(f"deepbench_{which}*.csv")):
+        with path.open(newline="") as file:
+            for text in csv.DictReader(file):
+                row = {name: int(value) for name, value in text.items() if name != "gflop"}
+                if "_conv" in path.name:
+                    x, w = (row["n"], row["c"], row["h"], row["w"]), (row["k"], row["c"], row["r"], row["s"])
+                    strides, pads = (row["stride_h"], row["stride_w"]), (row["pad_h"], row["pad_w"])
+                    found[ConvLayer(x, w, pads, strides)] = None
+                else:
+                    stored = (None, None) if which == "inference" else (row["b_t"] == 0, row["a_t"] == 1)
+                    found[GemmLayer(row["n"], row["m"], row["k"], stored=stored)] = None
+    return list(found)
+
+
+# --- Measuring -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    """One layer's times: of the config that the cost model takes, of the best candidate, and of the peer."""
+
+    group: str
+    layer: Layer
+    ours: float = 0.0
+    best: float = 0.0
+    peer: float = math.nan
+    chosen: str = ""
+    fastest: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours
+
+
+def ours(rows: Sequence[Row], every: bool) -> None:
+    """Fill in our times."""
+    gpu, arch = gpu_to_measure(tuple(ARCHS))
+    trials = []
+    for row in rows:
+        for op, program in row.layer.parts():
+            trials.append(Trial(op, program, candidates(op, program, arch)[: None if every else COUNT]))
+    of_trial = [row for row in rows for _ in row.layer.parts()]
+    for row, (_, results) in zip(of_trial, measure(trials, gpu, arch, progress), strict=True):
+        row.wrong += [f"{r.candidate.kernel.name} {dict(r.candidate.config)}: {r.wrong}" for r in results if r.wrong]
+        right = [r for r in results if r.wrong is None]
+        fastest = min(right, key=lambda r: r.us)
+        row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
+        row.chosen, row.fastest = (f"{r.candidate.kernel.name} {_short(r.candidate.config)}" for r in (right[0], fastest))
+
+
+def _short(config: Any) -> str:
+    return " ".join(f"{k}={v}" for k, v in config.items())
+
+
+def peers(rows: Sequence[Row]) -> None:
+    """Fill in PyTorch's times."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.set_grad_enabled(False)
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
+    for number, row in enumerate(rows):
+        progress("PyTorch", number, len(rows))
+        run, inputs, constants = row.layer.peer(torch)
+        size = sum(c.numel() * c.element_size() for c in constants)
+        slowest = row.ours or 100.0
+        copies = max(2, min(16, int(4000 / slowest), (1 << 30) // max(size, 1)))
+        sets = [tuple(c.clone(memory_format=torch.preserve_format) for c in constants) for _ in range(copies)]
+        try:
+            row.peer = _time(torch, [partial(run, *inputs, *s) for s in sets], flush) / copies
+        except RuntimeError as error:  # cuDNN does not take every shape
+            print(f"\n{row.layer}: PyTorch: {str(error).splitlines()[0]}", file=sys.stderr)
+        del inputs, constants, sets
+        if number % 16 == 0:
+            torch.cuda.empty_cache()
+
+
+def _time(torch: Any, calls: Sequence[Callable[[], Any]], flush: Any) -> float:
+    """Median microseconds of a graph of the calls, launched when the L2 cache holds something else."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            calls[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for one in calls:
+            one()
+    begin = time.perf_counter()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    count = max(5, min(50, int(0.02 / (time.perf_counter() - begin))))
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    for first, last in events:
+        flush.zero_()
+        first.record()
+        graph.replay()
+        last.record()
+    torch.cuda.synchronize()
+    return 1e3 * float(np.median([first.elapsed_time(last) for first, last in events]))
+
+
+def roof() -> tuple[float, float]:
+    """What this GPU reaches: TFLOP/s of PyTorch's product of 8192³, and TB/s of a copy, read and written."""
+    import torch
+
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.half) for _ in range(2))
+    big, flush = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1, device="cuda")
+    product = _time(torch, [lambda: torch.mm(a, b)] * 4, flush) / 4
+    copy = _time(torch, [lambda: big[: 1 << 29].copy_(big[1 << 29 :])] * 4, flush) / 4
+    return 2 * 8192**3 / product / 1e6, (1 << 30) / copy / 1e6
+
+
+def progress(stage: str, done: int, total: int) -> None:
+    if sys.stderr.isatty() or done % 50 == 0:
+        print(f"\r{stage} {done} of {total} ", end="", file=sys.stderr, flush=True)
+
+
+# --- What comes out ------------------------------------------------------------------------------------------------------
+
+
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean of those that are numbers."""
+    logs = [math.log(v) for v in values if v == v]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown: for each group the geometric means against the peer and against the best candidate, then the ten worst."""
+    yield "| layers | number | speed ÷ peer's, geometric mean | least | with the best candidate | cost model's choice ÷ best |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for group in dict.fromkeys(r.group for r in rows):
+        of = [r for r in rows if r.group == group]
+        ratios = [r.ratio for r in of if r.ratio == r.ratio]
+        least = min(ratios, default=math.nan)
+        best, quality = mean([r.peer / r.best for r in of]), mean([r.best / r.ours for r in of])
+        yield f"| {group} | {len(of)} | {mean(ratios):.2f} | {least:.2f} | {best:.2f} | {quality:.2f} |"
+    yield "\nThe ten worst:\n"
+    yield "| layers | layer | ours µs | best µs | peer µs | speed | chosen | fastest |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for r in sorted((r for r in rows if r.ratio == r.ratio), key=lambda r: r.ratio)[:10]:
+        times = f"{r.ours:.1f} | {r.best:.1f} | {r.peer:.1f} | {r.ratio:.2f}"
+        yield f"| {r.group} | {r.layer} | {times} | {r.chosen} | {r.fastest} |"
+    for r in rows:
+        for wrong in r.wrong:
+            yield f"WRONG: {r.layer}: {wrong}"
+
+
+def plot(rows: Sequence[Row], roof: tuple[float, float], path: Path) -> None:
+    """Achieved TFLOP/s against arithmetic intensity, with the measured roof."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    tflops, tbps = roof
+    figure, axes = plt.subplots(figsize=(9, 6))
+    for group in dict.fromkeys(r.group for r in rows):
+        of = [r for r in rows if r.group == group]
+        axes.scatter([r.layer.flop / r.layer.bytes for r in of], [r.layer.flop / r.ours / 1e6 for r in of], s=12, label=group)
+    x = np.geomspace(0.5, 4000)
+    axes.plot(x, np.minimum(x * tbps, tflops), "k-", lw=1, label=f"measured: {tflops:.0f} TFLOP/s, {tbps:.2f} TB/s")
+    axes.set(xscale="log", yscale="log", xlabel="FLOP a byte (each tensor moved once)", ylabel="TFLOP/s")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def lists(batches: Sequence[int], wanted: Sequence[str], quick: bool) -> list[Row]:
+    """The rows to measure."""
+    rows = []
+    for name in wanted:
+        groups = [(f"zoo, batch {b}", zoo(b)) for b in batches] if name == "zoo" else [(f"DeepBench {name}", deepbench(name))]
+        for group, layers in groups:
+            for kind, of in (("conv", ConvLayer), ("gemm", GemmLayer)):
+                picked = [layer for layer in layers if isinstance(layer, of)][:: QUICK if quick else 1]
+                rows += [Row(f"{group}, {kind}", layer) for layer in picked]
+    return [
+        Row(r.group.replace("conv", "depthwise"), r.layer) if isinstance(r.layer, ConvLayer) and r.layer.groups > 1 else r
+        for r in rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.layers")
+    parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
+    parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
+    parser.add_argument("--lists", default="zoo,inference,training")
+    parser.add_argument("--all", action="store_true", help="measure every config, not those of least estimated time")
+    parser.add_argument("--no-peer", action="store_true", help="without PyTorch")
+    parser.add_argument("--json", type=Path, help="write every row here")
+    parser.add_argument("--plot", type=Path, help="write a plot here (needs matplotlib)")
+    args = parser.parse_args()
+    rows = lists([int(b) for b in args.batch.split(",")], args.lists.split(","), args.quick)
+    ours(rows, args.all)
+    print(file=sys.stderr)
+    if not args.no_peer:
+        peers(rows)
+        print(file=sys.stderr)
+    for r in rows:
+        speed = f"{r.layer.flop / r.ours / 1e6:7.1f} TFLOP/s"
+        print(f"{r.group:32} {r.layer!s:46} {r.ours:9.1f} µs {r.best:9.1f} best {r.peer:9.1f} peer {r.ratio:6.2f}× {speed}")
+    if args.json:
+        args.json.write_text(json.dumps([{**vars(r), "layer": str(r.layer)} for r in rows], indent=0))
+    print("\n" + "\n".join(summary(rows)))
+    if not args.no_peer:
+        measured = roof()
+        print(f"\nThe GPU reaches {measured[0]:.0f} TFLOP/s (PyTorch, 8192³) and {measured[1]:.2f} TB/s (copy)")
+        if args.plot:
+            plot(rows, measured, args.plot)
+
+
+if __name__ == "__main__":
+    main()
