@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from tccompile.program import Program
 from tccompile.runtime.session import Session
@@ -78,3 +78,71 @@ def test_a_sequence_that_is_put_together_is_a_concatenation(new_axis):
     parts = net("SequenceInsert", parts, y)
     count = net("Cast", net("SequenceLength", parts), to=FLOAT)
     agrees(net.out(net("Mul", net("ConcatFromSequence", parts, axis=1, new_axis=new_axis), count)).model())
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("attrs", [{"axis": 1}, {"axis": -1, "keepdims": 0}, {"axis": 1, "keepdims": 0, "select_last_index": 1}])
+def test_the_place_of_the_largest(op, attrs):
+    """Classes of a segmentation: ties, of which a rounded network has many, go to the first, or to the last."""
+    net = Net(opset=13, x=(2, 3, 5, 6))
+    grid = net("Floor", "x")
+    classes = net("Conv", grid, np.round(net.normal(11, 3, 1, 1)))
+    agrees(net.out(net(op, classes, **attrs), net("Cast", classes, to=FLOAT)).model())
+
+
+# --- Keras by way of TensorFlow: channels last, a transposition around every convolution --------------------------------
+
+
+class Keras(Net):
+    """Nodes as tf2onnx writes them before its optimizer."""
+
+    def conv(self, x: str, o: int, c: int, k: int = 3, s: int = 1, depthwise: bool = False, **attrs) -> str:
+        """Conv2D or DepthwiseConv2dNative of x (N, H, W, C) with weights in TensorFlow's order, padding SAME."""
+        w = self.normal(k, k, c, 1 if depthwise else o, scale=1 / np.sqrt(k * k * (1 if depthwise else c)))
+        w = self("Transpose", w, perm=[2, 3, 0, 1] if depthwise else [3, 2, 0, 1])
+        moved = self("Transpose", x, perm=[0, 3, 1, 2])
+        y = self("Conv", moved, w, strides=[s, s], auto_pad="SAME_UPPER", group=c if depthwise else 1, **attrs)
+        return self("Transpose", y, perm=[0, 2, 3, 1])
+
+    def batch_norm(self, x: str, c: int) -> str:
+        return self("Add", self("Mul", x, self.positive(c)), self.normal(c))
+
+    def relu6(self, x: str) -> str:
+        return self("Min", self("Max", x, np.float32(0)), np.float32(6))
+
+    def hard_swish(self, x: str) -> str:
+        return self("Mul", x, self("Mul", self.relu6(self("Add", x, np.float32(3))), np.float32(1 / 6)))
+
+    def squeeze_and_excite(self, x: str, c: int) -> str:
+        mean = self("ReduceMean", x, axes=[1, 2], keepdims=0)
+        column = self("Reshape", mean, np.array([-1, 1, 1, c]))
+        gate = self("Relu", self("Add", self.conv(column, 8, c, 1), self.normal(8)))
+        gate = self.relu6(self("Add", self("Add", self.conv(gate, c, 8, 1), self.normal(c)), np.float32(3)))
+        return self("Mul", x, self("Mul", gate, np.float32(1 / 6)))
+
+
+def test_a_keras_network():
+    n = Keras(opset=13, x=("unk__6", 33, 33, 3))
+    y = n("Sub", n("Mul", "x", np.float32(1 / 127.5)), np.float32(1))
+    y = n.hard_swish(n.batch_norm(n.conv(y, 16, 3, s=2), 16))
+    short = y
+    y = n.relu6(n.batch_norm(n.conv(y, 16, 16, k=5, depthwise=True), 16))
+    y = n.squeeze_and_excite(y, 16)
+    y = n("Add", n.batch_norm(n.conv(y, 16, 16, k=1), 16), short)
+    padded = n("Pad", y, np.array([0, 0, 0, 0, 0, 1, 1, 0]))
+    w = n("Transpose", n.normal(3, 3, 16, 24, scale=0.1), perm=[3, 2, 0, 1])
+    down = n("Conv", n("Transpose", padded, perm=[0, 3, 1, 2]), w, strides=[2, 2], auto_pad="VALID")
+    down = n("Relu", n.batch_norm(n("Transpose", down, perm=[0, 2, 3, 1]), 24))
+    pool = n("MaxPool", n("Transpose", y, perm=[0, 3, 1, 2]), kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
+    pool = n("Slice", n("Transpose", pool, perm=[0, 2, 3, 1]), np.array([0, 0]), np.array([8, 8]), np.array([1, 2]))
+    both = n("Concat", down, pool, axis=3)
+    up = n("Resize", n("Transpose", both, perm=[0, 3, 1, 2]), None, np.array([1, 1, 2, 2], np.float32), mode="nearest",
+           coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip
+    y = n("Relu", n("Add", n.conv(n("Transpose", up, perm=[0, 2, 3, 1]), 20, 40, k=1), n.normal(20)))
+    shape = n("Shape", y)
+    batch = n("Slice", shape, np.array([0]), np.array([1]), np.array([0]))
+    flat = n("Reshape", n("ReduceMean", y, axes=[1, 2]), n("Concat", batch, np.array([-1]), axis=0))
+    logits = n("Add", n("MatMul", flat, n.normal(20, 10)), n.normal(10))
+    program = agrees(n.out(n("Softmax", logits, axis=-1), up).model(), {"x": (2, 33, 33, 3)})
+    # input, the first filter spread out, the gate, a slice, the enlargement, and the second output
+    assert ops(program) == {"Pointwise": 6, "Conv": 7, "Reduce": 2, "Gemm": 1, "Softmax": 1, "Pool": 1}

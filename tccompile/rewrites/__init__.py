@@ -16,6 +16,7 @@ from tccompile.rewrites import (
     pad,
     pixel_shuffle,
     scale_shift,
+    transposes,
 )
 from tccompile.rewrites.rule import Editor, Rewrite, name_of
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 REWRITES: tuple[Rewrite, ...] = (
     *movement.REWRITES,
     *pixel_shuffle.REWRITES,
+    *transposes.REWRITES,
     *activations.REWRITES,
     *normalization.REWRITES,
     *batch_norm.REWRITES,
