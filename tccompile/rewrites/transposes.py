@@ -117,7 +117,8 @@ def _check_reshaped(edit: Editor, node: gs.Node) -> str | None:
     if len(shapes) != 1 or None in shapes:
         return "its operands are not all reshaped from one shape"
     (shape,) = shapes
-    return None if all(not t.name or rank(t) <= len(shape or ()) for t in node.inputs) else "a number has more axes"
+    wide = any(t.name and _small(t) and rank(t) > len(shape or ()) for t in node.inputs)
+    return "a number has more axes than what is reshaped" if wide else None
 
 
 def _apply_reshaped(edit: Editor, node: gs.Node) -> None:
