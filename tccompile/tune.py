@@ -337,13 +337,13 @@ class _Flush:
     """Times graphs whose constants are not in the GPU's L2 cache: memory of twice its size is written before each launch."""
 
     def __init__(self, gpu: Device):
-        from tccompile.runtime.driver import Memory
+        from tccompile.runtime.driver import Handle, Memory
 
         self.gpu = gpu
         with gpu as cu:
             l2 = cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, cu.cuDeviceGet(gpu.ordinal))
             self.memory = Memory(gpu, 2 * max(l2, 1 << 20), "emptying the cache")
-            self.begin, self.end = ([cu.cuEventCreate(0) for _ in range(50)] for _ in range(2))
+            self.events = [[Handle(gpu, cu.cuEventCreate(0), "cuEventDestroy") for _ in range(2)] for _ in range(50)]
 
     def time(self, engine: GpuEngine, addresses: Mapping[str, int]) -> float:
         """Median of launches of the graph, in microseconds, after some to warm up."""
@@ -352,13 +352,12 @@ class _Flush:
         for _ in range(2):
             engine.launch(addresses, stream)
         engine.synchronize(stream)
-        count = max(5, min(len(self.begin), int(0.02 / (time.perf_counter() - start))))
+        count = max(5, min(len(self.events), int(0.02 / (time.perf_counter() - start))))
         with self.gpu as cu:
-            for begin, end in zip(self.begin[:count], self.end, strict=False):
+            for begin, end in self.events[:count]:
                 cu.cuMemsetD8Async(self.memory.address, 0, self.memory.size, stream)
-                cu.cuEventRecord(begin, stream)
+                cu.cuEventRecord(begin.value, stream)
                 engine.launch(addresses, stream)
-                cu.cuEventRecord(end, stream)
+                cu.cuEventRecord(end.value, stream)
             engine.synchronize(stream)
-            pairs = zip(self.begin[:count], self.end, strict=False)
-            return 1e3 * float(np.median([cu.cuEventElapsedTime(begin, end) for begin, end in pairs]))
+            return 1e3 * float(np.median([cu.cuEventElapsedTime(b.value, e.value) for b, e in self.events[:count]]))
