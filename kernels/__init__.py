@@ -7,13 +7,13 @@ from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
-from tccompile.kernels.pointwise import PointwiseKernel
-from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
+from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
-from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.resize import ResizeKernel
+from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Kernel
 
 KERNELS: tuple[Kernel, ...] = (

@@ -166,7 +166,7 @@ class Kernel:
         raise NotImplementedError
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of a kernel's module may not."""
+        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
         raise NotImplementedError
 
 

@@ -43,7 +43,7 @@ class Arch:
 KIB = 1024
 # fmt: off
 ARCHS: dict[str, Arch] = {a.name: a for a in (
-    #     name       cc       suffix mma         cp_async tma    half   smem_block  smem_sm   thr/SM blk/SM SMs  TC     fp32   GB/s
+    #     name       cc       suffix mma         cp_async tma    half   smem_block smem_sm    thr/SM blk/SM SMs TC     fp32   GB/s
     Arch("sm_61",  (6, 1),  "",  None,           False, False, False,  48 * KIB,  96 * KIB,  2048, 32,  10,   0.0,   4.4,  192),
     Arch("sm_70",  (7, 0),  "",  "mma.m8n8k4",   False, False, True,   96 * KIB, 97 * KIB,  2048, 32,  80, 112.0,  14.0,  900),
     Arch("sm_75",  (7, 5),  "",  "mma.m16n8k8",  False, False, True,   64 * KIB, 65 * KIB,  1024, 16,  46,  60.0,  10.1,  448),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 from tccompile.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
 from tccompile.program import Conv, Op, Pointwise, Program, Tensor, dense
@@ -52,7 +53,11 @@ def unfold_inputs(program: Program) -> Program:
         at = coord(last) * op.strides[-1] + tap * op.dilations[-1] - op.pads[-1]
         view = View(x.name, (coord(0), channel, *(coord(a) for a in range(2, last)), at), _inside(at, x.shape[-1], shape))
         ops.append(Pointwise(nodes=op.nodes, y=columns.name, epilogue=Epilogue(load(0), (view,))))
-        along = {"strides": (*op.strides[:-1], 1), "pads": (*op.pads[:-1], 0), "dilations": (*op.dilations[:-1], 1)}
+        along: dict[str, Any] = {
+            "strides": (*op.strides[:-1], 1),
+            "pads": (*op.pads[:-1], 0),
+            "dilations": (*op.dilations[:-1], 1),
+        }
         ops.append(replace(op, x=columns.name, w=weights.name, **along))
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 
@@ -87,7 +92,7 @@ def unfold_outputs(program: Program) -> Program:
         constants[weights.name] = transform("reshape", recipe, shape=weights.shape)
         tensors |= {sums.name: sums, weights.name: weights}
 
-        along = {"strides": (1, op.strides[1]), "pads": (0, op.pads[1]), "dilations": (1, op.dilations[1])}
+        along: dict[str, Any] = {"strides": (1, op.strides[1]), "pads": (0, op.pads[1]), "dilations": (1, op.dilations[1])}
         ops.append(replace(op, y=sums.name, w=weights.name, epilogue=Epilogue(), **along))
         views = []
         for r in range(rows):

@@ -165,7 +165,12 @@ def test_the_same_tensor_twice_in_a_concatenation():
 def test_parts_of_the_channels_are_views_where_they_stay_aligned(split, views):
     nodes = [("Conv", "x v", "a", {}), ("Split", "a s", "b c", {"axis": 1}), ("Conv", "b w", "d", {}), ("Conv", "c u", "e", {})]
     nodes.append(("Add", "d e", "y", {}))
-    weights = {"v": weight(24, 8, 1, 1), "s": np.array(split, np.int64), "w": weight(8, split[0], 1, 1), "u": weight(8, split[1], 1, 1)}
+    weights = {
+        "v": weight(24, 8, 1, 1),
+        "s": np.array(split, np.int64),
+        "w": weight(8, split[0], 1, 1),
+        "u": weight(8, split[1], 1, 1),
+    }
     program = fused(model(nodes, {"x": (1, 8, 4, 4)}, weights))
     read = [program.tensors[op.x] for op in program.ops if isinstance(op, Conv)][1:]
     assert sum(t.base is not None for t in read) == (2 if views == 2 else 0)

@@ -1,4 +1,4 @@
-"""Convolutions with few channels, taps made channels: the values stay what ONNX Runtime computes, and near-misses stay as they are."""
+"""Convolutions with few channels, taps made channels: the values stay those of ONNX Runtime, near-misses stay as they are."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def test_filter_rows_become_output_channels(kernel, strides, pads, dilations):
     assert convs(program) == [(3 * kernel[0], 8, 1, kernel[1])]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)]
-)
+@pytest.mark.parametrize(("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)])
 def test_enough_outputs_few_rows_strides_or_small_images_stay(outputs, rows, stride, size):
     w = weight(outputs, 8, rows, 5)
     program = fused(model([("Conv", "x w", "y", {"strides": [stride, 1]})], {"x": (1, 8, size, 140)}, {"w": w}))
