@@ -110,21 +110,25 @@ def _match_reshaped(node: gs.Node) -> gs.Node | None:
     return node if any(producer(t, "Reshape") for t in node.inputs) else None
 
 
+def _number(t: gs.Tensor) -> bool:
+    return not t.name or (constant(t) is not None and _size(t) == 1)
+
+
 def _check_reshaped(edit: Editor, node: gs.Node) -> str | None:
     y = node.outputs[0]
-    reshapes = [producer(t, "Reshape") for t in node.inputs if not _small(t)]
+    reshapes = [producer(t, "Reshape") for t in node.inputs if not _number(t)]
     shapes = {tuple(n.inputs[0].shape) if n and list(n.outputs[0].shape) == list(y.shape) else None for n in reshapes}
     if len(shapes) != 1 or None in shapes:
         return "its operands are not all reshaped from one shape"
     (shape,) = shapes
-    wide = any(t.name and _small(t) and rank(t) > len(shape or ()) for t in node.inputs)
+    wide = any(t.name and _number(t) and rank(t) > len(shape or ()) for t in node.inputs)
     return "a number has more axes than what is reshaped" if wide else None
 
 
 def _apply_reshaped(edit: Editor, node: gs.Node) -> None:
     y = node.outputs[0]
-    node.inputs = [t if _small(t) else t.inputs[0].inputs[0] for t in node.inputs]
-    shape = next(t.shape for t in node.inputs if not _small(t))
+    node.inputs = [t if _number(t) else t.inputs[0].inputs[0] for t in node.inputs]
+    shape = next(t.shape for t in node.inputs if not _number(t))
     inner = gs.Variable(edit.name(f"{y.name}/moved"), y.dtype, list(shape))
     node.outputs = [inner]
     attrs = {"allowzero": 1} if 0 in y.shape else {}
