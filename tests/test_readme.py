@@ -1,0 +1,99 @@
+"""The README's commands and its Python do what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tccompile import errors
+from tccompile.arch import ARCHS, PTX
+from tccompile.opset import NEWEST, OLDEST
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+SHELL = [line.partition(" #")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines() if line]
+CHEAP = "sm_86"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands are about: model.onnx, whose only weights are a small convolution's, and input.npy."""
+    folder = tmp_path_factory.mktemp("readme")
+    w = np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 8, 4, 4)) for n in ("input", "output"))
+    node = helper.make_node("Conv", ["input", "w"], ["output"])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx")
+    np.save(folder / "input.npy", np.random.default_rng(1).standard_normal((1, 8, 4, 4)).astype(np.float32))
+    return folder
+
+
+def test_commands(folder):
+    """In order, in one folder. Every generation takes minutes, so a build takes the first of those named, or a cheap one."""
+    commands = [shlex.split(line) for line in SHELL if line.startswith("tc")]
+    assert {c[0] for c in commands} == {"tccompile", "tcrun", "tcinspect"} and len(commands) >= 7
+    for command in commands:
+        if "--arch" in command:
+            where = command.index("--arch") + 1
+            assert set(command[where].split(",")) <= set(ARCHS)
+            command[where] = CHEAP
+        elif command[0] == "tccompile" and "--check" not in command:
+            command += ["--arch", CHEAP]
+        program = Path(sys.executable).parent / command[0]
+        done = subprocess.run([program, *command[1:]], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout or "-o" in command, command
+    assert np.load(folder / "output.npy").shape == (1, 8, 4, 4)
+
+
+def test_python(folder):
+    (code,) = (text for kind, text in BLOCKS if kind == "python")
+    script = folder / "example.py"
+    script.write_text(code.replace('archs=["sm_90a"]', f'archs=["{CHEAP}"]') + "print(y.shape, float(abs(y).max()))\n")
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
+    assert done.stdout == "(1, 8, 4, 4) 0.0\n", done.stderr
+
+
+def test_make_targets():
+    """`make test` is what runs this, `make demo` is run by hand: here, what make would do."""
+    targets = [shlex.split(line)[1] for line in SHELL if line.startswith("make")]
+    assert targets == ["demo", "test"]
+    for target in targets:
+        plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert plan.returncode == 0, plan.stderr
+        for script in re.findall(r"python (\S+\.py)", plan.stdout):
+            assert (ROOT / script).is_file()
+
+
+def test_installing():
+    (command,) = (line for line in SHELL if line.startswith("pip"))
+    assert command == "pip install '.[compiler]'" and "compiler = [" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    for link in links:
+        path, _, heading = link.partition("#")
+        assert not path or (ROOT / path).exists(), link
+        if heading:
+            assert f"## {heading.replace('-', ' ')}" in README.lower(), link
+    assert os.path.getsize(ROOT / "docs" / "demo.png") < 300_000
+
+
+def test_tables_and_figures_are_the_code_s():
+    told = {int(c): text for c, text in re.findall(r"^\| (\d+) \| (.*) \|$", README, re.MULTILINE)}
+    codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.TccompileError)}
+    assert set(told) == codes | {0, 130}
+    assert set(re.findall(r"`(sm_\d+a?)`", README)) == set(ARCHS)
+    assert f"PTX of {' and '.join(f'`{name}`' for name in PTX)}" in README
+    assert f"opsets {OLDEST} to {NEWEST}" in README
