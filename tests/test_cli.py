@@ -296,6 +296,15 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(run, m
     assert result.code == 2 and "onnx, numba_cuda" in result.err and "pip install 'tccompile[compiler]'" in result.err
 
 
+def test_python_says_what_is_not_installed():
+    code = (
+        "import sys\nsys.modules['onnx_graphsurgeon'] = None\nimport tccompile\n"
+        "try:\n    tccompile.compile\nexcept ImportError as error:\n    print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert "onnx_graphsurgeon" in said and "pip install 'tccompile[compiler]'" in said
+
+
 def test_an_interrupt_stops_a_build_and_leaves_nothing(models, tmp_path):
     environment = {**os.environ, "TCCOMPILE_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
