@@ -19,12 +19,11 @@ import pytest
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import TccompileError, UsageError
 from tccompile.expr import DType
-from tccompile.plan import Entry, Plan, pack_constant, read_plan
+from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
 from tccompile.reference import compute, elements, from_storage, to_storage
 from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine, kind
-from tccompile.weights import Literal
 from tests.gpu.cases import CASES
 from tests.gpu.conftest import RESULTS, SPILLED
 
@@ -174,10 +173,8 @@ def _expected(plan: Plan) -> np.ndarray:
     for name in op.inputs:
         tensor = program.tensors[name]
         base = program.tensors[tensor.storage]
-        recipe = program.constants[base.name]
-        assert isinstance(recipe, Literal)
-        buffer = np.frombuffer(pack_constant(base, recipe.values), base.dtype.numpy)
-        values[name] = from_storage(np.array(elements(buffer, tensor)), tensor.dtype)
+        stored = elements(np.frombuffer(plan.weights[base.name], base.dtype.numpy), tensor)
+        values[name] = from_storage(np.array(stored), tensor.dtype)
     return compute(op, program, values)
 
 
