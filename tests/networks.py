@@ -31,7 +31,7 @@ def skeleton(name: str) -> onnx.ModelProto:
     for weight, w in missing.items():
         rng = np.random.default_rng(zlib.crc32(weight.encode()))
         values = rng.standard_normal(w["shape"], dtype=np.float32) * np.float32(w["std"]) + np.float32(w["mean"])
-        model.graph.initializer.append(numpy_helper.from_array(values, weight))
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(w.get("dtype", "float32")), weight))
     del model.metadata_props[:]
     return model
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.program import Program
 from tccompile.runtime.session import Session
-from tests.networks import feeds, reference, relative_error
+from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
 from tests.rewrites.common import Net
 
@@ -20,10 +20,11 @@ FLOAT = TensorProto.FLOAT
 
 
 def agrees(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None, fp16: float = 3e-3) -> Program:
-    """Hold the CPU engine to ONNX Runtime in both precisions; the fused program, for a look at how it is done."""
+    """Hold the CPU engine to ONNX Runtime in both precisions, or in fp16 alone if the inputs are; gives the fused program."""
     given = feeds(model, 1, shapes)
     expected = reference(model, given)
-    for precision, bound in (("fp32", 1e-5), ("fp16", fp16)):
+    half = any(value.dtype == np.float16 for value in given.values())
+    for precision, bound in (("fp32", 1e-5), ("fp16", fp16))[half:]:
         plan = without_code(model, ("sm_80",), shapes, precision)
         with Session(plan, device="cpu") as session:
             got = session.run(list(expected), given)
@@ -146,3 +147,91 @@ def test_a_keras_network():
     program = agrees(n.out(n("Softmax", logits, axis=-1), up).model(), {"x": (2, 33, 33, 3)})
     # input, the first filter spread out, the gate, a slice, the enlargement, and the second output
     assert ops(program) == {"Pointwise": 6, "Conv": 7, "Reduce": 2, "Gemm": 1, "Softmax": 1, "Pool": 1}
+
+
+# --- Caffe2 and MXNet: opsets 7 and 8, weights among the inputs, nodes without names ------------------------------------
+
+
+def test_a_network_of_opset_7():
+    n = Net(opset=7, x=(1, 3, 32, 32))
+    y = n("Pad", "x", mode="constant", pads=[0, 0, 3, 3, 0, 0, 3, 3], value=0.0)
+    y = n("Conv", y, n.normal(16, 3, 7, 7, scale=0.1), strides=[2, 2], kernel_shape=[7, 7])
+    y = n("BatchNormalization", y, n.positive(16), n.normal(16), n.normal(16), n.positive(16), spatial=1, momentum=0.9)
+    y = n("LeakyRelu", y, alpha=0.1)
+    y = n("LRN", n("MaxPool", y, kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]), size=5, alpha=1e-4, beta=0.75)
+    a = n("PRelu", n("Conv", y, n.normal(8, 8, 3, 3, scale=0.2), pads=[1, 1, 1, 1], group=2), n.positive(8, 1, 1))
+    b = n("Clip", n("Conv", y, n.normal(12, 16, 1, 1, scale=0.3), n.normal(12)), min=0.0, max=6.0)
+    y = n("Upsample", n("Concat", a, b, axis=1), mode="nearest", scales=[1.0, 1.0, 2.0, 2.0])
+    y = n("Slice", y, axes=[2, 3], starts=[1, 0], ends=[-1, 9223372036854775807])
+    y = n("Dropout", n("AveragePool", y, kernel_shape=[2, 2], strides=[2, 2], auto_pad="SAME_LOWER"), ratio=0.5)
+    y = n("Sum", y, n("Mul", y, n("Sigmoid", n("GlobalAveragePool", y))), y)
+    y = n("Reshape", n("GlobalMaxPool", y), np.array([0, -1]))
+    y = n("Gemm", y, n.normal(10, 20), n.normal(10), transB=1)
+    model = n.out(n("Softmax", y)).model()
+    for node in model.graph.node:
+        node.name = ""
+    listed = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer]
+    model.graph.input.extend(listed)
+    model.ir_version = 3
+    agrees(model)
+
+
+# --- Local functions ----------------------------------------------------------------------------------------------------
+
+
+def test_layers_as_functions_of_their_own():
+    """As torch.export and onnxscript write modules: functions that call functions, with attributes handed down."""
+    swish = helper.make_function(
+        "pkg", "Swish", ["x"], ["y"],
+        [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])], [helper.make_opsetid("", 18)],
+    )  # fmt: skip
+    conv = helper.make_node("Conv", ["x", "w"], ["c"])
+    conv.attribute.append(onnx.AttributeProto(name="strides", type=onnx.AttributeProto.INTS, ref_attr_name="strides"))
+    layer = helper.make_function(
+        "pkg", "Layer", ["x", "w"], ["y"], [conv, helper.make_node("Swish", ["c"], ["y"], domain="pkg")],
+        [helper.make_opsetid("", 18), helper.make_opsetid("pkg", 1)], ["strides"],
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    weights = {"w1": rng.standard_normal((16, 3, 3, 3)) * 0.3, "w2": rng.standard_normal((8, 16, 1, 1)) * 0.3}
+    nodes = [
+        helper.make_node("Layer", ["x", "w1"], ["a"], "first", domain="pkg", strides=[2, 2]),
+        helper.make_node("Layer", ["a", "w2"], ["y"], "second", domain="pkg", strides=[1, 1]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", FLOAT, ("N", 3, 17, 17))], [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(w.astype(np.float32), name) for name, w in weights.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("pkg", 1)]
+    program = agrees(
+        helper.make_model(graph, opset_imports=opsets, functions=[swish, layer], ir_version=8), {"x": (2, 3, 17, 17)}
+    )
+    assert ops(program)["Conv"] == 2
+
+
+# --- Networks as exporters write them ----------------------------------------------------------------------------------
+
+NETWORKS: dict[str, tuple[dict[str, tuple[int, ...]], int]] = {
+    "resnet50_gn_torch_export": ({}, 1),
+    "edgenext_opset17": ({"input": (2, 3, 64, 64)}, 33),
+    "ghostnet_opset9": ({"input": (2, 3, 64, 64)}, 30),
+    "yolov8_sequences": ({"x": (2, 3, 96, 128)}, 26),
+    "deeplabv3_fp16": ({}, 2),
+    "resnetblur18": ({}, 5),
+    "cyclegan_opset11": ({"input": (1, 3, 40, 56)}, 8),
+    "unet_bicubic_opset11": ({"input": (2, 3, 64, 64)}, 1),
+    "fsrcnn_opset23": ({"x": (2, 1, 20, 28)}, 1),
+    "hifigan": ({"input": (2, 20, 32)}, 5),
+    "ssd_head": ({"input": (2, 3, 64, 64)}, 7),
+    "blazeface": ({}, 7),
+    "retinanet_head": ({}, 13),
+    "erfnet_opset9": ({}, 3),
+}
+"""Each with the shapes that it leaves open, and at most so many steps that only move data or compute elementwise."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network(name):
+    shapes, copies = NETWORKS[name]
+    program = agrees(skeleton(f"more/{name}"), shapes, fp16=5e-3)
+    assert ops(program)["Pointwise"] <= copies
