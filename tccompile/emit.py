@@ -21,6 +21,8 @@ from functools import cache as memoised
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from tccompile import cache
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import TccompileError, UsageError
@@ -228,10 +230,17 @@ def _ptxas() -> str:
 
 @memoised
 def toolchain() -> dict[str, str]:
-    """Versions of the tools that make machine code, by name."""
-    import llvmlite
-    import numba
-    import numba_cuda
+    """Versions of the tools that make machine code, by name. UsageError if they cannot work together."""
+    try:
+        import llvmlite
+        import numba
+        import numba_cuda
+        from numba.cuda.np import arrayobj  # noqa: F401  what a newer NumPy than Numba knows breaks
+    except Exception as error:  # Numba raises types of its own, and AttributeError for what NumPy no longer has
+        raise UsageError(
+            f"Numba-CUDA cannot be imported beside NumPy {np.__version__} ({error}); "
+            "install versions that fit: pip install 'tccompile[compiler]'"
+        ) from error
 
     said = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True).stdout
     version = re.search(r"release \S+, V(\S+)", said)

@@ -144,6 +144,18 @@ def test_a_toolchain_without_the_generation(monkeypatch):
         compile_code(code("toy", n=1), ARCHS["sm_61"])
 
 
+def test_a_numpy_that_numba_does_not_know():
+    """As NumPy 2.5 is for numba-cuda 0.30"""
+    program = (
+        "import numpy; numpy.__dict__.pop('row_stack', None)\n"
+        "from tccompile.emit import toolchain; from tccompile.errors import UsageError\n"
+        "try: toolchain()\nexcept UsageError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    said = r"Numba-CUDA cannot be imported beside NumPy \S+ \(.*row_stack.*pip install 'tccompile\[compiler\]'"
+    assert re.match(said, done.stdout)
+
+
 def test_ptxas_is_numbas_own(monkeypatch, tmp_path):
     """Never one that happens to be on PATH"""
     stranger = tmp_path / ("ptxas.exe" if sys.platform == "win32" else "ptxas")
