@@ -188,6 +188,8 @@ def tccompile(
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
     entries = tuple(map(parse_entry, entry_texts)) or (parse_shapes(shape_texts),)
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other; give one")
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
     options = Options(entries, parse_archs(arch), precision, strip_weights, dump, jobs, timing_cache, tune)

@@ -57,7 +57,8 @@ def driver() -> Driver:
     except DriverError as error:
         raise DeviceError(f"no usable NVIDIA GPU ({error})") from error
     except Exception as error:  # the bindings raise types of their own when the library is missing
-        raise DeviceError(f"no NVIDIA driver is installed ({error})") from error
+        detail = "" if type(error).__name__ == "DynamicLibNotFoundError" else f" ({error})"  # it says no more than we do
+        raise DeviceError(f"no NVIDIA driver is installed{detail}") from error
     return cu
 
 
