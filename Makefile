@@ -32,6 +32,7 @@ bench: $(READY)  ## whole networks on a GPU: the table of docs/benchmarks.md
 	$(BIN)/python -m tests.bench.networks
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
+	mkdir -p out
 	$(BIN)/tccompile $(MODEL) -o out/model.plan --dump out/
 
 clean:

@@ -19,6 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tccompile
 from tccompile import cli
 from tccompile.plan import Plan, write_plan
 from tests.networks import reference, relative_error
@@ -327,6 +328,13 @@ def test_an_interrupt_stops_a_build_and_leaves_nothing(models, tmp_path):
         assert build.wait(60) == 130
     assert "error: stopped" in said and "Traceback" not in said
     assert list((tmp_path / "out").iterdir()) == [] and list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["tccompile", "tcrun", "tcinspect"])
+def test_help_and_version(command, run):
+    shown = run(command, "--help")
+    assert shown.code == 0 and shown.out.startswith(f"Usage: {command} ") and shown.err == ""
+    assert run(command, "--version").out == f"{command}, version {tccompile.__version__}\n"
 
 
 # --- What goes right -------------------------------------------------------------------------------------------------
