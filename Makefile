@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check gpu-test bench kernels dump clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test check gpu-test bench kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(READY)
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1: /p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## compile a small network, run it on a photograph, show the result
 	$(BIN)/python docs/examples/superres/demo.py

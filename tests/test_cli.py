@@ -490,3 +490,14 @@ def test_light_model(path, run, tmp_path):
         assert stored[-1] in beyond and not beyond & {n for n in stored[:-1] if n != stored[-1]}, result.err
     else:
         assert relative_error(np.load(tmp_path / "y.npy"), truth[proto.graph.output[0].name]) <= 1e-2
+
+
+def test_a_model_beyond_fp16_runs_in_fp32(run, tmp_path):
+    proto = onnx.load(LIGHT / "light_resnet50.onnx")
+    write_plan(without_code(proto, ("sm_80",), precision="fp32"), tmp_path / "m.plan")
+    x = np.random.default_rng(0).random((1, 3, 224, 224), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    assert run("tcrun", "m.plan", "x.npy", "--check-finite", "-o", "y.npy", "-q").code == 0
+    (value,) = (i for i in proto.graph.input if i.name not in {t.name for t in proto.graph.initializer})
+    (expected,) = reference(proto, {value.name: x}).values()
+    assert relative_error(np.load(tmp_path / "y.npy"), expected) <= 1e-5
