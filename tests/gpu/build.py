@@ -12,6 +12,7 @@ few, on every generation asked for. Variants whose code spills registers are lef
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -23,10 +24,12 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import Job, Progress, SpillError, emit
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
+from tccompile.pack import Build, section
+from tccompile.pipeline import jobs_of
 from tccompile.place import place
-from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.plan import Entry, Image, Plan, pack_constant
 from tccompile.program import Program
-from tccompile.schedule import schedule
+from tccompile.schedule import Choice, schedule
 from tccompile.weights import Literal
 from tests.gpu.cases import CASES, network, program_of
 
@@ -77,13 +80,8 @@ def _weights(program: Program) -> dict[str, bytes]:
 
 
 def _entry(program: Program, v: Variant, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Entry:
-    placed = place(program, [v.work])
-    launches = tuple(
-        PlacedLaunch(index[images[job]], launch.grid, launch.block, launch.smem, args)
-        for job, launch, args in zip(v.jobs, v.work.launches, placed.args[0], strict=True)
-    )
-    step = Step(0, v.kernel.name, v.config, v.kernel.tensor_cores, "forced", launches, ())
-    return Entry(program, (Section(v.arch.name, (step,), placed.offsets, placed.arena, placed.counters),))
+    choice = Choice(v.kernel, v.config, v.work, math.nan, "forced")
+    return Entry(program, (section(Build(v.arch.name, v.kind, [choice], place(program, [v.work])), images, index),))
 
 
 @dataclass(frozen=True)
@@ -136,26 +134,15 @@ def _sampled(wanted: Mapping[str, list[Variant]], most: int) -> dict[str, list[V
 def session_plan(targets: Sequence[tuple[Arch, str]], progress: Progress | None = None) -> Plan:
     """A small network with two branches and entries for batches of 1 and 3, as the compiler would build it."""
     programs = [network(batch) for batch in (1, 3)]
-    choices = {(i, t): schedule(p, t[0]) for i, p in enumerate(programs) for t in targets}
-    jobs = {(i, t): [[(x.code, *t) for x in c.work.launches] for c in made] for (i, t), made in choices.items()}
-    images = emit([job for steps in jobs.values() for step in steps for job in step], progress)
+    builds = []
+    for p in programs:
+        made = [(schedule(p, arch), arch, kind) for arch, kind in targets]
+        builds.append([Build(arch.name, kind, c, place(p, [x.work for x in c])) for c, arch, kind in made])
+    images = emit([job for of_one in builds for build in of_one for job in jobs_of(build)], progress)
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
-
-    def section(i: int, target: tuple[Arch, str]) -> Section:
-        made, placed = choices[i, target], place(programs[i], [c.work for c in choices[i, target]])
-        steps = []
-        for number, choice in enumerate(made):
-            launches = tuple(
-                PlacedLaunch(index[images[job]], launch.grid, launch.block, launch.smem, args)
-                for job, launch, args in zip(jobs[i, target][number], choice.work.launches, placed.args[number], strict=True)
-            )
-            kernel = choice.kernel
-            steps.append(
-                Step(number, kernel.name, choice.config, kernel.tensor_cores, choice.reason, launches, placed.after[number])
-            )
-        return Section(target[0].name, tuple(steps), placed.offsets, placed.arena, placed.counters)
-
-    entries = tuple(Entry(p, tuple(section(i, t) for t in targets)) for i, p in enumerate(programs))
+    entries = tuple(
+        Entry(p, tuple(section(build, images, index) for build in of_one)) for p, of_one in zip(programs, builds, strict=True)
+    )
     return Plan("session", {}, entries, tuple(index), _weights(programs[0]))
 
 
