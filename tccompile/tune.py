@@ -150,14 +150,14 @@ def measure(
     """
     programs = [repeated(t.op, t.program, _repetitions(t)) for t in trials]
     works = [[_works(p, c, arch) for c in t.candidates] for t, p in zip(trials, programs, strict=True)]
-    images = _images([jobs_of(w, arch) for of_trial in works for w in of_trial], progress, jobs)
+    images = _images([_jobs(w, arch) for of_trial in works for w in of_trial], progress, jobs)
     flush = _Flush(gpu)
     for trial, program, of_trial in zip(trials, programs, works, strict=True):
-        kept = [(c, w) for c, w in zip(trial.candidates, of_trial, strict=True) if all(j in images for j in jobs_of(w, arch))]
+        kept = [(c, w) for c, w in zip(trial.candidates, of_trial, strict=True) if all(j in images for j in _jobs(w, arch))]
         yield trial, _results(program, trial, kept, images, arch, flush)
 
 
-def jobs_of(works: Sequence[Work], arch: Arch) -> list[Job]:
+def _jobs(works: Sequence[Work], arch: Arch) -> list[Job]:
     """What must be compiled for an op's launches."""
     return list(dict.fromkeys((launch.code, arch, "cubin") for work in works for launch in work.launches))
 
@@ -220,7 +220,7 @@ def _results(
     from tccompile.runtime.gpu import GpuEngine
 
     data = _data(trial.op, trial.program)
-    used = dict.fromkeys(images[job] for _, works in kept for job in jobs_of(works, arch))
+    used = dict.fromkeys(images[job] for _, works in kept for job in _jobs(works, arch))
     index = {image: i for i, image in enumerate(used)}
     entries = [_entry(program, c, works, arch, images, index) for c, works in kept]
     weights = {n: data[recipe.name] for n, recipe in program.constants.items() if isinstance(recipe, Source)}
@@ -246,7 +246,7 @@ def _results(
     for m in (*memory.values(), result):
         m.close()
     wrong = disagreement(samples, y.dtype)
-    return [Result(c, us, w) for (c, _), us, w in zip(kept, times, wrong, strict=True)]
+    return [Result(c, round(us, 3), w) for (c, _), us, w in zip(kept, times, wrong, strict=True)]
 
 
 def _entry(

@@ -16,6 +16,7 @@ import argparse
 import csv
 import json
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,13 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.dump import Dump
+from tccompile.errors import TccompileError, UsageError
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Tensor, dense
 from tccompile.schedule import candidates
-from tccompile.tune import COUNT, Trial, gpu_to_measure, measure
+from tccompile.tune import COUNT, REPETITIONS, Trial, gpu_to_measure, measure
 from tccompile.weights import Source
 from tests.networks import CONVOLUTIONAL, skeleton
 
@@ -92,10 +94,9 @@ class ConvLayer:
 
     def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
         """The function, what it reads each time, and the constants that rotate."""
-        random = torch.randn
-        x = random(self.x, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
-        w = (random(self.w, device="cuda") * math.prod(self.w[1:]) ** -0.5).half().to(memory_format=torch.channels_last)
-        bias = random(self.w[0], device="cuda", dtype=torch.half)
+        x = torch.randn(self.x, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
+        w = (torch.randn(self.w, device="cuda") * math.prod(self.w[1:]) ** -0.5).half().to(memory_format=torch.channels_last)
+        bias = torch.randn(self.w[0], device="cuda", dtype=torch.half)
 
         def run(x: Any, w: Any, bias: Any) -> Any:
             y = torch.nn.functional.conv2d(x, w, bias, self.strides, self.pads, self.dilations, self.groups)
@@ -228,48 +229,51 @@ class Row:
         return self.peer / self.ours
 
 
-def ours(rows: Sequence[Row], every: bool) -> None:
-    """Fill in our times."""
+def ours(rows: Sequence[Row], every: bool) -> Iterator[Row]:
+    """Each row with our times filled in. All kernels are compiled before the first comes."""
     gpu, arch = gpu_to_measure(tuple(ARCHS))
-    trials = []
-    for row in rows:
-        for op, program in row.layer.parts():
-            trials.append(Trial(op, program, candidates(op, program, arch)[: None if every else COUNT]))
-    of_trial = [row for row in rows for _ in row.layer.parts()]
-    for row, (_, results) in zip(of_trial, measure(trials, gpu, arch, progress), strict=True):
+    parts = [(row, op, program) for row in rows for op, program in row.layer.parts()]
+    count = None if every else COUNT
+    trials = [Trial(op, program, candidates(op, program, arch)[:count]) for _, op, program in parts]
+    for number, (_, results) in enumerate(measure(trials, gpu, arch, progress)):
+        row = parts[number][0]
         row.wrong += [f"{r.candidate.kernel.name} {dict(r.candidate.config)}: {r.wrong}" for r in results if r.wrong]
         right = [r for r in results if r.wrong is None]
         fastest = min(right, key=lambda r: r.us)
         row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
         row.chosen, row.fastest = (f"{r.candidate.kernel.name} {_short(r.candidate.config)}" for r in (right[0], fastest))
+        if number + 1 == len(parts) or parts[number + 1][0] is not row:
+            yield row
 
 
 def _short(config: Any) -> str:
     return " ".join(f"{k}={v}" for k, v in config.items())
 
 
-def peers(rows: Sequence[Row]) -> None:
-    """Fill in PyTorch's times."""
-    import torch
+class Peer:
+    """PyTorch, set up as its users do."""
 
-    torch.backends.cudnn.benchmark = True
-    torch.set_grad_enabled(False)
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
-    for number, row in enumerate(rows):
-        progress("PyTorch", number, len(rows))
-        run, inputs, constants = row.layer.peer(torch)
-        size = sum(c.numel() * c.element_size() for c in constants)
-        slowest = row.ours or 100.0
-        copies = max(2, min(16, int(4000 / slowest), (1 << 30) // max(size, 1)))
-        sets = [tuple(c.clone(memory_format=torch.preserve_format) for c in constants) for _ in range(copies)]
+    def __init__(self) -> None:
         try:
-            row.peer = _time(torch, [partial(run, *inputs, *s) for s in sets], flush) / copies
-        except RuntimeError as error:  # cuDNN does not take every shape
-            print(f"\n{row.layer}: PyTorch: {str(error).splitlines()[0]}", file=sys.stderr)
-        del inputs, constants, sets
-        if number % 16 == 0:
-            torch.cuda.empty_cache()
+            import torch
+        except ImportError:
+            raise UsageError("the comparison is with PyTorch, which is not installed; --no-peer measures without it") from None
+        torch.backends.cudnn.benchmark = True
+        torch.set_grad_enabled(False)
+        self.torch = torch
+        self.flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+
+    def time(self, row: Row) -> float:
+        """Its median time in microseconds; NaN for what it does not take."""
+        run, inputs, constants = row.layer.peer(self.torch)
+        size = sum(c.numel() * c.element_size() for c in constants)
+        copies = max(2, min(REPETITIONS, int(4000 / row.ours), (1 << 30) // max(size, 1)))
+        sets = [[c.clone(memory_format=self.torch.preserve_format) for c in constants] for _ in range(copies)]
+        try:
+            return _time(self.torch, [partial(run, *inputs, *own) for own in sets], self.flush) / copies
+        except RuntimeError as error:
+            print(f"{row.layer}: PyTorch: {str(error).splitlines()[0]}", file=sys.stderr)
+            return math.nan
 
 
 def _time(torch: Any, calls: Sequence[Callable[[], Any]], flush: Any) -> float:
@@ -300,14 +304,14 @@ def _time(torch: Any, calls: Sequence[Callable[[], Any]], flush: Any) -> float:
 
 
 def roof() -> tuple[float, float]:
-    """What this GPU reaches: TFLOP/s of PyTorch's product of 8192³, and TB/s of a copy, read and written."""
+    """What this GPU reaches: TFLOP/s of PyTorch's product of 8192³, and TB/s, read and written, of a kernel that copies 1 GiB."""
     import torch
 
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.half) for _ in range(2))
-    big, flush = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1, device="cuda")
-    product = _time(torch, [lambda: torch.mm(a, b)] * 4, flush) / 4
-    copy = _time(torch, [lambda: big[: 1 << 29].copy_(big[1 << 29 :])] * 4, flush) / 4
-    return 2 * 8192**3 / product / 1e6, (1 << 30) / copy / 1e6
+    x, y = (torch.empty(1 << 28, device="cuda") for _ in range(2))
+    product = _time(torch, [lambda: torch.mm(a, b)] * 4, y[:1]) / 4
+    copy = _time(torch, [lambda: torch.neg(x, out=y)] * 4, y[:1]) / 4
+    return 2 * 8192**3 / product / 1e6, 2 * x.nbytes / copy / 1e6
 
 
 def progress(stage: str, done: int, total: int) -> None:
@@ -328,13 +332,14 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: for each group the geometric means against the peer and against the best candidate, then the ten worst."""
     yield "| layers | number | speed ÷ peer's, geometric mean | least | with the best candidate | cost model's choice ÷ best |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for group in dict.fromkeys(r.group for r in rows):
+    for group in sorted({r.group for r in rows}):
         of = [r for r in rows if r.group == group]
         ratios = [r.ratio for r in of if r.ratio == r.ratio]
         least = min(ratios, default=math.nan)
         best, quality = mean([r.peer / r.best for r in of]), mean([r.best / r.ours for r in of])
         yield f"| {group} | {len(of)} | {mean(ratios):.2f} | {least:.2f} | {best:.2f} | {quality:.2f} |"
-    yield "\nThe ten worst:\n"
+    yield f"\nThe cost model's choice is as fast as the best by {mean([r.best / r.ours for r in rows]):.2f} (geometric mean).\n"
+    yield "The ten worst:\n"
     yield "| layers | layer | ours µs | best µs | peer µs | speed | chosen | fastest |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for r in sorted((r for r in rows if r.ratio == r.ratio), key=lambda r: r.ratio)[:10]:
@@ -354,7 +359,7 @@ def plot(rows: Sequence[Row], roof: tuple[float, float], path: Path) -> None:
 
     tflops, tbps = roof
     figure, axes = plt.subplots(figsize=(9, 6))
-    for group in dict.fromkeys(r.group for r in rows):
+    for group in sorted({r.group for r in rows}):
         of = [r for r in rows if r.group == group]
         axes.scatter([r.layer.flop / r.layer.bytes for r in of], [r.layer.flop / r.ours / 1e6 for r in of], s=12, label=group)
     x = np.geomspace(0.5, 4000)
@@ -385,23 +390,30 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
     parser.add_argument("--lists", default="zoo,inference,training")
     parser.add_argument("--all", action="store_true", help="measure every config, not those of least estimated time")
+    parser.add_argument("--seconds", type=float, help="stop after so long, with what there is by then")
     parser.add_argument("--no-peer", action="store_true", help="without PyTorch")
     parser.add_argument("--json", type=Path, help="write every row here")
     parser.add_argument("--plot", type=Path, help="write a plot here (needs matplotlib)")
     args = parser.parse_args()
-    rows = lists([int(b) for b in args.batch.split(",")], args.lists.split(","), args.quick)
-    ours(rows, args.all)
-    print(file=sys.stderr)
-    if not args.no_peer:
-        peers(rows)
-        print(file=sys.stderr)
-    for r in rows:
+    begin = time.monotonic()
+    todo = lists([int(b) for b in args.batch.split(",")], args.lists.split(","), args.quick)
+    random.Random(0).shuffle(todo)  # so that a clock that changes with the temperature hits all groups alike
+    peer = None if args.no_peer else Peer()
+    rows = []
+    for r in ours(todo, args.all):
+        if peer:
+            r.peer = peer.time(r)
+        rows.append(r)
         speed = f"{r.layer.flop / r.ours / 1e6:7.1f} TFLOP/s"
-        print(f"{r.group:32} {r.layer!s:46} {r.ours:9.1f} µs {r.best:9.1f} best {r.peer:9.1f} peer {r.ratio:6.2f}× {speed}")
+        line = f"{r.group:32} {r.layer!s:46} {r.ours:9.1f} µs {r.best:9.1f} best {r.peer:9.1f} peer {r.ratio:6.2f}× {speed}"
+        print(line, flush=True)
+        if args.seconds and time.monotonic() - begin > args.seconds:
+            print(f"stopped after {len(rows)} of {len(todo)} layers")
+            break
     if args.json:
         args.json.write_text(json.dumps([{**vars(r), "layer": str(r.layer)} for r in rows], indent=0))
     print("\n" + "\n".join(summary(rows)))
-    if not args.no_peer:
+    if peer:
         measured = roof()
         print(f"\nThe GPU reaches {measured[0]:.0f} TFLOP/s (PyTorch, 8192³) and {measured[1]:.2f} TB/s (copy)")
         if args.plot:
@@ -409,4 +421,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TccompileError as error:
+        sys.exit(f"error: {error}")
