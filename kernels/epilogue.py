@@ -168,15 +168,18 @@ def _aligned(tensor: Tensor, lanes: int, offset: int, strides: list[int]) -> boo
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-def build(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The device function `store(acc, m, c, e)` and the Numba types of what `e` holds, for `EpilogueSpec.params`.
+def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...]]:
+    """The device function `store` and the Numba types of what `e` holds, for `EpilogueSpec.params`.
 
-    acc  `lanes` float32: the results of channels c … c + lanes - 1 (c a multiple of lanes) of row m (int32 both)
-    e    a tuple of the launch's `EpilogueSpec.args`
+    store(acc, m, c, e)               `lanes` float32 of acc: the results of channels c … c + lanes - 1 (c a multiple of lanes) of
+                                      row m (int32 both)
+    store(acc, m, step, end, c, e)    with `rows` > 1: those of rows m, m + step, … one after the other; rows at and beyond `end`
+                                      are ignored, but m lies below it. All rows' loads are issued before the first store
+    e                                 a tuple of the launch's `EpilogueSpec.args`
     """
     from numba import cuda
 
-    text, kinds, accesses = source(params)
+    text, kinds, accesses = source(params, rows)
     scope = {**names(), **memory_functions(accesses)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
     return store, types_of(kinds)
@@ -193,7 +196,7 @@ def memory_functions(accesses: Accesses) -> dict[str, Any]:
     return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
 
 
-def source(params: Any) -> tuple[str, list[str], Accesses]:
+def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
     """The text of `store`, the kinds of its arguments ("address" or "int"), and the memory functions it calls."""
     lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
     expr, target = decode(encoded), DType(y_type)
@@ -201,17 +204,21 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
     arguments = Parameters("e[{}]")
     out = Lines()
 
-    # The row's coordinates, innermost last, if anything needs them.
+    # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
+    numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows)]
+    read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]]
     inner = [arguments.divider() for _ in range(rank - 1)]
     apart = any(how == "general" for how in (y_rows, *(s[2] for s in sources)))
-    digits = split(out, "m", inner) if apart else []
+    digits = [split(out, n, inner) if apart else [] for n in read_from]
 
-    def row(how: str, size: int) -> str:
-        """Bytes from the tensor's first element to the row's."""
-        steps = {"none": [], "linear": ["m"], "general": digits}[how]
-        return "".join(f" + i64({d}) * (i64({arguments.take()}) * {size})" for d in steps)
+    def offsets(how: str, size: int) -> list[str]:
+        """Bytes from the tensor's first element to each row's."""
+        strides = [arguments.take() for _ in range({"none": 0, "linear": 1, "general": rank}[how])]
+        each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(read_from, digits, strict=True)]
+        return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
 
-    y = out.let(f"{arguments.take('address')}{row(y_rows, target.size)}")
+    first = arguments.take("address")
+    y = [out.let(f"{first}{row}") for row in offsets(y_rows, target.size)]
     if shuffle:
         channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
         remaining, multiplier, shift = arguments.divider()
@@ -221,63 +228,67 @@ def source(params: Any) -> tuple[str, list[str], Accesses]:
         channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
         limit = padded
 
-    # Loads: values[k][i] is load k in lane i.
-    values: list[list[str]] = []
+    # Loads: values[r][k][i] is load k in lane i of row r. What does not depend on the row is read once.
+    values: list[list[list[str]]] = [[] for _ in range(rows)]
     for k, (kind, mode, how) in enumerate(sources):
         dtype = DType(kind)
-        base = f"{arguments.take('address')}{row(how, dtype.size)}"
+        first = arguments.take("address")
+        bases = [f"{first}{row}" for row in offsets(how, dtype.size)]
         step = arguments.take()
         n = lanes if mode == "vector" else 1
         name = f"load{k}"
         accesses[name] = ("load", dtype, n, mode == "guarded")
-        if mode == "same":
-            read = [out.let(f"{name}({base})")] * lanes
-        elif mode == "vector":
-            group = out.let(f"{name}({base} + i64(c) * {dtype.size})")
-            read = [out.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
-        else:
-            read = []
-            for i in range(lanes):
-                at = f"c + {i}" if i else "c"
-                guard = f", {at} < {channels}" if mode == "guarded" else ""
-                read.append(out.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
-        values.append([out.loaded(r, dtype) for r in read])
+        for base, loaded in zip(bases, values, strict=True):
+            if mode == "same":
+                read = [out.let(f"{name}({base})")] * lanes
+            elif mode == "vector":
+                group = out.let(f"{name}({base} + i64(c) * {dtype.size})")
+                read = [out.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
+            else:
+                read = []
+                for i in range(lanes):
+                    at = f"c + {i}" if i else "c"
+                    guard = f", {at} < {channels}" if mode == "guarded" else ""
+                    read.append(out.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
+            loaded.append([out.loaded(r, dtype) for r in read])
 
-    def leaf(i: int) -> Callable[[Expr], str]:
-        return lambda e: f"acc[{i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
-
-    results = [out.stored(out.value(expr, leaf(i)), expr.dtype, target) for i in range(lanes)]
-    if mask:
-        zero = "f32(0)" if target.is_float else "i64(0)"
-        results = [out.let(f"select(c + {i} < {channels}, {r}, {zero})") for i, r in enumerate(results)]
+    def leaf(r: int, i: int) -> Callable[[Expr], str]:
+        return lambda e: f"acc[{r * lanes + i}]" if e.fn == "acc" else values[r][e.value][i]  # type: ignore[index]
 
     body = out.lines
     size, zero = target.size, "f32(0)" if target.is_float else "i64(0)"
-    if shuffle:
-        accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
-        for i in range(1 if y_mode == "vector" else lanes):
-            # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
-            lane = f"i32(c + {i})"
-            pixel = out.let(f"divide({lane}, {multiplier}, {shift})")
-            channel = out.let(f"i32({lane} - {pixel} * {remaining})")
-            bp = out.let(f"divide({pixel}, {block[1]}, {block[2]})")
-            bq = out.let(f"i32({pixel} - {bp} * {block[0]})")
-            at = out.let(f"{y} + (i64({bp}) * i64({y_p}) + i64({bq}) * i64({y_q})) * {size}")
-            if y_mode == "vector":
-                body.append(f"put({at} + i64({channel}) * {size}, {', '.join(results)})")
-                continue
-            body.append(f"put({at} + i64({channel}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
-            # Whoever writes the pixel's last channel writes its padding too.
-            body.append(f"last = select({lane} < {channels}, {channel}, i32(-1)) == {remaining} - 1")
-            body.append(f"for z in range({remaining}, select(last, {padded}, {remaining})):")
-            body.append(f"    put({at} + i64(z) * (i64({y_step}) * {size}), {zero}, 1)")
-    elif y_mode == "vector":
-        accesses["put"] = ("store", target, lanes, False)
-        body.append(f"put({y} + i64(c) * {size}, {', '.join(results)})")
-    else:
-        accesses["put"] = ("store", target, 1, y_mode == "guarded")
-        for i, r in enumerate(results):
-            guard = f", c + {i} < {padded}" if y_mode == "guarded" else ""
-            body.append(f"put({y} + i64(c + {i}) * (i64({y_step}) * {size}), {r}{guard})")
-    text = f"def store(acc, m, c, e):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
+    for r in range(rows):
+        results = [out.stored(out.value(expr, leaf(r, i)), expr.dtype, target) for i in range(lanes)]
+        if mask:
+            results = [out.let(f"select(c + {i} < {channels}, {v}, {zero})") for i, v in enumerate(results)]
+        puts = []
+        if shuffle:
+            accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
+            for i in range(1 if y_mode == "vector" else lanes):
+                # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
+                lane = f"i32(c + {i})"
+                pixel = out.let(f"divide({lane}, {multiplier}, {shift})")
+                channel = out.let(f"i32({lane} - {pixel} * {remaining})")
+                bp = out.let(f"divide({pixel}, {block[1]}, {block[2]})")
+                bq = out.let(f"i32({pixel} - {bp} * {block[0]})")
+                at = out.let(f"{y[r]} + (i64({bp}) * i64({y_p}) + i64({bq}) * i64({y_q})) * {size}")
+                if y_mode == "vector":
+                    puts.append(f"put({at} + i64({channel}) * {size}, {', '.join(results)})")
+                    continue
+                puts.append(f"put({at} + i64({channel}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
+                # Whoever writes the pixel's last channel writes its padding too.
+                puts.append(f"last = select({lane} < {channels}, {channel}, i32(-1)) == {remaining} - 1")
+                puts.append(f"for z in range({remaining}, select(last, {padded}, {remaining})):")
+                puts.append(f"    put({at} + i64(z) * (i64({y_step}) * {size}), {zero}, 1)")
+        elif y_mode == "vector":
+            accesses["put"] = ("store", target, lanes, False)
+            puts.append(f"put({y[r]} + i64(c) * {size}, {', '.join(results)})")
+        else:
+            accesses["put"] = ("store", target, 1, y_mode == "guarded")
+            for i, v in enumerate(results):
+                guard = f", c + {i} < {padded}" if y_mode == "guarded" else ""
+                puts.append(f"put({y[r]} + i64(c + {i}) * (i64({y_step}) * {size}), {v}{guard})")
+        body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
+    parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
+    text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
     return text, arguments.kinds, accesses

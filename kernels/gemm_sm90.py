@@ -196,6 +196,15 @@ class Tile:
         """Columns that a warp stages at once on their way to the epilogue; with a split, all: the other blocks read them."""
         return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
 
+    def rows(self, loads: int) -> int:
+        """Rows that a lane stores at a time, whose loads overlap: as many as registers allow, given loads that differ by row.
+
+        Three blocks of 64×128 on a multiprocessor leave a thread 128 registers, too few for a second row's loads.
+        """
+        if self.split > 1 or loads > 2 or (loads and (self.bm, self.bn) == (64, 128)):
+            return 1
+        return min(self.columns // 16, 4 if self.bm == 128 and loads < 2 else 2)
+
     @property
     def pitch(self) -> int:
         """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
@@ -238,8 +247,8 @@ def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
 
 
-def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> Function:
-    """The kernel for a tile: the code that `Hopper.work` gives its arguments to.
+def _function(im2col: bool, chunk: int, t: Tile, batch: int, params: tuple[Value, ...]) -> Function:
+    """The kernel for a tile: the code that `Hopper.work` gives its arguments to; a lane stores `batch` rows at a time.
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
@@ -251,7 +260,7 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
     from tccompile.kernels.ptx.core import i32, u16, u32, u64
 
     inline = cuda.jit(device=True, inline="always")
-    store, extra = epilogue.build(params)
+    store, extra = epilogue.build(params, batch)
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
     a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
     boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
@@ -349,22 +358,43 @@ def _function(im2col: bool, chunk: int, t: Tile, params: tuple[Value, ...]) -> F
         return slot, parity
 
     @inline
+    def one_row(at):
+        return load4(at) + load4(u32(at + half))
+
+    @inline
+    def two_rows(at):
+        return one_row(at) + one_row(u32(at + apart * pitch))
+
+    @inline
+    def four_rows(at):
+        return two_rows(at) + two_rows(u32(at + 2 * apart * pitch))
+
+    @inline
+    def store_row(acc, m, step, end, c, e):
+        store(acc, m, c, e)
+
+    staged_rows = {1: one_row, 2: two_rows, 4: four_rows}[batch]
+    store_rows = store_row if batch == 1 else store
+    batches, skip = turns // batch, batch * apart
+
+    @inline
     def finish(acc, base, warp, lane, m, n, limit, rank, e):
         """Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row."""
         own = u32(base + staging + warp * (16 * pitch))
         corner = u32(own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         row, group = i32(lane // groups), i32(lane % groups)
+        if groups == 4:  # 8 lanes read two rows at once: rows that are 2 apart share no bank
+            row = i32((row & 4) | (row & 1) << 1 | (row & 2) >> 1)
         at = u32(own + row * pitch + group * 16)
-        left, first, c = i32(limit - warp * 16 - row), i32(m + warp * 16 + row), i32(n + group * 8)
+        first, end, c = i32(m + warp * 16 + row), i32(m + limit), i32(n + group * 8)
         if warp * 16 < limit:
             for part in range(chunks):
                 stage_results(acc, corner, part)
                 cuda.syncwarp()
-                for turn in range(turns):
-                    if turn * apart < left:
-                        a0, a1, a2, a3 = load4(u32(at + turn * (apart * pitch)))
-                        a4, a5, a6, a7 = load4(u32(at + turn * (apart * pitch) + half))
-                        store((a0, a1, a2, a3, a4, a5, a6, a7), i32(first + turn * apart), i32(c + part * columns), e)
+                for turn in range(batches):
+                    if first + turn * skip < end:
+                        results = staged_rows(u32(at + turn * (skip * pitch)))
+                        store_rows(results, i32(first + turn * skip), i32(apart), end, i32(c + part * columns), e)
                 cuda.syncwarp()
 
     @inline
@@ -528,6 +558,7 @@ class Hopper(Kernel):
                 bn=t.bn,
                 stages=t.stages,
                 split=t.split,
+                rows=t.rows(sum(how != "none" for _, _, how in spec.params[3])),
                 epilogue=spec.params,
             ),
             grid=(grid, 1, 1),
@@ -539,7 +570,7 @@ class Hopper(Kernel):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"])
-        return _function(params["im2col"], params["chunk"], t, params["epilogue"])
+        return _function(params["im2col"], params["chunk"], t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)

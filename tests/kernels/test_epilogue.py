@@ -53,14 +53,18 @@ def program_of(shape: tuple[int, ...], words: str, to: str = "own", dtype: DType
     return b.program(op)
 
 
-def stored(program: Program, lanes: int) -> simulator.Memory:
-    """What the generated function stores when it gets x as the results, with rubbish beyond the result's channels."""
+STEP = 2
+"""Rows between those that a call stores when it stores several."""
+
+
+def stored(program: Program, lanes: int, at_once: int = 1) -> simulator.Memory:
+    """What the generated function stores when it gets x as the results, with rubbish beyond the result's channels and rows."""
     (op,) = program.ops
     frame = epilogue.frame_of(op, program)
     spec = epilogue.describe(op, program, frame, lanes)
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     memory = simulator.Memory(program, values, op.y)
-    text, kinds, accesses = epilogue.source(spec.params)
+    text, kinds, accesses = epilogue.source(spec.params, at_once)
     assert ["address" if isinstance(a, Ptr) else "int" for a in spec.args] == kinds
     store = execute(text, {**simulator.names(), **memory.functions(accesses)}, "store")
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
@@ -68,10 +72,15 @@ def stored(program: Program, lanes: int) -> simulator.Memory:
     axes = [a for a in frame if a is not None]
     rows = np.moveaxis(values["x"], axes, range(len(axes))).reshape(-1, shape[axes[-1]])
     with np.errstate(all="ignore"):
-        for m, row in enumerate(rows):
+        for m in range(len(rows)):
+            if at_once > 1 and m % (STEP * at_once) >= STEP:
+                continue  # stored with an earlier row
             for c in range(0, 64, lanes):  # beyond what y has, too: nothing is stored there
-                acc = [np.float32(row[c + i]) if c + i < len(row) else np.float32(np.nan) for i in range(lanes)]
-                store(tuple(acc), m, c, e)
+                acc = []
+                for r in range(m, m + STEP * at_once, STEP)[:at_once]:
+                    row = rows[r] if r < len(rows) else []
+                    acc += [np.float32(row[c + i]) if c + i < len(row) else np.float32(np.nan) for i in range(lanes)]
+                store(tuple(acc), m, *((STEP, len(rows)) if at_once > 1 else ()), c, e)
     return memory
 
 
@@ -98,11 +107,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+@pytest.mark.parametrize(("lanes", "at_once"), [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4)])
 @pytest.mark.parametrize("case", CASES)
-def test_stores(case: str, lanes: int) -> None:
+def test_stores(case: str, lanes: int, at_once: int) -> None:
     program = program_of(**CASES[case])
-    memory = stored(program, lanes)
+    memory = stored(program, lanes, at_once)
     memory.check_written()
     (op,) = program.ops
     expected = compute(op, program, {name: recipe.values for name, recipe in program.constants.items()})  # type: ignore[union-attr]

@@ -254,17 +254,30 @@ def test_tiles_fit_shared_memory():
 
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 def test_staging_has_no_bank_conflicts(columns):
-    """Each half of a warp writes 8 bytes a lane: no two of its 4-byte words may be in one of the 32 banks."""
+    """Each half of a warp writes 8 bytes a lane, each quarter reads 16: no two 4-byte words of it may be in one of 32 banks."""
     t = next(t for t in TILES if t.columns == columns)
     half = 2 * columns + 16
     for j in range(columns // 8):
         for lanes in (range(16), range(16, 32)):
             at = [(x // 4) * t.pitch + (x // 2 % 2) * half + x % 2 * 8 + 16 * j for x in lanes]
             assert len({(a // 4 + w) % 32 for a in at for w in (0, 1)}) == 32
+    groups = columns // 8
+    for first in range(0, 32, 8):
+        rows = [lane // groups for lane in range(first, first + 8)]
+        if groups == 4:
+            rows = [r & 4 | (r & 1) << 1 | (r & 2) >> 1 for r in rows]
+        at = [row * t.pitch + lane % groups * 16 for row, lane in zip(rows, range(first, first + 8), strict=True)]
+        assert columns > 64 or len({(a // 4 + w) % 32 for a in at for w in range(4)}) == 32
     places = {
         r * t.pitch + h * half + 4 * f + 16 * j for r in range(16) for h in (0, 1) for j in range(columns // 8) for f in range(4)
     }
     assert len(places) == 16 * columns and max(places) < 16 * t.pitch
+
+
+def test_rows_at_a_time_are_fewer_where_loads_need_registers():
+    rows = [[sm90.Tile(bm, bn, 2, split).rows(n) for n in range(4)] for bm, bn, split in
+            ((128, 128, 1), (192, 128, 1), (128, 256, 1), (64, 128, 1), (64, 16, 1), (64, 64, 4))]  # fmt: skip
+    assert rows == [[4, 4, 2, 1], [2, 2, 2, 1], [2, 2, 2, 1], [2, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
 
 
 def best(program: Program) -> dict:
@@ -285,6 +298,16 @@ def test_few_tiles_are_split_and_many_are_not():
     assert (large["bm"], large["bn"], large["split"]) == (128, 256, 1)
 
 
+RESIDUAL = conv_program(
+    (2, 64, 7, 9),
+    (40, 64, 1, 1),
+    epilogue=Epilogue(
+        call("relu", call("add", call("add", ACC, load(0)), load(1))),
+        (View("bias", (coord(1),)), View("x", (coord(0), coord(1), coord(2), coord(3)))),
+    ),
+)
+"""Adds the first of x's channels, which lie as y's do but for the rows' stride."""
+
 # --- Machine code ----------------------------------------------------------------------------------------------------
 
 
@@ -297,11 +320,13 @@ def test_few_tiles_are_split_and_many_are_not():
         ("product", 128, 256, 1, 64, 168),
         ("batches", 64, 256, 1, 2, 255),
         ("product", 64, 16, 4, 8, 168),
+        ("residual", 128, 128, 1, 4, 168),
+        ("residual", 192, 128, 1, 4, 128),
     ],
 )
 def test_machine_code_has_no_spills(case, bm, bn, split, steps, most):
     """`resources` raises on spills and on serialised wgmma; registers are bounded by what the tile's warps may have."""
-    program = CASES[case]
+    program = {**CASES, "residual": RESIDUAL}[case]
     config = {"bm": bm, "bn": bn, "split": split}
     (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
     params = {**dict(launch.code.params), "stages": sm90.tile(config, ARCH, steps).stages}
