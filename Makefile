@@ -32,8 +32,9 @@ gpu-test: $(READY)  ## every kernel in every config against its reference, on a 
 kernels: $(READY)  ## compile every config of every kernel for every generation
 	$(BIN)/python -m pytest tests/kernels --all
 
-bench: $(READY)  ## whole networks on a GPU: the table of docs/benchmarks.md
+bench: $(READY)  ## whole networks and single layers on a GPU: the tables of docs/benchmarks.md; the layers' peer needs PyTorch
 	$(BIN)/python -m tests.bench.networks
+	$(BIN)/python -m tests.bench.layers
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
 	mkdir -p out

@@ -257,7 +257,9 @@ class Peer:
         try:
             import torch
         except ImportError:
-            raise UsageError("the comparison is with PyTorch, which is not installed; --no-peer measures without it") from None
+            raise UsageError(
+                "the comparison is with PyTorch, which is not installed: pip install torch; --no-peer measures without it"
+            ) from None
         torch.backends.cudnn.benchmark = True
         torch.set_grad_enabled(False)
         self.torch = torch
