@@ -319,6 +319,9 @@ class _Folder:
             return {node.output[0]: self.type_of(node.input[0], node)}
         if domain == "" and node.op_type == "Resize" and (scaled := self.scaled(node)) is not None:
             return {node.output[0]: scaled}
+        if domain == "" and node.op_type == "MaxUnpool" and len(node.input) > 2 and node.input[2] in self.constants:
+            shape = tuple(self.constants[node.input[2]].values.tolist())
+            return {node.output[0]: Type(self.type_of(node.input[0], node).elem, shape)}
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
 
     def scaled(self, node: onnx.NodeProto) -> Type | None:

@@ -209,6 +209,50 @@ def test_layers_as_functions_of_their_own():
     assert ops(program)["Conv"] == 2
 
 
+# --- Indexing as PyTorch writes it --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+@pytest.mark.parametrize("indices", [[2, 0, 1], [0, 1, 2, 5, 4, 3, 0], [-1, 0, 0, 4], [[5, 2], [3, 1]]], ids=str)
+def test_constant_indices_at_unequal_distances(axis, indices):
+    net = Net(opset=13, x=(2, 6, 5, 6))
+    y = net("Gather", net("Conv", "x", net.normal(6, 6, 1, 1)), np.array(indices), axis=axis)
+    agrees(net.out(net("Relu", y)).model())
+
+
+@pytest.mark.parametrize("box", [np.s_[:, :, :, 0:2], np.s_[:, 1:3, ::2], np.s_[1], np.s_[:, :, 4, 2:5:2]], ids=str)
+def test_an_assignment_to_a_slice(box):
+    """What x[box] = f(x[box]) becomes, as in detection heads that were written in place."""
+    shape = (2, 3, 5, 6)
+    places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)[box]
+    net = Net(opset=16, x=shape)
+    y = net("Sigmoid", net("Conv", "x", net.normal(3, 3, 1, 1)))
+    update = net("Mul", net.normal(*places.shape[:-1]), np.float32(2))
+    y = net("ScatterND", y, places, update)
+    agrees(net.out(net("Add", y, np.float32(1))).model())
+
+
+# --- SegNet: pooling that remembers where its maxima were ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 8, 6), (1, 3, 9, 7), (2, 5, 10)])
+def test_maxima_go_back_to_where_they_came_from(shape):
+    """After Relu many windows hold several zeros: the first of them counts."""
+    net, k, c = Net(opset=13, x=shape), [2] * (len(shape) - 2), shape[1]
+    y = net("Relu", net("Conv", "x", net.normal(c, c, *[1] * len(k))))
+    top, places = net("MaxPool", y, kernel_shape=k, strides=k, outputs=2)
+    top = net("Conv", top, net.normal(c, c, *[1] * len(k)), net.normal(c))
+    size = () if not any(n % 2 for n in shape[2:]) else (np.array(shape),)
+    agrees(net.out(net("MaxUnpool", top, places, *size, kernel_shape=k, strides=k)).model())
+
+
+def test_places_of_maxima_of_windows_that_overlap():
+    net = Net(opset=13, x=(2, 3, 9, 8))
+    y = net("Floor", net("Mul", "x", np.float32(2)))
+    top, places = net("MaxPool", y, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], outputs=2)
+    agrees(net.out(net("Cast", places, to=FLOAT), top).model())
+
+
 # --- Networks as exporters write them ----------------------------------------------------------------------------------
 
 NETWORKS: dict[str, tuple[dict[str, tuple[int, ...]], int]] = {

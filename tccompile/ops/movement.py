@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.expr import (
@@ -16,6 +17,7 @@ from tccompile.expr import (
     Shape,
     View,
     broadcast_view,
+    call,
     constant,
     coord,
     greatest,
@@ -25,7 +27,7 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ops.builder import Builder, order_of, shape_of
+from tccompile.ops.builder import Builder, Reads, order_of, shape_of
 from tccompile.program import Tensor
 
 # --- Views -----------------------------------------------------------------------------------------------------------
@@ -141,8 +143,12 @@ def slice_(node: gs.Node, b: Builder) -> None:
     _move(node, b, slice_view(b.value(x).name, starts, steps))
 
 
+MAX_RUNS = 32
+"""Pieces that a Gather may be put together from: each is a copy."""
+
+
 def gather(node: gs.Node, b: Builder) -> None:
-    """Constant indices at equal distances: a slice, or one element along the axis."""
+    """Constant indices at equal distances: a slice, or one element along the axis; others: several slices side by side."""
     x, y = node.inputs[0], node.outputs[0]
     shape, rank = shape_of(y), len(x.shape)
     axis = b.axis(b.attr("axis", 0), rank)
@@ -152,7 +158,8 @@ def gather(node: gs.Node, b: Builder) -> None:
     indices = values.reshape(-1) % n
     steps = {int(d) for d in indices[1:] - indices[:-1]} or {0}
     if len(steps) > 1 or not len(indices):
-        raise b.refuse("its indices are not at equal distances", "take slices and concatenate them")
+        _gather_runs(node, b, axis, indices, values.shape)
+        return
     (step,) = steps
     linear = constant(int(indices[0]))
     for a, count in reversed(list(enumerate(values.shape))):
@@ -162,6 +169,69 @@ def gather(node: gs.Node, b: Builder) -> None:
     index = [linear if a == axis else coord(a if a < axis else a + after) for a in range(rank)]
     order = b.order_for(shape, x) if len(shape) == rank and values.ndim == 1 else None
     b.copy(View(b.value(x).name, tuple(index)), b.result(y, order))
+
+
+def _gather_runs(node: gs.Node, b: Builder, axis: int, indices: np.ndarray, extents: Shape) -> None:
+    """Runs of indices at equal distances, each a slice of x and of the result."""
+    runs = _runs(indices)
+    if len(runs) > MAX_RUNS:
+        raise b.refuse(f"its indices are {len(runs)} runs of equal distances; at most {MAX_RUNS} are supported", "sort them")
+    x, y = b.value(node.inputs[0]), node.outputs[0]
+    shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
+    plain = extents == (len(indices),)
+    whole = b.result(y, b.order_for(shape, node.inputs[0])) if plain else b.new(f"{y.name}.gathered", shape)
+    start = 0
+    for i, run in enumerate(runs):
+        step = int(run[1] - run[0]) if len(run) > 1 else 1
+        index = [coord(a) * step + int(run[0]) if a == axis else coord(a) for a in range(x.rank)]
+        part = slice_of(b.unique(f"{whole.name}[{i}]"), whole, axis, start, start + len(run))
+        b.copy(View(x.name, tuple(index)), b.add(part))
+        start += len(run)
+    if not plain:
+        b.copy(reshape_view(whole.name, shape, shape_of(y)), b.result(y))
+
+
+def _runs(indices: np.ndarray) -> list[np.ndarray]:
+    """The indices, cut into as few runs of equal distances as a walk from the first to the last finds."""
+    runs, start = [], 0
+    while start < len(indices):
+        end = start + 1
+        while end < len(indices) and indices[end] - indices[end - 1] == indices[start + 1] - indices[start]:
+            end += 1
+        runs.append(indices[start:end])
+        start = end
+    return runs
+
+
+def scatter_nd(node: gs.Node, b: Builder) -> None:
+    """Constant indices that are a box of the data, in order: the updates inside it, the data around it."""
+    x, updates, y = b.value(node.inputs[0]), b.value(node.inputs[2]), node.outputs[0]
+    indices = b.array(1, "indices")
+    assert indices is not None
+    if b.attr("reduction", "none") != "none":
+        raise b.refuse(f"its reduction is {b.attr('reduction')!r}", "use none, or add in a separate step")
+    k = indices.shape[-1]
+    rows = indices.reshape(-1, k) % np.array(x.shape[:k])
+    values = [np.unique(rows[:, a]) for a in range(k)]
+    grid = np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, k) if k else rows
+    steps = [int(v[1] - v[0]) if len(v) > 1 else 1 for v in values]
+    if not np.array_equal(rows, grid) or any((np.diff(v) != s).any() for v, s in zip(values, steps, strict=True)):
+        raise b.refuse("its indices are not those of a slice", "assign to slices with constant steps")
+    shape, box = x.shape, (*map(len, values), *x.shape[k:])
+    index, valid, partial = [coord(a) for a in range(x.rank)], [], []
+    for a, (v, step) in enumerate(zip(values, steps, strict=True)):
+        if len(v) < shape[a]:
+            inside = coord(a) - int(v[0])
+            index[a] = quotient(inside, step, shape)
+            valid.append(Range(inside, 0, step * len(v)))
+            partial.append((a, np.isin(np.arange(shape[a]), v).astype(np.float32)))
+    source = reshape_view(updates.name, updates.shape, box).at(index, shape)
+    reads = Reads(b, shape)
+    value, old = reads.view(replace(source, valid=tuple(valid))), reads.view(identity_view(x.name, x.rank))
+    for a, mask in partial:
+        inside_a = reads.view(View(b.literal(f"{y.name}.inside{a}", mask).name, (coord(a),)))
+        value = call("where", call("greater", inside_a, 0.0), value, old)
+    b.compute(b.result(y, b.order_for(shape, node.inputs[0])), value, reads)
 
 
 def split(node: gs.Node, b: Builder) -> None:

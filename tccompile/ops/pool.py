@@ -4,19 +4,101 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import ACC, DType, Epilogue, Expr, call, cast, identity_view
+from tccompile.expr import (
+    ACC,
+    DType,
+    Epilogue,
+    Expr,
+    Index,
+    Range,
+    Shape,
+    View,
+    call,
+    cast,
+    const,
+    coord,
+    identity_view,
+    quotient,
+)
 from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.ops.windows import Window, window
 from tccompile.program import Pool, Tensor
 
+MAX_INDEXED = 9
+"""Elements of a window whose largest one's place can be asked for: each is a view of one expression."""
+
 
 def max_pool(node: gs.Node, b: Builder) -> None:
-    if len(node.outputs) > 1 and b.used(node.outputs[1]):
-        raise b.refuse(f"its output Indices ({node.outputs[1].name}) is used", "compute what needs it outside of the model")
     win = _window(node, b)
-    _pool(node, b, _floats(node, b), "max", win)
+    x = _floats(node, b)
+    _pool(node, b, x, "max", win)
+    if len(node.outputs) > 1 and b.used(node.outputs[1]):
+        _places(node, b, x, win)
+
+
+def _places(node: gs.Node, b: Builder, x: Tensor, win: Window) -> None:
+    """MaxPool's output Indices: where in the flattened input the first of each window's largest elements lies."""
+    y, places = b.value(node.outputs[0]), node.outputs[1]
+    if math.prod(win.size) > MAX_INDEXED:
+        raise b.refuse(
+            f"its output Indices ({places.name}) is used, and its window has {math.prod(win.size)} elements",
+            f"windows of at most {MAX_INDEXED} elements can say where their maximum is",
+        )
+    if b.attr("storage_order", 0):
+        raise b.refuse(f"its output Indices ({places.name}) counts column by column (storage_order=1)", "use storage_order=0")
+    reads = Reads(b, y.shape)
+    largest = reads.view(identity_view(y.name, y.rank))
+    spans = strides_of(x.shape)
+    offset: Expr = const(0, DType.I64)
+    for place in reversed(list(np.ndindex(*win.size))):  # the first comes last, so that it wins
+        moves = [i * d for i, d in zip(place, win.dilations, strict=True)]
+        at = [coord(2 + a) * s - p + m for a, (s, p, m) in enumerate(zip(win.strides, win.pads, moves, strict=True))]
+        valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape[2:], strict=True) if not _within(i, n, y.shape))
+        value = reads.view(View(x.name, (coord(0), coord(1), *at), valid, -math.inf))
+        here = const(sum(m * s for m, s in zip(moves, spans[2:], strict=True)), DType.I64)
+        offset = call("where", call("equal", value, largest), here, offset)
+    starts = [(1, 0), (1, 0), *zip(win.strides, win.pads, strict=True)]
+    for axis, (stride, pad) in enumerate(starts):
+        first = (np.arange(y.shape[axis]) * stride - pad) * spans[axis]
+        table = b.literal(f"{places.name}.start{axis}", first.astype(np.int64))
+        offset = call("add", offset, reads.view(View(table.name, (coord(axis),))))
+    b.compute(b.result(places, IMAGE[x.rank]), offset, reads)
+
+
+def _within(index: Index, extent: int, shape: Shape) -> bool:
+    low, high = index.bounds(shape)
+    return low >= 0 and high < extent
+
+
+def strides_of(shape: Shape) -> tuple[int, ...]:
+    """The steps of a row-major tensor without padding, in elements."""
+    return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
+
+
+def max_unpool(node: gs.Node, b: Builder) -> None:
+    """Each element of x goes where a MaxPool of windows side by side found it; there is 0 elsewhere."""
+    x, places, y = b.value(node.inputs[0]), node.inputs[1], node.outputs[0]
+    pool = places.inputs[0] if len(places.inputs) == 1 else None
+    if pool is None or pool.op != "MaxPool":
+        raise b.refuse(f"its indices ({places.name}) are computed at run time", "use those of a MaxPool")
+    size = tuple(b.attr("kernel_shape"))
+    beside = list(pool.attrs["kernel_shape"]) == list(pool.attrs.get("strides", [])) == list(size)
+    plain = not any(pool.attrs.get("pads", [])) and set(pool.attrs.get("dilations", [1])) == {1}
+    if not beside or not plain or shape_of(pool.inputs[0]) != shape_of(y):
+        raise b.refuse("the windows of its MaxPool overlap, or pad, or had another input", "use windows side by side")
+    shape, found = shape_of(y), b.value(places)
+    reads = Reads(b, shape)
+    at = [coord(0), coord(1), *(quotient(coord(2 + a), k, shape) for a, k in enumerate(size))]
+    valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape, strict=True) if not _within(i, n, shape))
+    value, place = reads.view(View(x.name, tuple(at), valid)), reads.view(View(found.name, tuple(at), valid, -1))
+    here: Expr = const(0, DType.I64)
+    for axis, step in enumerate(strides_of(shape)):
+        table = b.literal(f"{y.name}.place{axis}", np.arange(shape[axis], dtype=np.int64) * step)
+        here = call("add", here, reads.view(View(table.name, (coord(axis),))))
+    b.compute(b.result(y, b.order_for(shape, node.inputs[0])), call("where", call("equal", place, here), value, 0.0), reads)
 
 
 def average_pool(node: gs.Node, b: Builder) -> None:

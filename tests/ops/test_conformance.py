@@ -21,8 +21,8 @@ REFUSED = {
     "uint64": ("uint64",),
     "holds strings": ("string",),
     "training_mode": ("training_mode",),
-    "Indices": ("with_argmax",),
-    "not at equal distances": ("gather_0", "gather_1", "gather_negative_indices"),
+    "Indices": ("with_argmax_2d_precomputed_pads", "with_argmax_2d_precomputed_strides"),
+    "computed at run time": ("scatternd", "maxunpool"),
 }
 """Part of the reason for a refusal, and parts of the names of the cases that are refused for it: no others may be."""
 
