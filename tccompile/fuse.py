@@ -7,6 +7,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
+                          f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
                           depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store
     alias                 y = copy(x)                    =>  y is a view of x
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
@@ -295,6 +296,8 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
         return None
     (view,) = own
     if t.shape != y.shape or view != canonical_view(identity_view(t.name, t.rank), t.shape):
+        if (merged := _under_other_axes(e, producer, consumer, view)) is not None:
+            return merged
         return _with_shuffle(e, producer, consumer, view) if isinstance(producer, Conv) and not others else None
     if producer.epilogue.shuffle != 1 and others:
         return None  # an epilogue's loads are indexed before the shuffle
@@ -303,6 +306,38 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
         return None
     return _joined(e, producer, consumer, producer.epilogue)
+
+
+def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) -> Op | None:
+    """`producer` with the consumer's expression, where the consumer calls the axes differently but lies in memory just so.
+
+    A matrix product over (N, H, W, C), say, and what adds it to an image (N, C, H, W). The consumer's result becomes a view.
+    """
+    t, y = e.tensors[producer.y], e.tensors[consumer.y]
+    if producer.epilogue.shuffle != 1 or not e.is_private(y.name) or y.dtype is not t.dtype or y.size != t.size:
+        return None
+    axes: dict[int, int] = {}  # of y → of t
+    for a, i in enumerate(view.index):
+        if t.shape[a] == 1 and t.padded[a] == 1:
+            continue
+        if i.constant or i.affine is None or list(i.affine.values()) != [1]:
+            return None
+        (axis,) = i.affine
+        if (y.shape[axis], y.padded[axis], y.strides[axis]) != (t.shape[a], t.padded[a], t.strides[a]):
+            return None
+        axes[axis] = a
+    if any(n > 1 and axis not in axes for axis, n in enumerate(y.padded)):
+        return None
+    index = [coord(axes[axis]) if axis in axes else constant(0) for axis in range(y.rank)]
+    views = tuple(v.at(index, t.shape) for v in consumer.views)
+    if any(v.valid or any(i.affine is None for i in v.index) for v in views):
+        return None
+    moved = replace(consumer, y=t.name, epilogue=tidy(consumer.epilogue.expr, views))
+    merged = _joined(e, producer, moved, producer.epilogue)
+    if merged is not None:
+        e.tensors[y.name] = replace(y, base=t.name, offset=0)
+        e.viewed.add(t.name)
+    return merged
 
 
 def _joined(e: Editor, producer: Op, consumer: Pointwise, before: Epilogue) -> Op | None:

@@ -187,3 +187,28 @@ def test_a_padded_copy_of_a_function_keeps_zeros_outside():
     """exp(0) is 1: a constant pad after exp must read its fill, not exp of the padding."""
     nodes = [("Exp", "x", "a", {}), ("Pad", "a p", "y", {})]
     fused(model(nodes, {"x": (1, 3, 4, 4)}, {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}))
+
+
+def test_a_matrix_product_takes_over_what_follows_under_other_names_of_its_axes():
+    nodes = [
+        ("Conv", "x w", "c", {}),
+        ("Transpose", "c", "t", {"perm": [0, 2, 3, 1]}),
+        ("MatMul", "t m", "p", {}),
+        ("Transpose", "p", "u", {"perm": [0, 3, 1, 2]}),
+        ("Mul", "u s", "v", {}),
+        ("Add", "v c", "d", {}),
+        ("Conv", "d w2", "y", {}),
+    ]
+    weights = {"w": weight(24, 3, 3, 3), "m": weight(24, 24), "s": weight(24, 1, 1), "w2": weight(4, 24, 1, 1)}
+    program = fused(model(nodes, {"x": (2, 3, 7, 6)}, weights))
+    (gemm,) = [op for op in program.ops if isinstance(op, Gemm)]
+    assert "Add_d" in gemm.nodes
+    assert program.tensors["d"].base == gemm.y
+    assert ops(program)["Gemm"] == 1 and all("Add_d" not in op.nodes for op in program.ops if op is not gemm)
+
+
+def test_a_product_in_another_order_of_memory_stays_apart():
+    nodes = [("MatMul", "x m", "p", {}), ("Transpose", "p", "u", {"perm": [0, 2, 1]}), ("Add", "u z", "y", {})]
+    program = fused(model(nodes, {"x": (2, 9, 16), "z": (2, 24, 9)}, {"m": weight(16, 24)}))
+    (gemm,) = [op for op in program.ops if isinstance(op, Gemm)]
+    assert len(gemm.nodes) == 1
