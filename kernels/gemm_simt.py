@@ -247,8 +247,7 @@ class _Simt(Kernel):
         assert isinstance(problem, Problem)
         ranked = []
         for tile in TILES:
-            steps = -(-problem.taps[0] * problem.taps[1] * problem.channels // BK)
-            for splits in sorted({split_steps(steps, s)[0] for s in (1, 2, 4, 8, 16)}):
+            for splits in sorted({split_steps(_steps(problem), s)[0] for s in (1, 2, 4, 8, 16)}):
                 if splits == 1 or _scratch(problem, tile, splits) <= MOST_SCRATCH:
                     ranked.append((_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
         ranked.sort(key=lambda r: r[0])
@@ -266,7 +265,7 @@ class _Simt(Kernel):
         if problem.batches * problem.rows * problem.stored == 0:
             return Work(())
         tile, chunk = _tile(config), chunk_of(problem)
-        splits, each = split_steps(-(-problem.taps[0] * problem.taps[1] * problem.channels // BK), int(config["splits"]))  # type: ignore[arg-type]
+        splits, each = split_steps(_steps(problem), int(config["splits"]))  # type: ignore[arg-type]
         lanes = next(n for n in (4, 2, 1) if (problem.column_batch if problem.batches > 1 else 0) % n == 0)
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes)
         more = (problem.x_pixel[3], *(s // chunk for s in problem.w_tap[:2]), problem.w_tap[2])
@@ -293,6 +292,12 @@ class _Simt(Kernel):
 
 def _tile(config: Config) -> Tile:
     return BY_SHAPE[config["bm"], config["bn"]]  # type: ignore[index]
+
+
+def _steps(problem: Problem) -> int:
+    """Steps of BK along K: each tap's channels fill whole chunks."""
+    chunk = chunk_of(problem)
+    return -(-problem.taps[0] * problem.taps[1] * -(-problem.channels // chunk) // (BK // chunk))
 
 
 def _scratch(problem: Problem, tile: Tile, splits: int) -> int:

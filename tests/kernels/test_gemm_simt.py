@@ -8,10 +8,13 @@ from tccompile import emit
 from tccompile.arch import ARCHS
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.gemm_mma import ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, GemmSimt, build_tile, chunk_of
-from tccompile.kernels.implicit_gemm import describe, scalars
+from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, describe, scalars
 from tccompile.kernels.spec import I32
 from tccompile.program import Conv, Tensor, dense
+from tests.gpu.cases import CASES
+from tests.gpu.cases import program_of as case_program
 from tests.kernels.test_gemm_mma import conv, gemm, program_of
 
 F16, F32 = DType.F16, DType.F32
@@ -40,6 +43,23 @@ def test_chunks(case, chunk):
         for config in kernel.configs(op, program, arch):
             (launch,) = kernel.work(op, program, config, arch).launches
             assert dict(launch.code.params)["chunk"] == chunk and launch.smem <= 48 * 1024
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("conv", "gemm"))])
+def test_steps_cover_all_of_k(case):
+    """Also where a tap has 3 channels in a chunk of 4, or 19 in five: more steps than the channels alone would take"""
+    program = case_program(case)
+    (op,) = program.ops
+    kernels = (ConvSimt(), ConvMma()) if isinstance(op, Conv) else (GemmSimt(), GemmMma())
+    for kernel in kernels:
+        if kernel.supports(op, program, ARCHS["sm_80"]) is not None:
+            continue
+        for config in kernel.configs(op, program, ARCHS["sm_80"]):
+            (launch,) = kernel.work(op, program, config, ARCHS["sm_80"]).launches
+            numbers = dict(zip(SCALARS, (a.value for a in launch.args if isinstance(a, I32)), strict=False))
+            across = config.get("bk", BK) // dict(launch.code.params).get("chunk", CHUNK)
+            assert launch.grid[1] == config["splits"]
+            assert launch.grid[1] * numbers["steps"] * across >= numbers["chunks"]
 
 
 def test_what_it_refuses():
