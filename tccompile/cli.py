@@ -104,7 +104,7 @@ def _check_output(path: Path, *inputs: Path | None) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot write {path}: it is not a regular file")
     for source in inputs:
-        if source is not None and path.exists() and path.samefile(source):
+        if source is not None and source.exists() and path.exists() and path.samefile(source):
             raise UsageError(f"the output {path} would replace the file {source}, which is read; choose another name")
 
 
@@ -198,6 +198,8 @@ def tccompile(
         _check_output(output, model, timing_cache)
         if tune and timing_cache:
             _check_output(timing_cache, model)
+            if timing_cache.resolve() == output.resolve():
+                raise UsageError(f"the plan and the times cannot both be {output}; choose another name for one")
     _need_compiler("compiling")
     from tccompile import report
     from tccompile.pipeline import check as check_model
@@ -209,6 +211,8 @@ def tccompile(
     with _Progress(quiet, verbose) as progress:
         plan = compile_model(model, options, progress)
         write_plan(plan, output)
+    if tune and not quiet:
+        click.echo(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
     data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     sections = report.explain(plan) if explain else []
     if as_json:

@@ -85,7 +85,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     if measuring:
         assert options.timing_cache is not None
         tune(programs, *measuring, options.timing_cache, progress, options.jobs)
-    known = timings(options.timing_cache)
+    known = timings(options.timing_cache, options.archs)
 
     refused: set[Code] = set()
     while True:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoised
 from math import gcd
@@ -92,9 +93,17 @@ class Timings:
 NO_TIMINGS = Timings()
 
 
-def timings(own: Path | None = None) -> Timings:
-    """A user's table, if there is one, and those that come with tccompile. Raises UsageError for a file that is no table."""
-    return Timings((*((read(own),) if own else ()), *_shipped()))
+def timings(own: Path | None, archs: Sequence[str]) -> Timings:
+    """A user's table, if there is one, and those that come with tccompile.
+
+    Raises UsageError for a file that is no table; warns of one whose times are of none of the generations to build for.
+    """
+    tables = [read(own)] if own else []
+    for table in tables:
+        if table.arch not in archs:
+            message = f"{own} holds times of {table.arch} code, and this builds for {', '.join(archs)}: it has no effect"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return Timings((*tables, *_shipped()))
 
 
 @memoised

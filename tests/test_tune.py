@@ -25,7 +25,7 @@ from tccompile.plan import Image
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
-from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, with_times, write
+from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
 from tccompile.weights import Source
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats
 
@@ -384,6 +384,29 @@ def test_tuning_without_a_gpu_ends_with_exit_code_6(tmp_path, monkeypatch):
     assert done.exit_code == 6
     assert "no NVIDIA driver is installed; tune on a machine that has one" in done.output and "--timing-cache FILE" in done.output
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_plan_and_times_cannot_be_one_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model(), "m.onnx")
+    done = CliRunner().invoke(cli.tccompile, ["m.onnx", "--tune", "--timing-cache", "one", "-o", "./one"])
+    assert done.exit_code == 2 and "cannot both be one" in done.output
+
+
+def test_an_older_plan_does_not_keep_from_tuning_into_a_new_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver_module, "driver", lambda: Driver(TimedApi()))
+    monkeypatch.setattr(driver_module, "_devices", type(driver_module._devices)())
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model(), "m.onnx")
+    (tmp_path / "m.plan").write_bytes(b"older")
+    done = CliRunner().invoke(cli.tccompile, ["m.onnx", "--tune", "--arch", "sm_90a"])
+    assert done.exit_code == 2 and "runs code for sm_80, which is not among --arch sm_90a" in done.output
+
+
+def test_times_of_another_generation_have_no_effect_and_say_so(tmp_path):
+    write(table(conv(), {0: 9.0}), tmp_path / "t.json")
+    with pytest.warns(RuntimeWarning, match=r"t\.json holds times of sm_90a code, and this builds for sm_80: it has no effect"):
+        timings(tmp_path / "t.json", ("sm_80",))
 
 
 def test_timing_cache_that_is_no_table_ends_with_exit_code_2(tmp_path, monkeypatch):
