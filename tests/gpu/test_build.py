@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
+from tccompile.emit import SpillError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Kernel
-from tccompile.plan import from_bytes, to_bytes
+from tccompile.plan import Image, from_bytes, to_bytes
 from tccompile.reference import evaluate
 from tccompile.runtime.session import Session
-from tests.gpu.build import build_plan, emit, session_plan, variants
+from tests.gpu import build
+from tests.gpu.build import build_plan, build_plans, emit, session_plan, variants
 from tests.gpu.cases import CASES, program_of
 
 
@@ -30,6 +32,28 @@ def test_every_kernel_has_a_case(kernel: Kernel):
                 assert (step.kernel, len(step.launches)) == (kernel.name, len(found[0].work.launches))
                 return
     pytest.fail(f"no case in tests/gpu/cases.py is for {kernel.name}")
+
+
+def test_a_sample_has_some_variants_of_each_kernel(monkeypatch):
+    """Spread over its cases; and what spills is left out, and named"""
+    asked = []
+
+    def spilling(jobs, progress=None):
+        asked.append(list(jobs))
+        spills = tuple(job for job in jobs if job[0].kernel == "gemm_simt")
+        if spills:
+            raise SpillError("it spills", spills)
+        return {job: Image(job[1].name, job[2], "k", b"code") for job in jobs}
+
+    monkeypatch.setattr(build, "emit", spilling)
+    cases = ["gemm", "gemm_1_row", "gemm_large", "softmax_rows"]
+    built = build_plans(cases, [(ARCHS["sm_80"], "cubin")], sample=2)
+    found = [(p.name, e.sections[0].steps[0].kernel) for p in built.plans for e in p.entries]
+    kernels = [kernel for _, kernel in found]
+    assert (kernels.count("gemm_mma"), kernels.count("softmax"), kernels.count("gemm_simt")) == (2, 1, 0)
+    assert len({case for case, kernel in found if kernel == "gemm_mma"}) == 2
+    assert [v.kernel.name for v in built.spilled] == ["gemm_simt"] * 2
+    assert len(asked) == 2 and set(asked[1]) < set(asked[0])
 
 
 def test_the_network_on_the_cpu():
