@@ -313,8 +313,10 @@ def test_an_interrupt_stops_a_build_and_leaves_nothing(models, tmp_path):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "out").mkdir()
     command = [Path(sys.executable).parent / "tccompile", models / "conv.onnx", "-v", "-o", tmp_path / "out" / "m.plan"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # these tests may run in the background of a shell, where interrupts are ignored
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        command, env=environment, process_group=0, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **streams
     ) as build:
         assert build.stderr and build.stdout
         said = ""
