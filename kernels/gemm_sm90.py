@@ -592,8 +592,8 @@ def resident(t: Tile, arch: Arch) -> int:
 def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     """Microseconds from the first block's start to the last one's end, if memory is fast enough.
 
-    Fitted to about 400 times of ResNet-50's layers (batch 1 and 32) and of GEMMs on an H200 and an H100, of which it is off by
-    12 % on average; the configs that it chooses among those measured take 2 % longer than the best of them.
+    Fitted to about 400 times of ResNet-50's layers (batch 1 and 32) and of GEMMs on an H200, of which it is off by 14 % on
+    average; the configs that it chooses among those measured take 4 % longer than the best of them.
     """
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
     blocks = tiles * t.split
@@ -602,13 +602,13 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
     rows_a = t.bm * (BK // how.chunk) * (2.1 if how.im2col else 1.6)  # cycles of the copy engine
-    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 48 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
+    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 52 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
     multiplying = t.bm // 64 * 2 * max(t.bn, 48)
     step = max(max(copying, multiplying) * together, 280) / 1700
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
         step *= 1.15
     results = t.bm * t.bn / (128 * 128)
-    storing = (1.8 if t.bn <= 128 else 2.3) * results * together  # wider tiles are staged in narrower pieces
+    storing = (1.4 if t.bn <= 128 else 1.6) * results * together  # wider tiles are staged in narrower pieces
     reduction = 1.1 + 0.7 * results if t.split > 1 else 0.0
     return waves * (-(-how.steps // t.split) * step + storing) + reduction
 
