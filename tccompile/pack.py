@@ -39,6 +39,7 @@ def pack(
     images: Mapping[Job, Image],
     sources: Mapping[str, np.ndarray],
     strip_weights: bool,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated.
 
@@ -60,7 +61,7 @@ def pack(
                     _check_range(users[constant], tensor, values)
                 weights[constant] = pack_constant(tensor, values)
         packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
-    return Plan(name, producer, tuple(packed), tuple(index), weights)
+    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
 
 
 def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:

@@ -104,7 +104,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     name = Path(model).stem if isinstance(model, str | Path) else model.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
-    return pack(name, producer, entries, images, sources(model), options.strip_weights)
+    notes = [f"floats between inputs and outputs are stored in {options.precision}"]
+    return pack(name, producer, entries, images, sources(model), options.strip_weights, notes)
 
 
 def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:

@@ -157,7 +157,7 @@ class Plan:
     producer the tools and versions that made it, by name
     weights  the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
              were left out of a stripped plan are missing. Entries with a constant of the same name share it
-    notes    what a person may want to know of the whole model, one line each: precision, rewrites, warnings
+    notes    what a person may want to know of the whole model, one line each
     """
 
     name: str

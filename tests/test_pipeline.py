@@ -33,6 +33,7 @@ def test_compile_save_load_run(espcn, plan, tmp_path):
     with tccompile.Session(tmp_path / "espcn.plan", device="cpu") as session:
         (out,) = session.run(None, inputs)
     assert np.linalg.norm(out - expected) / np.linalg.norm(expected) <= 3e-3
+    assert plan.notes == ("floats between inputs and outputs are stored in fp16",)
 
 
 def test_sections_for_a_generation_and_its_ptx(plan):
