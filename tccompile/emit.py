@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache as memoised
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -151,18 +152,23 @@ def _unpacked(entry: bytes, code: Code, arch: Arch, kind: str) -> tuple[Image, R
 
 def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
     check_toolchain(arch)
-    name = _entry_name(code)
     try:
-        function = kernel_named(code.kernel).build(arch, **dict(code.params))
-        text = ptx_text(function, arch, name)
-        cubin, used = assemble(text, arch.name)
+        text, cubin, used = _compiled(code, arch)
     except Exception as error:
         params = ", ".join(f"{k}={v!r}" for k, v in code.params)
         message = f"kernel {code.kernel}({params}) does not compile for {arch.name}: {error}"
         if isinstance(error, SpillError):
             raise SpillError(message, ((code, arch, kind),)) from None
         raise CodegenError(message) from (None if isinstance(error, CodegenError) else error)
-    return Image(arch.name, kind, name, _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin), used
+    return Image(arch.name, kind, _entry_name(code), _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin), used
+
+
+@lru_cache(maxsize=1)
+def _compiled(code: Code, arch: Arch) -> tuple[str, bytes, Resources]:
+    """PTX and cubin of a kernel. Remembered for the job that wants it in the other kind, which comes next."""
+    function = kernel_named(code.kernel).build(arch, **dict(code.params))
+    text = ptx_text(function, arch, _entry_name(code))
+    return text, *assemble(text, arch.name)
 
 
 def _entry_name(code: Code) -> str:
@@ -324,33 +330,33 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
 def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Image], None]) -> list[SpillError]:
     """Compile in worker processes of our own: multiprocessing's would run the caller's main module again.
 
-    Returns the errors of what spills, and raises the first other failure.
+    The kinds of one code go to the same worker, one after the other. Returns the errors of what spills, and raises the first
+    other failure.
     """
     idle = [Worker() for _ in range(workers)]
     failures: dict[int, TccompileError] = {}
     spills: dict[int, SpillError] = {}
+    together: dict[tuple[Code, Arch], list[int]] = {}
+    for i, (code, arch, _) in enumerate(misses):
+        together.setdefault((code, arch), []).append(i)
 
-    def one(job: Job) -> Image:
+    def compile_kinds(indices: list[int]) -> list[tuple[int, Image | TccompileError]]:
         worker = idle.pop()
         try:
-            return worker.compile(job)
+            return [(i, worker.compile(misses[i])) for i in indices]
         finally:
             idle.append(worker)
 
     with ThreadPoolExecutor(workers) as threads:
         try:
-            futures = {threads.submit(one, job): i for i, job in enumerate(misses)}
-            for future in as_completed(futures):
-                i = futures[future]
-                error = future.exception()
-                if error is None:
-                    finished(misses[i], future.result())
-                elif isinstance(error, SpillError):
-                    spills[i] = error
-                elif isinstance(error, TccompileError):
-                    failures[i] = error
-                else:
-                    raise error
+            for future in as_completed([threads.submit(compile_kinds, indices) for indices in together.values()]):
+                for i, result in future.result():
+                    if isinstance(result, SpillError):
+                        spills[i] = SpillError(str(result), (misses[i],))
+                    elif isinstance(result, TccompileError):
+                        failures[i] = result
+                    else:
+                        finished(misses[i], result)
         finally:
             threads.shutdown(cancel_futures=True)
             for worker in idle:
@@ -369,7 +375,8 @@ class Worker:
         # In a group of its own: the terminal's interrupt reaches only the parent, which lets workers end what they are at.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0)
 
-    def compile(self, job: Job) -> Image:
+    def compile(self, job: Job) -> Image | TccompileError:
+        """The image, or what is wrong with the job."""
         assert self.process.stdin and self.process.stdout
         try:
             _send(self.process.stdin, job)
@@ -379,8 +386,6 @@ class Worker:
             raise CodegenError(
                 f"the process that compiled kernel {job[0].kernel} for {job[1].name} ended with status {code}"
             ) from error
-        if isinstance(result, Exception):
-            raise result
         return result
 
     def close(self) -> None:

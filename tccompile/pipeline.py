@@ -97,7 +97,10 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
             images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
             break
         except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
-            refused |= {code for code, _, _ in error.jobs}
+            spilled = {code for code, _, _ in error.jobs}
+            if spilled <= refused:
+                raise
+            refused |= spilled
     dumps[0].images(list(images.values()))
 
     progress("pack", 0, 1)

@@ -17,6 +17,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, Kernel, code
+from tccompile.plan import Image
 from tests.gpu.cases import program_of
 
 
@@ -330,3 +331,27 @@ def test_what_spills_is_told_apart_when_the_rest_is_compiled():
     with pytest.raises(SpillError) as caught:
         emit.emit([bad, fine])
     assert caught.value.jobs == (bad,)
+
+
+def test_what_spills_in_a_worker_is_told_apart_too(monkeypatch):
+    arch = ARCHS["sm_80"]
+    jobs = [(code("toy", n=n), arch, kind) for n in range(3) for kind in ("cubin", "ptx")]
+
+    class FakeWorker:
+        def compile(self, job):
+            return SpillError("it spills") if job[0] == code("toy", n=1) else Image(arch.name, job[2], "tc_toy", b"code")
+
+        def close(self): ...
+
+    monkeypatch.setattr(emit, "Worker", FakeWorker)
+    with pytest.raises(SpillError) as caught:
+        emit.emit(jobs, jobs=2)
+    assert set(caught.value.jobs) == set(jobs[2:4])
+
+
+def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):
+    calls = []
+    whole = emit.ptx_text
+    monkeypatch.setattr(emit, "ptx_text", lambda *args: calls.append(args) or whole(*args))
+    cubin, ptx = (compile_code(code("toy", n=5), ARCHS["sm_80"], kind) for kind in ("cubin", "ptx"))
+    assert len(calls) == 1 and cubin.kind == "cubin" and b".target sm_80" in ptx.code

@@ -127,3 +127,21 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "m.plan", tmp_path / "x.npy"], check=True, capture_output=True)
+
+
+def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypatch):
+    from tccompile import emit, pipeline
+
+    whole, refused = pipeline.emit, []
+
+    def first_spills(jobs, *rest):
+        if not refused:
+            refused.extend(job for job in jobs if job[0].kernel == "gemm_mma")
+            raise emit.SpillError("it spills registers", tuple(refused))
+        assert not {job[0] for job in refused} & {job[0] for job in jobs}
+        return whole(jobs, *rest)
+
+    monkeypatch.setattr(pipeline, "emit", first_spills)
+    other = tccompile.compile(espcn, archs=("sm_80",))
+    steps = [[(s.kernel, dict(s.config)) for s in p.entries[0].sections[0].steps] for p in (plan, other)]
+    assert len(steps[0]) == len(steps[1]) and steps[0] != steps[1]
