@@ -6,7 +6,8 @@ apart by multiplications with reciprocals. Which dimension neighbouring threads 
 or for a transpose the axis in which the input is contiguous, so that a warp reads whole lines and each thread writes 16 to
 32 bytes. (One group a thread: 2 or 4 were up to a quarter slower on an H200, which this way reads and writes 3.9 TB/s.)
 
-A load is an address that is linear in the dimensions, plus terms that are not (quotients, remainders, minima, maxima):
+A load is an address that is linear in the dimensions, plus terms that are not (quotients, remainders, minima, maxima, indices
+that are read from a tensor):
 
 same    the same element for all lanes
 vector  neighbours in memory, accesses of up to 16 bytes
@@ -17,12 +18,27 @@ A transpose of one input (of floats, with both axes long) can go through shared 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import Atom, Coord, DType, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View
+from tccompile.expr import (
+    Atom,
+    Coord,
+    DType,
+    Element,
+    Expr,
+    Greatest,
+    Index,
+    Least,
+    Quotient,
+    Range,
+    Remainder,
+    Shape,
+    View,
+    parts,
+)
 from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
@@ -76,13 +92,7 @@ def _axes(index: Index) -> set[int]:
 
 
 def _atom_axes(atom: Atom) -> set[int]:
-    match atom:
-        case Coord(axis):
-            return {axis}
-        case Quotient(index, _) | Remainder(index, _):
-            return _axes(index)
-        case Least(a, b) | Greatest(a, b):
-            return _axes(a) | _axes(b)
+    return {atom.axis} if isinstance(atom, Coord) else set().union(*map(_axes, parts(atom)))
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,8 @@ def _fastest(plan: _Plan, modes: list[str]) -> int:
 class _Arguments:
     """Structure as nested tuples (`encode…` results), numbers as arguments in the order in which the code takes them."""
 
-    def __init__(self, plan: _Plan, lanes: int) -> None:
+    def __init__(self, plan: _Plan, lanes: int, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
         self.args: list[Arg] = []
         reach = -(-plan.padded // lanes) * lanes
         lane = plan.lane
@@ -219,21 +230,33 @@ class _Arguments:
                 return ("quotient" if isinstance(atom, Quotient) else "remainder", inner)
             case Least(a, b) | Greatest(a, b):
                 return ("minimum" if isinstance(atom, Least) else "maximum", self.index(a), self.index(b))
+            case Element(name, _, extent):
+                tensor = self.tensors[name]
+                self.args.append(Ptr(name))
+                where = self.index(_address(atom, tensor))
+                self.integer(tensor.span - 1)
+                self.integer(extent)
+                return ("element", tensor.dtype.value, where)
 
 
-def _largest(plan: _Plan) -> int:
+def _address(element: Element, tensor: Tensor) -> Index:
+    """Where an element lies, in elements of its tensor from the first one."""
+    return sum((i * stride for i, stride in zip(element.index, tensor.strides, strict=True)), Index())
+
+
+def _largest(plan: _Plan, tensors: Mapping[str, Tensor]) -> int:
     """The largest number that the code computes in 32 bits."""
     found = [abs(s) for load in plan.loads for s in (load.offset, *load.strides, *(k for _, k in load.terms))]
 
     def note(index: Index) -> None:
         found.extend(map(abs, index.bounds(plan.shape)))
         for atom, _ in index.terms:
-            match atom:
-                case Quotient(inner, _) | Remainder(inner, _):
+            if isinstance(atom, Element):
+                found.append(tensors[atom.tensor].span)
+                note(_address(atom, tensors[atom.tensor]))
+            else:
+                for inner in parts(atom):
                     note(inner)
-                case Least(a, b) | Greatest(a, b):
-                    note(a)
-                    note(b)
 
     for load in plan.loads:
         for atom, _ in load.terms:
@@ -276,7 +299,7 @@ class PointwiseKernel(Kernel):
         for axis, (n, padded) in enumerate(zip(plan.shape, plan.y.padded, strict=True)):
             if n != padded and axis not in plan.lane:
                 return f"y is padded along axis {axis}, which is not its innermost one"
-        largest = _largest(plan)
+        largest = _largest(plan, program.tensors)
         return f"it computes indices in 32 bits, and one reaches {largest}" if largest > LIMIT else None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
@@ -301,9 +324,9 @@ class PointwiseKernel(Kernel):
         if "tile" in config:
             dim = _transposed(plan, op.epilogue.expr)
             assert dim is not None
-            params, args, blocks = _described_tiles(plan, op.epilogue.expr, dim)
+            params, args, blocks = _described_tiles(plan, program, op.epilogue.expr, dim)
         else:
-            params, args, total = _described(plan, op.epilogue.expr, int(config["lanes"]))  # type: ignore[arg-type]
+            params, args, total = _described(plan, program, op.epilogue.expr, int(config["lanes"]))  # type: ignore[arg-type]
             blocks = -(-total // THREADS)
         return Work((Launch(code(self.name, **params), (blocks, 1, 1), THREADS, args),))
 
@@ -316,7 +339,7 @@ class PointwiseKernel(Kernel):
         return Function(kernel, signature, THREADS)
 
 
-def _described(plan: _Plan, expr: Expr, lanes: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
+def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
     """The parameters of `build`, the launch's arguments, and how many groups of lanes there are."""
     store, modes = _modes(plan, lanes)
     last = len(plan.dims) - 1
@@ -327,7 +350,7 @@ def _described(plan: _Plan, expr: Expr, lanes: int) -> tuple[dict[str, Value], t
     total = 1
     for n in extents:
         total *= n
-    out = _Arguments(plan, lanes)
+    out = _Arguments(plan, lanes, program.tensors)
     out.integer(total)
     for n in extents[1:]:
         for value in (n, *divider(n)):
@@ -374,12 +397,12 @@ def _described(plan: _Plan, expr: Expr, lanes: int) -> tuple[dict[str, Value], t
     return params, tuple(out.args), total
 
 
-def _described_tiles(plan: _Plan, expr: Expr, dim: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
+def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
     """The same for tiles of dimension `dim` and the lanes: the last result is how many tiles there are."""
     (load,), last, y = plan.loads, len(plan.dims) - 1, plan.y
     rest = [d for d in range(last) if d != dim]
     extents = [*(plan.dims[d][0] for d in rest), -(-plan.dims[dim][0] // TILE), -(-plan.padded // TILE)]
-    out = _Arguments(plan, 1)
+    out = _Arguments(plan, 1, program.tensors)
     for n in extents[1:]:
         for value in (n, *divider(n)):
             out.integer(value)
@@ -434,8 +457,8 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Sourc
         atoms = []
         for atom in terms:
             factor = taken.take()
-            atoms.append((factor, _named(atom, taken)))
-        ranges = [(_named_index(index, taken), taken.take(), taken.take()) for index in valid]
+            atoms.append((factor, _named(atom, taken, accesses)))
+        ranges = [(_named_index(index, taken, accesses), taken.take(), taken.take()) for index in valid]
         guarded = bool(ranges) or tail
         accesses[f"load{k}"] = ("load", dtype, lanes if mode == "vector" else 1, guarded)
         described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
@@ -508,25 +531,29 @@ def _read(out: Lines, described: Any, digits: list[str], first: str, lanes: int,
     return values
 
 
-def _named_index(terms: Any, taken: Parameters) -> tuple:
+def _named_index(terms: Any, taken: Parameters, accesses: Accesses) -> tuple:
     """An encoded index with the names of its numbers: (constant, ((factor, atom), …))"""
     offset = taken.take()
     named = []
     for atom in terms:
         factor = taken.take()
-        named.append((factor, _named(atom, taken)))
+        named.append((factor, _named(atom, taken, accesses)))
     return offset, tuple(named)
 
 
-def _named(atom: Any, taken: Parameters) -> tuple:
+def _named(atom: Any, taken: Parameters, accesses: Accesses) -> tuple:
     match atom:
         case ("coord", dim):
             return ("coord", dim)
         case ("quotient" | "remainder" as kind, index):
-            inner = _named_index(index, taken)
+            inner = _named_index(index, taken, accesses)
             return (kind, inner, *(taken.take() for _ in range(4)))
+        case ("element", kind, index):
+            accesses[f"element_{kind}"] = ("load", DType(kind), 1, False)
+            base = taken.take("address")
+            return ("element", kind, base, _named_index(index, taken, accesses), taken.take(), taken.take())
         case (kind, a, b):
-            return (kind, _named_index(a, taken), _named_index(b, taken))
+            return (kind, _named_index(a, taken, accesses), _named_index(b, taken, accesses))
     raise AssertionError(atom)
 
 
@@ -545,6 +572,12 @@ def _atom(out: Lines, atom: Any, coordinates: list[str]) -> str:
         case ("remainder", index, d, multiplier, shift, _):
             n = _index(out, index, coordinates)
             return out.let(f"i32({n} - divide({n}, {multiplier}, {shift}) * {d})")
+        case ("element", kind, base, index, last, extent):
+            # Clamped twice: neither a lane beyond the last one nor what the tensor holds leads outside of memory.
+            where = out.let(f"maximum(minimum({_index(out, index, coordinates)}, {last}), i32(0))")
+            value = out.let(f"element_{kind}({base} + i64({where}) * {DType(kind).size})")
+            value = out.let(f"select({value} < i64(0), {value} + i64({extent}), {value})")
+            return out.let(f"i32(maximum(minimum({value}, i64({extent}) - i64(1)), i64(0)))")
         case (kind, a, b):
             return out.let(f"{kind}({_index(out, a, coordinates)}, {_index(out, b, coordinates)})")
     raise AssertionError(atom)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tccompile.expr import Atom, Coord, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
+from tccompile.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
 from tccompile.program import Op, Program, Tensor, tensor_fields
 
 if TYPE_CHECKING:
@@ -150,3 +150,5 @@ def _atom(atom: Atom) -> str:
             return f"min({index_text(a)}, {index_text(b)})"
         case Greatest(a, b):
             return f"max({index_text(a)}, {index_text(b)})"
+        case Element(tensor, at, extent):
+            return f"%{tensor}[{', '.join(map(index_text, at))}]<{extent}"

@@ -7,11 +7,14 @@ indices, and an `Expr` computes a value from views, constants and (in an epilogu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
 import numpy as np
+
+from tccompile.errors import InputError
 
 Extent = int
 """A size, stride, offset or grid dimension. Constants for now; anything with integer arithmetic could take its place."""
@@ -94,7 +97,20 @@ class Greatest:
     b: Index
 
 
-Atom = Coord | Quotient | Remainder | Least | Greatest
+@dataclass(frozen=True)
+class Element:
+    """The element of an integer tensor at `index` (one per axis), as an index into an axis of `extent` elements.
+
+    Negative elements count from the axis's end. Others outside the axis are clamped into it on a GPU and an InputError on
+    the CPU. Where `index` itself lies outside the tensor, which only a view with `valid` may ask for, it is any in the axis.
+    """
+
+    tensor: str
+    index: tuple[Index, ...]
+    extent: int
+
+
+Atom = Coord | Quotient | Remainder | Least | Greatest | Element
 
 
 @dataclass(frozen=True)
@@ -140,12 +156,28 @@ class Index:
             out = out + _at(atom, indices, shape) * k
         return out
 
-    def evaluate(self, shape: Shape) -> np.ndarray:
-        """Its values over an output of `shape`: an int64 array that broadcasts to it, of size 1 in every unused axis."""
+    def evaluate(self, shape: Shape, values: Mapping[str, np.ndarray] = MappingProxyType({})) -> np.ndarray:
+        """Its values over an output of `shape`: an int64 array that broadcasts to it, of size 1 in every unused axis.
+
+        values  the tensors that its elements are of, logical arrays by name. Raises InputError for one outside its axis
+        """
         out = np.full((1,) * len(shape), self.constant, np.int64)
         for atom, k in self.terms:
-            out = out + k * _evaluate(atom, shape)
+            out = out + k * _evaluate(atom, shape, values)
         return out
+
+    def renamed(self, names: Mapping[str, str]) -> Index:
+        """This expression with tensors called by other names."""
+        return _index({_renamed(atom, names): k for atom, k in self.terms}, self.constant)
+
+    @property
+    def elements(self) -> Iterator[Element]:
+        """The elements of tensors that occur in it, at any depth."""
+        for atom, _ in self.terms:
+            if isinstance(atom, Element):
+                yield atom
+            for inner in parts(atom):
+                yield from inner.elements
 
     @property
     def affine(self) -> dict[int, int] | None:
@@ -160,12 +192,30 @@ def _index(terms: dict[Atom, int], constant: int) -> Index:
     return Index(tuple(kept), constant)
 
 
+def parts(atom: Atom) -> tuple[Index, ...]:
+    """The indices that an atom is made of."""
+    match atom:
+        case Coord():
+            return ()
+        case Quotient(index, _) | Remainder(index, _):
+            return (index,)
+        case Least(a, b) | Greatest(a, b):
+            return a, b
+        case Element(_, index, _):
+            return index
+
+
 def coord(axis: int) -> Index:
     return Index(((Coord(axis), 1),))
 
 
 def constant(value: int) -> Index:
     return Index((), value)
+
+
+def element(tensor: str, index: Sequence[Index], extent: int) -> Index:
+    """What an integer tensor holds at `index`, as an index into an axis of `extent`: see `Element`."""
+    return Index(((Element(tensor, tuple(index), extent), 1),))
 
 
 def quotient(index: Index, divisor: int, shape: Shape) -> Index:
@@ -242,6 +292,8 @@ def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
             (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
             lo, hi = max(alo, blo), max(ahi, bhi)
             return (lo, hi) if (a + b).terms else (max(lo, -(-(a + b).constant // 2)), hi)  # max(i, c - i) >= c / 2
+        case Element(_, _, extent):
+            return 0, max(extent - 1, 0)
 
 
 def _at(atom: Atom, indices: Sequence[Index], shape: Shape) -> Index:
@@ -256,20 +308,40 @@ def _at(atom: Atom, indices: Sequence[Index], shape: Shape) -> Index:
             return least(a.at(indices, shape), b.at(indices, shape), shape)
         case Greatest(a, b):
             return greatest(a.at(indices, shape), b.at(indices, shape), shape)
+        case Element(tensor, index, extent):
+            return element(tensor, [i.at(indices, shape) for i in index], extent)
 
 
-def _evaluate(atom: Atom, shape: Shape) -> np.ndarray:
+def _renamed(atom: Atom, names: Mapping[str, str]) -> Atom:
+    match atom:
+        case Coord():
+            return atom
+        case Quotient(index, k) | Remainder(index, k):
+            return type(atom)(index.renamed(names), k)
+        case Least(a, b) | Greatest(a, b):
+            return type(atom)(a.renamed(names), b.renamed(names))
+        case Element(tensor, index, extent):
+            return Element(names.get(tensor, tensor), tuple(i.renamed(names) for i in index), extent)
+
+
+def _evaluate(atom: Atom, shape: Shape, values: Mapping[str, np.ndarray]) -> np.ndarray:
     match atom:
         case Coord(axis):
             return np.arange(shape[axis], dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(len(shape))])
         case Quotient(index, k):
-            return index.evaluate(shape) // k
+            return index.evaluate(shape, values) // k
         case Remainder(index, k):
-            return index.evaluate(shape) % k
+            return index.evaluate(shape, values) % k
         case Least(a, b):
-            return np.minimum(a.evaluate(shape), b.evaluate(shape))
+            return np.minimum(a.evaluate(shape, values), b.evaluate(shape, values))
         case Greatest(a, b):
-            return np.maximum(a.evaluate(shape), b.evaluate(shape))
+            return np.maximum(a.evaluate(shape, values), b.evaluate(shape, values))
+        case Element(tensor, index, extent):
+            found = _at_indices(values[tensor], index, shape, values)
+            wrong = found[(found < -extent) | (found >= extent)]
+            if wrong.size:
+                raise InputError(f"{tensor!r} holds the index {wrong.flat[0]} into an axis of {extent} elements")
+            return np.where(found < 0, found + extent, found)
 
 
 # --- View ------------------------------------------------------------------------------------------------------------
@@ -296,6 +368,17 @@ class View:
     valid: tuple[Range, ...] = ()
     fill: float = 0.0
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All tensors that it reads: its own, and those whose elements are indices."""
+        indices = (*self.index, *(r.index for r in self.valid))
+        return tuple(dict.fromkeys((self.tensor, *(e.tensor for i in indices for e in i.elements))))
+
+    def renamed(self, names: Mapping[str, str]) -> View:
+        """This view of tensors that are called by other names."""
+        index, valid = (i.renamed(names) for i in self.index), (replace(r, index=r.index.renamed(names)) for r in self.valid)
+        return View(names.get(self.tensor, self.tensor), tuple(index), tuple(valid), self.fill)
+
     def at(self, indices: Sequence[Index], shape: Shape) -> View:
         """This view with output coordinate i replaced by `indices[i]`, which range over an output of `shape`."""
         valid = []
@@ -306,19 +389,25 @@ class View:
                 valid.append(Range(index, r.low, r.high))
         return View(self.tensor, tuple(i.at(indices, shape) for i in self.index), tuple(valid), self.fill)
 
-    def read(self, values: np.ndarray, shape: Shape) -> np.ndarray:
-        """The values it reads from `values` (the tensor, logical shape), broadcastable to an output of `shape`."""
-        out = _sliced(self.index, values, shape)
+    def read(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+        """What it reads from `values` (logical arrays by tensor), broadcastable to an output of `shape`."""
+        x = values[self.tensor]
+        out = _sliced(self.index, x, shape)
         if out is None:
-            where = [np.clip(i.evaluate(shape), 0, n - 1) for i, n in zip(self.index, values.shape, strict=True)]
-            out = values[tuple(where)] if where else values.reshape((1,) * len(shape))
+            out = _at_indices(x, self.index, shape, values)
         if not self.valid:
             return out
         inside = np.ones((1,) * len(shape), bool)
         for r in self.valid:
-            i = r.index.evaluate(shape)
+            i = r.index.evaluate(shape, values)
             inside = inside & (i >= r.low) & (i < r.high)
-        return np.where(inside, out, np.asarray(self.fill, values.dtype))
+        return np.where(inside, out, np.asarray(self.fill, x.dtype))
+
+
+def _at_indices(x: np.ndarray, index: tuple[Index, ...], shape: Shape, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The elements of x at an index (clipped into x) for each element of an output of `shape`."""
+    where = [np.clip(i.evaluate(shape, values), 0, n - 1) for i, n in zip(index, x.shape, strict=True)]
+    return x[tuple(where)] if where else x.reshape((1,) * len(shape))
 
 
 def _sliced(index: tuple[Index, ...], values: np.ndarray, shape: Shape) -> np.ndarray | None:

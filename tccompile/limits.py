@@ -7,11 +7,11 @@ time depends on is checked here in any case; then `verify` is asked for the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
-from tccompile.expr import FUNCTIONS, Coord, DType, Expr, Greatest, Index, Least, Quotient, Remainder, View
+from tccompile.expr import FUNCTIONS, Coord, DType, Element, Expr, Index, Quotient, Remainder, View, parts
 from tccompile.program import (
     Conv,
     Gemm,
@@ -109,13 +109,16 @@ def _check_recipe(name: str, recipe: Recipe) -> None:
 def _check_op(op: Op, program: Program) -> None:
     require(op.nodes, f"{type(op).__name__} without a node's name")
     what = f"{type(op).__name__} {op.nodes[0]!r}"
+    for view in op.views:
+        for index in (*view.index, *(r.index for r in view.valid)):
+            require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
     for name in (*op.inputs, op.y):
         require(name in program.tensors, f"{what}: {name!r} is no tensor")
     y, b = program.tensors[op.y].shape, op.epilogue.shuffle
     require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
     shape = program.op_shape(op)
     for view in op.views:
-        _check_view(view, program.tensors[view.tensor].shape, shape, what)
+        _check_view(view, program.tensors, shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
     if type(op) in RULES:
         operands = {name: program.tensors[name].shape for name in op.operands}
@@ -216,12 +219,12 @@ def _check_expr(expr: Expr, loads: int, acc: bool, what: str) -> None:
             require(e.value is None and (acc or e.fn != "acc"), f"{what}: {e.fn} where it has no place")
 
 
-def _check_view(view: View, extents: Shape, shape: Shape, what: str) -> None:
+def _check_view(view: View, tensors: Mapping[str, Tensor], shape: Shape, what: str) -> None:
+    extents = tensors[view.tensor].shape
     require(
         len(view.index) == len(extents), f"{what}: {len(view.index)} indices of {view.tensor!r}, which has {len(extents)} axes"
     )
     for index in (*view.index, *(r.index for r in view.valid)):
-        require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
         rest = [index]
         while rest:
             i = rest.pop()
@@ -232,6 +235,8 @@ def _check_view(view: View, extents: Shape, shape: Shape, what: str) -> None:
                     require(0 <= atom.axis < len(shape), f"{what}: an index of {view.tensor!r} has no axis {atom.axis}")
                 elif isinstance(atom, Quotient | Remainder):
                     require(0 < atom.divisor < SIZE, f"{what}: an index of {view.tensor!r} is divided by {atom.divisor}")
+                elif isinstance(atom, Element):
+                    _check_element(atom, tensors, view, shape, what)
             require(abs(i.constant) < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
     if not view.valid and 0 not in shape:
         for index, n in zip(view.index, extents, strict=True):
@@ -239,15 +244,19 @@ def _check_view(view: View, extents: Shape, shape: Shape, what: str) -> None:
             require(low >= 0 and high < n, f"{what}: reads {view.tensor!r} at {low}…{high} of {n}")
 
 
+def _check_element(element: Element, tensors: Mapping[str, Tensor], view: View, shape: Shape, what: str) -> None:
+    """An index that is read: from integers, and inside their tensor."""
+    require(0 < element.extent < EXTENT, f"{what}: indices into an axis of {element.extent} elements")
+    t = tensors[element.tensor]
+    require(t.dtype.compute is DType.I64, f"{what}: indices of {t.dtype.value}")
+    require(len(element.index) == t.rank, f"{what}: {len(element.index)} indices of {t.name!r}, which has {t.rank} axes")
+    for index, n in zip(element.index, t.shape, strict=True) if not view.valid and 0 not in shape else ():
+        low, high = index.bounds(shape)
+        require(low >= 0 and high < n, f"{what}: reads {t.name!r} at {low}…{high} of {n}")
+
+
 def _parts(index: Index) -> list[Index]:
-    out: list[Index] = []
-    for atom, _ in index.terms:
-        match atom:
-            case Quotient(inner, _) | Remainder(inner, _):
-                out.append(inner)
-            case Least(a, b) | Greatest(a, b):
-                out += (a, b)
-    return out
+    return [inner for atom, _ in index.terms for inner in parts(atom)]
 
 
 def _depth(root: Any, parts: Callable[[Any], Any]) -> int:

@@ -100,7 +100,7 @@ class Op:
     @property
     def inputs(self) -> tuple[str, ...]:
         """All tensors it reads, each once."""
-        return tuple(dict.fromkeys((*self.operands, *(v.tensor for v in self.views))))
+        return tuple(dict.fromkeys((*self.operands, *(name for v in self.views for name in v.tensors))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,7 @@ def renamed(op: Op, names: Mapping[str, str]) -> Op:
     def new(value):
         return tuple(map(new, value)) if isinstance(value, tuple) else names.get(value, value)
 
-    loads = tuple(replace(v, tensor=new(v.tensor)) for v in op.epilogue.loads)
+    loads = tuple(v.renamed(names) for v in op.epilogue.loads)
     changed = {name: new(getattr(op, name)) for name in tensor_fields(op)}
     return replace(op, epilogue=replace(op.epilogue, loads=loads), **changed)
 
@@ -319,10 +319,13 @@ def _verify_expressions(program: Program, op: Op, where: str) -> None:
         if not isinstance(op, Pointwise):
             affine = all(i.affine is not None for i in view.index) and not view.valid
             assert affine, f"{where}: an epilogue reads {view.tensor} at an index that is not affine"
-        if not view.valid and 0 not in shape:
-            for i, n in zip(view.index, program.tensors[view.tensor].shape, strict=True):
+        indexed = [(e.tensor, e.index) for i in (*view.index, *(r.index for r in view.valid)) for e in i.elements]
+        for name, _ in indexed:
+            assert program.tensors[name].dtype.compute is DType.I64, f"{where}: an index is read from {name}, not of integers"
+        for name, index in [(view.tensor, view.index), *indexed] if not view.valid and 0 not in shape else ():
+            for i, n in zip(index, program.tensors[name].shape, strict=True):
                 lo, hi = i.bounds(shape)
-                assert lo >= 0 and hi < n, f"{where}: reads {view.tensor} at {lo}…{hi} of {n}"
+                assert lo >= 0 and hi < n, f"{where}: reads {name} at {lo}…{hi} of {n}"
     for e in walk(op.epilogue.expr):
         assert e.fn != "acc" or not isinstance(op, Pointwise), f"{where}: a Pointwise has no acc"
         if e.fn == "load":

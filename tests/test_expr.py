@@ -84,7 +84,7 @@ def test_substitution_is_composition(pair, order):
 def test_reshape_views_read_in_row_major_order(shape):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
     view = reshape_view("x", x.shape, shape)
-    assert (np.broadcast_to(view.read(x, shape), shape) == x.reshape(shape)).all()
+    assert (np.broadcast_to(view.read({"x": x}, shape), shape) == x.reshape(shape)).all()
 
 
 def test_a_reshape_that_splits_rows_keeps_the_last_axis():
@@ -94,7 +94,7 @@ def test_a_reshape_that_splits_rows_keeps_the_last_axis():
 
 def test_a_view_reads_its_fill_where_it_is_not_valid():
     padded = View("x", (coord(0) - 1,), (Range(coord(0), 1, 5),), 7.0)
-    assert padded.read(np.arange(4.0), (6,)).tolist() == [7, 0, 1, 2, 3, 7]
+    assert padded.read({"x": np.arange(4.0)}, (6,)).tolist() == [7, 0, 1, 2, 3, 7]
 
 
 def test_conditions_that_always_hold_are_dropped():

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from tccompile import codec
 from tccompile.errors import PlanError, TccompileError, UsageError
 from tccompile.expr import DType, Expr, call, const, load
-from tccompile.plan import PREFIX, Plan, fill, from_bytes, pack_constant, read_plan, to_bytes, write_plan
+from tccompile.plan import FORMAT_VERSION, PREFIX, Plan, fill, from_bytes, pack_constant, read_plan, to_bytes, write_plan
 from tccompile.program import Tensor, dense
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.weights import Literal, Recipe, Source, Transform, same
@@ -190,7 +190,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_another_format_version_is_named():
     other = FILE[:8] + struct.pack("<I", 7) + FILE[12:]
-    with pytest.raises(PlanError, match="has plan format 7, this version of tccompile reads format 1: compile the model again"):
+    with pytest.raises(
+        PlanError, match=f"has plan format 7, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+    ):
         from_bytes(other)
 
 
@@ -327,6 +329,11 @@ def least_index(levels: int) -> dict:
     return out
 
 
+def of_tensor(name: str, extent: int = 1) -> dict:
+    at = [{"terms": [[{"_": "Coord", "axis": axis}, 1]]} for axis in range(4)]
+    return {"terms": [[{"_": "Element", "tensor": name, "index": at, "extent": extent}, 1]]}
+
+
 LIMITS = [
     ((*TENSORS, "cat", "padded", 1), 1 << 45, "tensor 'cat'"),
     ((*TENSORS, "cat", "shape", 1), -1, "tensor 'cat'"),
@@ -363,6 +370,9 @@ LIMITS = [
         {"terms": [[{"_": "Quotient", "divisor": 0, "index": {}}, 1]]},
         "divided by 0",
     ),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), of_tensor("nothing"), "'nothing' is no tensor"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), of_tensor("x"), "indices of float32"),
+    ((*OPS, 0, "epilogue", "loads", 0, "index", 0), of_tensor("x", extent=0), "an axis of 0 elements"),
     (("plan", "entries", 0, "program", "constants", "w1", "fn"), "system", "unknown transform 'system'"),
     (("plan", "entries", 0, "program", "constants", "x"), {"_": "Source", "name": "", "shape": [], "dtype": ""}, "constant 'x'"),
     (("plan", "entries", 0, "program", "outputs"), ["y", "y"], "of the same name"),
@@ -441,7 +451,7 @@ def test_a_header_that_swells_when_decompressed():
     stored = zlib.compress(bytes(1 << 24))
     digest = hashlib.sha256(stored).digest()
     for claimed in (1 << 10, 1 << 24 | 1, 1 << 40):
-        bomb = PREFIX.pack(FILE[:8], 1, 0, len(stored), claimed, digest) + stored
+        bomb = PREFIX.pack(FILE[:8], FORMAT_VERSION, 0, len(stored), claimed, digest) + stored
         with pytest.raises(PlanError, match="section 'header'"):
             from_bytes(bomb)
 

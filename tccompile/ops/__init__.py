@@ -38,6 +38,8 @@ CONVERTERS: dict[str, Converter] = {
     "Transpose": movement.transpose,
     "Slice": movement.slice_,
     "Gather": movement.gather,
+    "GatherElements": movement.gather_elements,
+    "GatherND": movement.gather_nd,
     "ScatterND": movement.scatter_nd,
     "Split": movement.split,
     "Concat": movement.concat,

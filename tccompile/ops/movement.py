@@ -20,6 +20,7 @@ from tccompile.expr import (
     call,
     constant,
     coord,
+    element,
     greatest,
     identity_view,
     least,
@@ -143,64 +144,58 @@ def slice_(node: gs.Node, b: Builder) -> None:
     _move(node, b, slice_view(b.value(x).name, starts, steps))
 
 
-MAX_RUNS = 32
-"""Pieces that a Gather may be put together from: each is a copy."""
-
-
 def gather(node: gs.Node, b: Builder) -> None:
-    """Constant indices at equal distances: a slice, or one element along the axis; others: several slices side by side."""
-    x, y = node.inputs[0], node.outputs[0]
+    """Constant indices at equal distances: a slice, or one element along the axis; others are read as they are needed."""
+    x, indices, y = node.inputs[0], node.inputs[1], node.outputs[0]
     shape, rank = shape_of(y), len(x.shape)
-    axis = b.axis(b.attr("axis", 0), rank)
-    values = b.array(1, "indices")
-    assert values is not None
-    n = x.shape[axis]
-    indices = values.reshape(-1) % n
-    steps = {int(d) for d in indices[1:] - indices[:-1]} or {0}
-    if len(steps) > 1 or not len(indices):
-        _gather_runs(node, b, axis, indices, values.shape)
-        return
+    axis, count = b.axis(b.attr("axis", 0), rank), len(indices.shape)
+    source = b.value(x)
+    at = _regular(b, indices, source.shape[axis], axis) if isinstance(indices, gs.Constant) else None
+    if at is None:
+        at = element(b.value(indices).name, [coord(axis + a) for a in range(count)], source.shape[axis])
+    index = [at if a == axis else coord(a if a < axis else a + count - 1) for a in range(rank)]
+    order = b.order_for(shape, x) if count == 1 else None
+    b.copy(View(source.name, tuple(index)), b.result(y, order))
+
+
+def _regular(b: Builder, indices: gs.Constant, extent: int, axis: int) -> Index | None:
+    """Constant indices into an axis as a linear function of the result's coordinates from `axis` on, if they are one."""
+    values = np.asarray(indices.values)
+    flat = _checked(b, values, extent).reshape(-1)
+    steps = {int(d) for d in flat[1:] - flat[:-1]} or {0}
+    if len(steps) > 1 or not len(flat):
+        return None
     (step,) = steps
-    linear = constant(int(indices[0]))
+    linear = constant(int(flat[0]))
     for a, count in reversed(list(enumerate(values.shape))):
         linear = linear + coord(axis + a) * step
         step *= count
-    after = values.ndim - 1
-    index = [linear if a == axis else coord(a if a < axis else a + after) for a in range(rank)]
-    order = b.order_for(shape, x) if len(shape) == rank and values.ndim == 1 else None
-    b.copy(View(b.value(x).name, tuple(index)), b.result(y, order))
+    return linear
 
 
-def _gather_runs(node: gs.Node, b: Builder, axis: int, indices: np.ndarray, extents: Shape) -> None:
-    """Runs of indices at equal distances, each a slice of x and of the result."""
-    runs = _runs(indices)
-    if len(runs) > MAX_RUNS:
-        raise b.refuse(f"its indices are {len(runs)} runs of equal distances; at most {MAX_RUNS} are supported", "sort them")
-    x, y = b.value(node.inputs[0]), node.outputs[0]
-    shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
-    plain = extents == (len(indices),)
-    whole = b.result(y, b.order_for(shape, node.inputs[0])) if plain else b.new(f"{y.name}.gathered", shape)
-    start = 0
-    for i, run in enumerate(runs):
-        step = int(run[1] - run[0]) if len(run) > 1 else 1
-        index = [coord(a) * step + int(run[0]) if a == axis else coord(a) for a in range(x.rank)]
-        part = slice_of(b.unique(f"{whole.name}[{i}]"), whole, axis, start, start + len(run))
-        b.copy(View(x.name, tuple(index)), b.add(part))
-        start += len(run)
-    if not plain:
-        b.copy(reshape_view(whole.name, shape, shape_of(y)), b.result(y))
+def _checked(b: Builder, indices: np.ndarray, extents: np.ndarray | int) -> np.ndarray:
+    """Constant indices from 0 on, into axes of `extents` (which the indices' last axis numbers, if they are several)."""
+    wrong = (indices < -np.asarray(extents)) | (indices >= extents)
+    if wrong.any():
+        raise b.refuse(f"it has the index {indices[wrong][0]} into {extents} elements", "check the model with ONNX Runtime")
+    return np.where(indices < 0, indices + extents, indices)
 
 
-def _runs(indices: np.ndarray) -> list[np.ndarray]:
-    """The indices, cut into as few runs of equal distances as a walk from the first to the last finds."""
-    runs, start = [], 0
-    while start < len(indices):
-        end = start + 1
-        while end < len(indices) and indices[end] - indices[end - 1] == indices[start + 1] - indices[start]:
-            end += 1
-        runs.append(indices[start:end])
-        start = end
-    return runs
+def gather_elements(node: gs.Node, b: Builder) -> None:
+    x, indices, y = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
+    axis, here = b.axis(b.attr("axis", 0), x.rank), [coord(a) for a in range(x.rank)]
+    index = [element(indices.name, here, x.shape[axis]) if a == axis else here[a] for a in range(x.rank)]
+    b.copy(View(x.name, tuple(index)), b.result(y, b.order_for(shape_of(y), node.inputs[0])))
+
+
+def gather_nd(node: gs.Node, b: Builder) -> None:
+    """Rows of indices (…, k): each names a part of x by its coordinates along k axes after the batch's."""
+    x, indices, y = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
+    batch, rows, k = b.attr("batch_dims", 0), indices.rank - 1, indices.shape[-1]
+    here = [coord(a) for a in range(rows)]
+    named = [element(indices.name, [*here, constant(j)], x.shape[batch + j]) for j in range(k)]
+    rest = [coord(rows + a) for a in range(x.rank - batch - k)]
+    b.copy(View(x.name, (*here[:batch], *named, *rest)), b.result(y))
 
 
 def scatter_nd(node: gs.Node, b: Builder) -> None:
@@ -211,7 +206,7 @@ def scatter_nd(node: gs.Node, b: Builder) -> None:
     if b.attr("reduction", "none") != "none":
         raise b.refuse(f"its reduction is {b.attr('reduction')!r}", "use none, or add in a separate step")
     k = indices.shape[-1]
-    rows = indices.reshape(-1, k) % np.array(x.shape[:k])
+    rows = _checked(b, indices.reshape(-1, k), np.array(x.shape[:k]))
     values = [np.unique(rows[:, a]) for a in range(k)]
     grid = np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, k) if k else rows
     steps = [int(v[1] - v[0]) if len(v) > 1 else 1 for v in values]

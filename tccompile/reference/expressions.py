@@ -92,7 +92,7 @@ def evaluate_expr(
                 view = views[e.value]  # type: ignore[index]
                 if not values[view.tensor].size:  # an index can only be clipped into an extent that is not 0
                     return np.full(shape, view.fill, e.dtype.numpy)
-                return view.read(values[view.tensor], shape)
+                return view.read(values, shape)
             case "cast":
                 return value(e.args[0])
         return _function(e.fn)(*map(value, e.args))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tccompile.errors import LaunchError, VerificationError
+from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, Section
 from tccompile.program import Op, Tensor
@@ -48,7 +48,8 @@ class CpuEngine:
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs by name, from the inputs by name; shapes and dtypes are the model's, bf16 is its bits in uint16.
 
-        Raises VerificationError, which names the user's node and the tensor, if a check fails.
+        Raises VerificationError, which names the user's node and the tensor, if a check fails, and InputError for an index
+        outside its axis.
         """
         with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
             return self._run(feeds)
@@ -64,7 +65,10 @@ class CpuEngine:
             if self.check_padding:
                 self._check_padding(op)
             y = tensors[op.y]
-            values = compute(op, self.program, {name: self._elements(name) for name in op.inputs})
+            try:
+                values = compute(op, self.program, {name: self._elements(name) for name in op.inputs})
+            except InputError as error:
+                raise InputError(f"node {op.nodes[0]!r}: {error}") from None
             stored = to_storage(values, y.dtype)
             if self.check_finite and y.dtype.is_float:
                 _check_finite(op, y, values, stored)

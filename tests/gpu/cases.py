@@ -20,7 +20,9 @@ from tccompile.expr import (
     broadcast_view,
     call,
     cast,
+    constant,
     coord,
+    element,
     identity_view,
     load,
     quotient,
@@ -340,6 +342,37 @@ def _copy(x: tuple[int, ...], source: DType, source_order, to: DType, to_order, 
     return make
 
 
+def _embedding(b: Builder):
+    """Rows of a table, by ids some of which count from its end, and a row of positions"""
+    shape = (2, 7, 40)
+    b.normal("x", (50, 40), F16)
+    b.integers("ids", (2, 7), I64, -50, 50)
+    b.normal("p", (9, 40), F16)
+    b.result(shape, F16)
+    table = View("x", (element("ids", (coord(0), coord(1)), 50), coord(2)))
+    return call("add", load(0), load(1)), (table, View("p", (coord(1) + 1, coord(2))))
+
+
+def _gather_elements(b: Builder):
+    """An index of its own for each lane, which is divided first, and the last of which have no neighbours"""
+    shape = (3, 5, 21)
+    b.normal("x", (3, 5, 13), F32)
+    b.integers("at", shape, DType.I32, -26, 26)
+    b.result(shape, F16)
+    return load(0), (View("x", (coord(0), coord(1), quotient(element("at", [coord(a) for a in range(3)], 26), 2, shape))),)
+
+
+def _gather_nd(b: Builder):
+    """Two coordinates a row, and a window beyond which neither they nor what they name are read"""
+    shape = (6, 11)
+    b.normal("x", (4, 5, 11), F16)
+    b.integers("at", (4, 2), DType.I32, 0, 4)
+    b.result(shape, F32)
+    row = coord(0) - 1
+    index = (element("at", (row, constant(0)), 4), element("at", (row, constant(1)), 5), coord(1))
+    return load(0), (View("x", index, (Range(row, 0, 4),), -1.0),)
+
+
 def _chain(b: Builder):
     """(x·scale + r) through silu and a clip, broadcast along two ways"""
     shape = (2, 35, 7, 9)
@@ -632,6 +665,9 @@ CASES: Cases = {
     "reshape": _case(pointwise, _reshaped),
     "pad": _case(pointwise, _padded),
     "channel_shuffle": _case(pointwise, _shuffled),
+    "embedding": _case(pointwise, _embedding),
+    "gather_elements": _case(pointwise, _gather_elements),
+    "gather_nd": _case(pointwise, _gather_nd),
     "integers": _case(pointwise, _integers),
     "booleans": _case(pointwise, _booleans),
     "slice_backwards": _case(pointwise, _half_step),

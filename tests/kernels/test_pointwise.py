@@ -252,6 +252,7 @@ def loads_of(program) -> list[str]:
 def test_choices() -> None:
     assert loads_of(program_of("chain")) == ["vector", "each", "same"]  # the second one has a row of padding for each element
     assert loads_of(program_of("pad")) == ["vector"]
+    assert loads_of(program_of("embedding")) == ["vector", "vector"]  # one index for each row
     assert loads_of(program_of("reshape")) == ["each"]
     assert loads_of(pointwise("case", repeated)) == ["same", "vector"]
     # A transpose: neighbouring threads along the input's innermost axis, not along y's, which is the last dimension.
@@ -302,7 +303,8 @@ def everything(b: Builder) -> tuple[Expr, tuple[View, ...]]:
 def test_compiles(arch: str) -> None:
     program = pointwise("transpose", transpose((67, 72), (1, 0), F16, F16))
     (tiled,) = KERNEL.work(program.ops[0], program, {"tile": 64}, ARCH).launches
-    for launch in (launch_of(pointwise("everything", everything)), tiled):
+    indexed = [launch_of(program_of(case)) for case in ("embedding", "gather_elements", "gather_nd")]
+    for launch in (launch_of(pointwise("everything", everything)), tiled, *indexed):
         assert resources(launch.code, ARCHS[arch]).stack == 0
 
 

@@ -25,7 +25,6 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "Pad": (1, 2, 3),
     "Resize": (1, 2, 3),
     "Trilu": (1,),
-    "Gather": (1,),
     "ConvTranspose": (1, 2),
     **{op: (1,) for op in CONVERTERS if op.startswith("Reduce")},
 }

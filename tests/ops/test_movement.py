@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tccompile.errors import InputError, UnsupportedError
+from tccompile.load import load, sources
+from tccompile.lower import lower
 from tccompile.program import Pointwise
+from tccompile.reference import evaluate
+from tests.networks import feeds
 from tests.ops.common import Net, agrees
 
 INT = np.int64
@@ -65,6 +70,37 @@ def test_concat_copies_into_slices_of_one_tensor(shapes: tuple, axis: int, image
     assert len(slices) == len(shapes) + 1
     parent = program.tensors[slices[0].storage]
     assert sum(t.padded[axis] for t in slices) == parent.padded[axis], "the last slice writes the padding too"
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("rows", [(), (7,), (2, 3)])
+@pytest.mark.parametrize("known", [False, True])  # whether the indices are constants
+def test_gather(axis: int, rows: tuple, known: bool) -> None:
+    values = np.random.default_rng(0).integers(-5, 5, rows)
+    net = Net(x=(5, 9, 6), i=(INT, rows))
+    agrees(net.out(net("Gather", "x", values if known else "i", axis=axis)), {"i": values})
+
+
+@pytest.mark.parametrize(("op", "kind"), [("GatherElements", INT), ("GatherElements", np.int32), ("GatherND", INT)])
+def test_gather_by_rows_of_indices(op: str, kind: type) -> None:
+    """Computed indices, of an image that lies with its channels innermost; what is gathered is sliced and added to."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(-3, 3, (2, 4, 2) if op == "GatherND" else (2, 4, 3, 6)).astype(kind)
+    net = Net(x=(2, 8, 3, 6), i=(kind, values.shape))
+    image = net("Conv", "x", net.normal(8, 8, 1, 1))
+    found = net(op, image, net("Add", "i", np.array(0, kind)), **({"batch_dims": 1} if op == "GatherND" else {"axis": 2}))
+    part = net("Slice", found, ints(1), ints(3), ints(1))
+    agrees(net.out(net("Mul", part, np.float32(2)), found), {"i": values})
+
+
+def test_an_index_outside_its_axis_is_named() -> None:
+    net = Net(x=(5, 9), i=(INT, (2,)))
+    model = net.out(net("Gather", "x", "i", axis=0)).model()
+    with pytest.raises(InputError, match="'i' holds the index -6 into an axis of 5 elements"):
+        evaluate(lower(load(model)), feeds(model, 0) | {"i": ints(4, -6)}, sources(model))
+    net = Net(x=(5, 9))
+    with pytest.raises(UnsupportedError, match="has the index 5 into 5 elements"):
+        lower(load(net.out(net("Gather", "x", ints(0, 5))).model()))
 
 
 def test_split_with_sizes_and_by_number() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from tests.networks import feeds, reference, relative_error
 class Net:
     """A model under construction: `n = Net(x=(1, 3, 8, 8)); n.out(n("Relu", "x"))`. Arrays become initializers."""
 
-    def __init__(self, opset: int = 23, dtype: Any = np.float32, seed: int = 0, **inputs: Sequence[int]) -> None:
+    def __init__(self, opset: int = 23, dtype: Any = np.float32, seed: int = 0, **inputs: Any) -> None:
         self.opset, self.dtype, self.rng = opset, np.dtype(dtype), np.random.default_rng(seed)
-        elem = helper.np_dtype_to_tensor_dtype(self.dtype)
-        self.inputs = [helper.make_tensor_value_info(n, elem, s) for n, s in inputs.items()]
+        typed = {n: s if s and isinstance(s[0], type) else (self.dtype, s) for n, s in inputs.items()}
+        elem = helper.np_dtype_to_tensor_dtype
+        self.inputs = [helper.make_tensor_value_info(n, elem(np.dtype(t)), s) for n, (t, s) in typed.items()]
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.outputs: list[str] = []

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tccompile.errors import LaunchError, PlanError, UsageError, VerificationError
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
+from tccompile.errors import InputError, LaunchError, PlanError, UsageError, VerificationError
+from tccompile.expr import ACC, DType, Epilogue, View, call, coord, element, identity_view, load
 from tccompile.kernels.spec import Work
 from tccompile.place import place
 from tccompile.plan import Entry, Plan, Section, Step, pack_constant
@@ -136,6 +136,16 @@ def test_transposed_inputs_and_views_of_inputs():
     values = np.arange(12, dtype=np.float32).reshape(6, 2).T
     out = engine(whole, check_padding=True).run({"x": values})["y"]
     np.testing.assert_array_equal(out, np.concatenate([values[:, 3:], -values[:, 3:]], 1))
+
+
+def test_an_index_outside_its_axis_is_the_nodes() -> None:
+    tensors = [dense("ids", (2,), DType.I64, pad=1), dense("x", (5,), DType.F32, pad=1), dense("y", (2,), DType.F32, pad=1)]
+    taken = Epilogue(load(0), (View("x", (element("ids", [coord(0)], 5),)),))
+    runner = engine(pointwise(tensors, {"y": taken}, ("ids", "x"), ("y",)))
+    x = np.arange(5, dtype=np.float32)
+    assert runner.run({"ids": np.array([3, -1]), "x": x})["y"].tolist() == [3, 4]
+    with pytest.raises(InputError, match="node 'node_y': 'ids' holds the index 7 into an axis of 5 elements"):
+        runner.run({"ids": np.array([3, 7]), "x": x})
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------
