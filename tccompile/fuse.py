@@ -8,7 +8,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
-                          depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store
+                          depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
     alias                 y = copy(x)                    =>  y is a view of x
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
 """
@@ -36,7 +36,7 @@ from tccompile.expr import (
     walk,
 )
 from tccompile.ops.movement import depth_to_space_view
-from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, renamed
+from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
 from tccompile.unfold import unfold_inputs, unfold_outputs
 from tccompile.weights import Literal, Recipe, transform
 
@@ -359,23 +359,44 @@ def _loads(op: Op) -> list[tuple[int, Expr]]:
 
 
 def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op | None:
+    """`conv` storing each block of channels as a block of pixels. Where some rows or columns are left out of the consumer's
+    result, all are stored, and the result is a view of them."""
     t, y = e.tensors[conv.y], e.tensors[consumer.y]
-    if t.rank != 4 or y.rank != 4 or conv.epilogue.shuffle != 1 or conv.groups != 1 or t.shape[2] == 0:
+    if t.rank != 4 or y.rank != 4 or conv.epilogue.shuffle != 1 or conv.groups != 1 or 0 in y.shape:
         return None
-    block = y.shape[2] // t.shape[2]
-    if block < 2 or y.shape != (t.shape[0], t.shape[1] // (block * block), t.shape[2] * block, t.shape[3] * block):
+    block = math.isqrt(t.shape[1] // y.shape[1])
+    whole = (t.shape[0], y.shape[1], t.shape[2] * block, t.shape[3] * block)
+    if block < 2 or t.shape[1] != y.shape[1] * block * block or any(n > m for n, m in zip(y.shape, whole, strict=True)):
         return None
+    _, first, h, w = (i.constant for i in view.at([constant(0)] * 4, y.shape).index)  # what y's first element reads
     before = conv.epilogue
-    dcr, crd = (canonical_view(depth_to_space_view(t.name, y.shape, block, mode), y.shape) for mode in ("DCR", "CRD"))
-    if view == crd and view != dcr:
-        order = _crd_to_dcr(t.shape[1], block)
-        permuted = _permute_channels(e, conv, order)
+    for mode, phase in (("DCR", first // y.shape[1]), ("CRD", first)):
+        start = h * block + phase // block, w * block + phase % block
+        index = [coord(0), coord(1), coord(2) + start[0], coord(3) + start[1]]
+        if view == canonical_view(depth_to_space_view(t.name, whole, block, mode).at(index, y.shape), y.shape):
+            break
+    else:
+        return None
+    if y.shape != whole and not e.is_private(y.name):
+        return None
+    if mode == "CRD":
+        permuted = _permute_channels(e, conv, _crd_to_dcr(t.shape[1], block))
         if permuted is None:
             return None
         conv, before = permuted, permuted.epilogue
-    elif view != dcr:
-        return None
-    return _joined(e, conv, consumer, replace(before, shuffle=block))
+    if y.shape == whole:
+        return _joined(e, conv, consumer, replace(before, shuffle=block))
+    order = sorted(range(4), key=lambda a: -y.strides[a])
+    base = dense(f"{y.name}.whole", whole, y.dtype, (*(a for a in order if a != 1), 1))
+    merged = _joined(e, conv, replace(consumer, y=base.name), replace(before, shuffle=block))
+    if merged is not None:
+        e.tensors[base.name] = base
+        e.readers[base.name] = set()
+        offset = start[0] * base.strides[2] + start[1] * base.strides[3]
+        padded = (*y.shape[:1], base.padded[1], *y.shape[2:])
+        e.tensors[y.name] = replace(y, padded=padded, strides=base.strides, base=base.name, offset=offset)
+        e.viewed.add(base.name)
+    return merged
 
 
 def _crd_to_dcr(depth: int, block: int) -> list[int]:

@@ -103,6 +103,34 @@ def test_depth_to_space_is_an_index_in_the_store(mode, channels):
     assert program.ops[-1].epilogue.shuffle == 2
 
 
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize(("starts", "ends"), [((1, 1), (7, 5)), ((0, 3), (8, 4)), ((3, 0), (5, 6))])
+def test_a_part_of_a_depth_to_space_is_a_view(mode, starts, ends):
+    nodes = [
+        ("Conv", "x w b", "c", {}),
+        ("DepthToSpace", "c", "d", {"blocksize": 2, "mode": mode}),
+        ("Slice", "d starts ends axes", "s", {}),
+        ("Tanh", "s", "t", {}),
+        ("Conv", "t v", "y", {"pads": [1, 1, 1, 1]}),
+    ]
+    weights = {"starts": np.array(starts), "ends": np.array(ends), "axes": np.array([2, 3])}
+    weights |= {"w": weight(36, 5, 1, 1), "b": weight(36), "v": weight(3, 9, 3, 3)}
+    program = fused(model(nodes, {"x": (2, 5, 4, 3)}, weights))
+    assert ops(program) == {"Conv": 2, "Pointwise": 1}
+    first, second = (op for op in program.ops if isinstance(op, Conv))
+    assert first.epilogue.shuffle == 2 and program.tensors[second.x].base == first.y
+
+
+def test_a_part_of_a_depth_to_space_that_is_an_output_is_copied():
+    nodes = [
+        ("Conv", "x w", "c", {}),
+        ("DepthToSpace", "c", "d", {"blocksize": 2}),
+        ("Slice", "d starts ends axes", "y", {}),
+    ]
+    weights = {"starts": np.array((1, 1)), "ends": np.array((7, 5)), "axes": np.array([2, 3]), "w": weight(12, 5, 1, 1)}
+    assert ops(fused(model(nodes, {"x": (2, 5, 4, 3)}, weights))) == {"Conv": 1, "Pointwise": 2}
+
+
 def test_depth_to_space_of_a_value_that_is_also_used_otherwise_stays():
     nodes = [("Conv", "x w", "c", {}), ("DepthToSpace", "c", "y", {"blocksize": 2}), ("Relu", "c", "z", {})]
     program = fused(model(nodes, {"x": (1, 5, 4, 3)}, {"w": weight(8, 5, 1, 1)}, ("y", "z")))

@@ -18,6 +18,7 @@ from tccompile.rewrites import (
     pixel_shuffle,
     scale_shift,
     transposes,
+    upsample,
 )
 from tccompile.rewrites.rule import Editor, Rewrite, name_of
 
@@ -34,12 +35,13 @@ REWRITES: tuple[Rewrite, ...] = (
     *gemm.REWRITES,
     *scale_shift.REWRITES,
     *pad.REWRITES,
+    *upsample.REWRITES,
     *conv_transpose.REWRITES,
 )
 """In the order in which they are tried at a node."""
 
-LATE: tuple[Rewrite, ...] = conv_transpose.REWRITES
-"""Those that wait until no other applies: scales and shifts find their way into a transposed convolution before it is split."""
+LATE: tuple[Rewrite, ...] = (*upsample.REWRITES, *conv_transpose.REWRITES)
+"""Those that wait until no other applies: scales and shifts find their way into a convolution before it is split."""
 
 
 def rewrite(graph: gs.Graph) -> gs.Graph:

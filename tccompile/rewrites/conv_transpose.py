@@ -7,6 +7,10 @@ phases the offsets are lo … hi. Hence one convolution with s times the channel
 phase has none), -lo of padding at the start, and a shuffle that puts phase f of q at s * q + f. (W. Shi et al., "Is the
 deconvolution layer the same as a convolutional layer?", 2016.)
 
+The phases may count from c elements before y's first one, which are cut off afterwards: with p - c for p another number of
+taps can do. A kernel of 4 with stride 2 that cuts off 1 (the usual one of decoders) needs offsets -1 … 1 as it is and -1 … 0
+with c = 1: 2×2 taps instead of 3×3. The memory then holds the elements to cut off too, and y is a view of it.
+
 Channels are in the order that DepthToSpace wants: phases outermost (DCR), or innermost (CRD) if there are groups, because a
 group's channels must be neighbours.
 """
@@ -28,16 +32,19 @@ class Axis:
     """One spatial axis of the convolution that replaces the transposed one.
 
     taps   (stride, width): which k of w is at each tap of each phase; len(w) for none
+    cut    elements of the shuffled result before y's first one
     """
 
     stride: int
     pads: tuple[int, int]
     taps: np.ndarray
     extent: int  # of the convolution's result, before the shuffle
+    cut: int = 0
 
 
-def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: int) -> Axis:
+def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: int, cut: int = 0) -> Axis:
     """For an axis of x of extent n and of y of extent `out`, with `start` elements cut off at the start."""
+    start, out = start - cut, out + cut
     at = {(f, (f + start - k * dilation) // stride): k for f in range(stride) for k in range(kernel)
           if (f + start - k * dilation) % stride == 0}  # fmt: skip
     offsets = [offset for _, offset in at] + [0]
@@ -45,7 +52,24 @@ def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: in
     lo, hi = min(offsets), max(offsets)
     end = max(q - 1 + hi - (n - 1), 0)
     taps = np.array([[at.get((f, offset), kernel) for offset in range(lo, hi + 1)] for f in range(stride)])
-    return Axis(stride, (-lo, end), taps, n - lo + end - (hi - lo))
+    return Axis(stride, (-lo, end), taps, n - lo + end - (hi - lo), cut)
+
+
+WIDE = 16
+"""Output channels from which fewer taps are worth it that y is not stored by itself: with fewer a tile is padding anyway."""
+
+
+def _concatenated(y: gs.Tensor) -> bool:
+    """Whether y, or what one op makes of it, goes into a Concat: its writer can then write there, but a view would be copied."""
+    readers = list(y.outputs)
+    after = readers[0].outputs[0].outputs if len(readers) == 1 else []
+    return any(node.op == "Concat" for node in (*readers, *after))
+
+
+def _fewest_taps(axis: tuple[int, int, int, int, int, int], wide: bool) -> Axis:
+    """The axis with the elements cut off afterwards that leave the fewest taps; none where that makes no difference."""
+    cuts = range(axis[3]) if wide else (0,)
+    return min((axis_of(*axis, cut=c) for c in cuts), key=lambda a: a.taps.shape[1] * a.extent)
 
 
 def _axes(node: gs.Node) -> list[Axis]:
@@ -64,7 +88,9 @@ def _axes(node: gs.Node) -> list[Axis]:
             full = strides[a] * (extents[a] - 1) + more[a] + (kernel[a] - 1) * dilations[a] + 1
             total = max(full - out[a], 0)
             starts[a] = total // 2 if auto == "SAME_UPPER" else total - total // 2
-    return [axis_of(*a) for a in zip(extents, out, kernel, strides, dilations, starts, strict=True)]
+    square = m == 2 and strides[0] == strides[1] and node.attrs.get("group", 1) == 1
+    wide = square and y.shape[1] >= WIDE and not _concatenated(y)
+    return [_fewest_taps(a, wide) for a in zip(extents, out, kernel, strides, dilations, starts, strict=True)]
 
 
 def _match(node: gs.Node) -> gs.Node:
@@ -120,8 +146,9 @@ def _apply(edit: Editor, node: gs.Node) -> None:
     elif phases > 1:
         out = _shuffle(edit, node, out, strides, extents, groups, last(True))
     if not exact:
-        ends = literal(edit.name(f"{name_of(node)}/ends"), list(y.shape[2:]), np.int64)
-        starts = literal(edit.name(f"{name_of(node)}/starts"), [0] * m, np.int64)
+        cuts = [a.cut for a in axes]
+        ends = literal(edit.name(f"{name_of(node)}/ends"), [c + n for c, n in zip(cuts, y.shape[2:], strict=True)], np.int64)
+        starts = literal(edit.name(f"{name_of(node)}/starts"), cuts, np.int64)
         which = literal(edit.name(f"{name_of(node)}/axes"), list(range(2, m + 2)), np.int64)
         edit.add("Slice", [out, starts, ends, which], node, into=y)
 

@@ -28,7 +28,7 @@ def _match(node: gs.Node) -> Padded | None:
     return Padded(pad, node) if pad else None
 
 
-def _amounts(pad: gs.Node) -> np.ndarray | None:
+def amounts_of(pad: gs.Node) -> np.ndarray | None:
     """What is added before and after each axis, (2, rank), if that is constant."""
     values = ints(pad.inputs[1])
     axes = ints(operand(pad, 3)) if operand(pad, 3) is not None else tuple(range(rank(pad.outputs[0])))
@@ -40,7 +40,7 @@ def _amounts(pad: gs.Node) -> np.ndarray | None:
 
 
 def _check(edit: Editor, m: Padded) -> str | None:
-    amounts = _amounts(m.pad)
+    amounts = amounts_of(m.pad)
     if m.pad.attrs.get("mode", "constant") != "constant":
         return "the padding is not constant"
     if amounts is None:
@@ -85,7 +85,7 @@ def _clipped_at_0(x: gs.Tensor) -> bool:
 
 
 def _apply(edit: Editor, m: Padded) -> None:
-    amounts = _amounts(m.pad)
+    amounts = amounts_of(m.pad)
     assert amounts is not None
     spatial = amounts[:, 2:].reshape(-1)
     own = m.node.attrs.get("pads", [0] * spatial.size)

@@ -33,6 +33,7 @@ CASES = {
     "VALID": ((1, 3, 4, 5), (3, 2, 3, 4), {"strides": [2, 2], "auto_pad": "VALID"}, True),
     "output_shape": ((1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "output_shape": [8, 10]}, True),
     "output_shape, odd": ((1, 3, 4, 5), (3, 2, 4, 4), {"strides": [2, 2], "output_shape": [9, 11]}, False),
+    "decoder": ((1, 8, 4, 5), (8, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}, True),
     "1x1": ((1, 3, 4, 5), (3, 2, 1, 1), {"strides": [2, 2]}, True),
 }  # fmt: skip
 
@@ -57,6 +58,15 @@ def test_is_a_convolution_and_a_shuffle(case):
 @pytest.mark.parametrize("case", ["unet", "dcgan", "output padding"])
 def test_the_usual_ones_need_no_slice(case):
     check(_net(case), {"Conv": 1, "DepthToSpace": 1})
+
+
+def test_a_wide_one_has_the_fewest_taps_unless_it_is_concatenated():
+    graph = rewrite(load(_net("decoder").model()))
+    (conv,) = (n for n in graph.nodes if n.op == "Conv")
+    assert list(conv.inputs[1].shape) == [64, 8, 2, 2]
+    net = Net(x=(1, 8, 4, 5), z=(1, 3, 8, 10))
+    y = net("Relu", net("ConvTranspose", "x", net.normal(8, 16, 4, 4), strides=[2, 2], pads=[1, 1, 1, 1]))
+    check(net.out(net("Concat", y, "z", axis=1)), {"Conv": 1, "DepthToSpace": 1, "Relu": 1, "Concat": 1})
 
 
 @pytest.mark.parametrize("case", ["unet", "groups"])
