@@ -30,13 +30,13 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError, UsageError
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.load import load as read_model
 from tccompile.lower import lower
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Tensor, dense
 from tccompile.rewrites import rewrite
 from tccompile.schedule import candidates
 from tccompile.tune import COUNT, REPETITIONS, Trial, gpu_to_measure, measure
-from tccompile.unfold import unfold_inputs, unfold_outputs
 from tccompile.weights import Source
 from tests.networks import CONVOLUTIONAL, skeleton
 

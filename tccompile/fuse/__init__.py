@@ -1,0 +1,31 @@
+"""Program → Program: fewer and larger ops, and views instead of copies.
+
+Each pass is an equation that leaves every remaining tensor's values as they were (to rounding):
+
+    unfold_inputs, unfold_outputs                            taps become channels where channels are few: unfold.py
+    canonical             x[i] where only i = 0 occurs   =>  x[0]
+    flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
+    compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
+    epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
+                          f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
+                          depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
+    alias                 y = copy(x)                    =>  y is a view of x
+    elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
+"""
+
+from __future__ import annotations
+
+from tccompile.fuse.alias import alias
+from tccompile.fuse.compose import compose
+from tccompile.fuse.concat import elide_concat
+from tccompile.fuse.editor import canonical, without_dead_code
+from tccompile.fuse.epilogues import epilogues
+from tccompile.fuse.flatten import flatten_into_weights
+from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
+from tccompile.program import Program
+
+
+def fuse(program: Program) -> Program:
+    for equation in (unfold_inputs, unfold_outputs, canonical, flatten_into_weights, compose, epilogues, alias, elide_concat):
+        program = without_dead_code(equation(program))
+    return program

@@ -1,0 +1,72 @@
+"""y = copy(x)  =>  y is a view of x"""
+
+from __future__ import annotations
+
+from tccompile.expr import Atom, Index, Quotient, Remainder, View, constant
+from tccompile.fuse.editor import Editor, copies
+from tccompile.program import PAD, Program, Tensor
+
+
+def alias(program: Program) -> Program:
+    e = Editor(program)
+    for i, op in enumerate(e.ops):
+        if op is None or not copies(e, op):
+            continue
+        y = e.tensors[op.y]
+        if not e.is_private(y.name):
+            continue
+        view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0])
+        if view is not None:
+            e.tensors[y.name] = view
+            e.viewed.add(view.storage)
+            e.drop(i)
+    return e.result()
+
+
+def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:
+    """`y` as a view of `x` with padding that is there and zero, or None."""
+    address = constant(0)
+    for index, stride in zip(view.index, x.strides, strict=True):
+        address = address + index * stride
+    affine = _rejoined(address).affine
+    if affine is None or any(k <= 0 for k in affine.values()):
+        return None
+    strides = tuple(affine.get(a, 1) if n > 1 else 1 for a, n in enumerate(y.shape))
+    if any(n > 1 and a not in affine for a, n in enumerate(y.shape)):
+        return None  # a broadcast
+    offset = _rejoined(address).constant
+    padded = list(y.shape)
+    if x.inner is not None:
+        index = view.index[x.inner]
+        lo, hi = index.bounds(y.shape)
+        lanes = [a for a, k in affine.items() if k == 1]
+        if index.affine is None or len(index.terms) > 1 or (index.terms and not lanes) or lo % PAD or x.offset % PAD:
+            return None
+        if hi == x.shape[x.inner] - 1:  # reaches the end: x's padding is y's
+            if lanes:
+                padded[lanes[0]] += x.padded[x.inner] - x.shape[x.inner]
+            elif x.padded[x.inner] != 1:
+                return None
+        elif not lanes or y.shape[lanes[0]] % PAD:
+            return None
+    return Tensor(y.name, y.shape, y.dtype, tuple(padded), strides, x.storage, x.offset + offset)
+
+
+def _rejoined(index: Index) -> Index:
+    """k·d·floor(e/d) + k·(e mod d) = k·e, as often as it applies: what a reshape of neighbouring axes leaves."""
+    terms = dict(index.terms)
+    for atom, k in index.terms:
+        if isinstance(atom, Remainder):
+            whole = _whole_of(atom)
+            if terms.get(whole) == k * atom.divisor:
+                rest = index - Index(((atom, k),)) - Index(((whole, k * atom.divisor),))
+                return _rejoined(rest + atom.index * k)
+    return index
+
+
+def _whole_of(atom: Remainder) -> Atom:
+    """floor(e / d) for e mod d, as `quotient` writes it where it does not simplify."""
+    (term, *more) = atom.index.terms
+    if not more and not atom.index.constant and isinstance(term[0], Quotient) and term[1] == 1:
+        return Quotient(term[0].index, term[0].divisor * atom.divisor)
+    return Quotient(atom.index, atom.divisor)

@@ -1,0 +1,67 @@
+"""f(g(x))  =>  (f ∘ g)(x), one Pointwise"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tccompile.expr import View, load, substitute
+from tccompile.fuse.editor import Editor, fits, names, shifted, tidy
+from tccompile.program import Pointwise, Program, Tensor
+
+
+def compose(program: Program) -> Program:
+    e = Editor(program)
+    for i in range(len(e.ops)):
+        while True:
+            op = e.ops[i]
+            if not isinstance(op, Pointwise):
+                break
+            merged = next((m for view in op.views if (m := _inlined(e, op, view)) is not None), None)
+            if merged is None:
+                break
+            e.put(i, merged)
+            _drop_unread(e)
+    return e.result()
+
+
+def _drop_unread(e: Editor) -> None:
+    for name, i in list(e.position.items()):
+        if not e.readers[name] and e.is_private(name):
+            e.drop(i)
+
+
+def _inlined(e: Editor, consumer: Pointwise, view: View) -> Pointwise | None:
+    """`consumer` with what `view` reads computed in place, or None where that is not allowed or would not pay."""
+    name = view.tensor
+    producer, t = e.writer(name), e.tensors[name]
+    if not isinstance(producer, Pointwise) or not e.is_private(name) or producer.epilogue.expr.dtype is not t.dtype.compute:
+        return None
+    moves_only = producer.epilogue.expr == load(0)
+    if view.valid and not moves_only:
+        return None  # outside `valid` the fill is read, not a function of it
+    if view.valid and (producer.views[0].valid and producer.views[0].fill != view.fill):
+        return None
+    y = e.tensors[consumer.y]
+    if len(e.readers[name]) > 1 and not (moves_only and _keeps_lanes(producer.views[0], e.tensors, t)):
+        return None
+    if not moves_only and y.size > 2 * t.size:
+        return None  # an expansion: compute before it, on fewer elements
+    shape = y.shape
+    inner = tuple(v.at(view.index, shape) for v in producer.views)
+    if view.valid:
+        inner = tuple(replace(v, valid=v.valid + view.valid, fill=view.fill) for v in inner)
+    base = len(consumer.views)
+    body = shifted(producer.epilogue.expr, base)
+    leaf = {load(k, t.dtype.compute): body for k, v in enumerate(consumer.views) if v == view}
+    epilogue = tidy(substitute(consumer.epilogue.expr, leaf), consumer.views + inner)
+    if not fits(epilogue):
+        return None
+    return replace(consumer, epilogue=epilogue, nodes=names(producer, consumer))
+
+
+def _keeps_lanes(view: View, tensors: dict[str, Tensor], y: Tensor) -> bool:
+    """Whether neighbours in `y` are neighbours in what the view reads, so that reading through it costs nothing."""
+    x = tensors[view.tensor]
+    if view.valid or any(i.affine is None for i in view.index):
+        return False
+    return x.inner is None or y.inner is None or view.index[x.inner].affine == {y.inner: 1}

@@ -1,0 +1,138 @@
+"""A program under change, and what all equations on programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tccompile.expr import Epilogue, Expr, View, constant, coord, load, substitute, walk
+from tccompile.program import Op, Pointwise, Program, Tensor
+from tccompile.weights import Recipe
+
+MAX_LOADS = 12
+"""Views in one expression: each costs a pointer and strides in the kernel's arguments, and registers."""
+
+MAX_NODES = 64
+"""Operations in one expression."""
+
+
+class Editor:
+    """A program under change: ops in order, who writes and reads what, kept true by `put` and `drop`."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.tensors = dict(program.tensors)
+        self.constants = dict(program.constants)
+        self.ops: list[Op | None] = list(program.ops)
+        self.position: dict[str, int] = {}
+        self.readers: dict[str, set[int]] = {name: set() for name in self.tensors}
+        self.viewed = {t.base for t in self.tensors.values() if t.base}
+        for i, op in enumerate(program.ops):
+            self._enter(i, op)
+
+    def _enter(self, i: int, op: Op) -> None:
+        self.position[op.y] = i
+        for name in op.inputs:
+            self.readers[name].add(i)
+
+    def drop(self, i: int) -> None:
+        op = self.ops[i]
+        assert op is not None
+        self.ops[i] = None
+        if self.position.get(op.y) == i:
+            del self.position[op.y]
+        for name in op.inputs:
+            self.readers[name].discard(i)
+
+    def put(self, i: int, op: Op) -> None:
+        if self.ops[i] is not None:
+            self.drop(i)
+        self.ops[i] = op
+        self._enter(i, op)
+
+    def add_constant(self, tensor: Tensor, recipe: Recipe) -> None:
+        self.tensors[tensor.name] = tensor
+        self.constants[tensor.name] = recipe
+        self.readers.setdefault(tensor.name, set())
+
+    def writer(self, name: str) -> Op | None:
+        i = self.position.get(name)
+        return None if i is None else self.ops[i]
+
+    def is_private(self, name: str) -> bool:
+        """Whether the tensor is ours to do away with: no model input, output or constant, no view, not seen through one."""
+        fixed = name in self.program.inputs or name in self.program.outputs or name in self.constants
+        return not fixed and self.tensors[name].base is None and name not in self.viewed
+
+    def result(self) -> Program:
+        ops = tuple(op for op in self.ops if op is not None)
+        return replace(self.program, tensors=self.tensors, constants=self.constants, ops=ops)
+
+
+def without_dead_code(program: Program) -> Program:
+    """Drop ops whose results nobody reads, then tensors and constants that no op names."""
+    needed = set(program.outputs)
+    kept: list[Op] = []
+    for op in reversed(program.ops):
+        y = program.tensors[op.y]
+        if op.y in needed or y.storage in needed:
+            kept.append(op)
+            for name in op.inputs:
+                needed |= {name, program.tensors[name].storage}
+    ops = tuple(reversed(kept))
+    named = {*program.inputs, *program.outputs}
+    for op in ops:
+        named |= {op.y, *op.inputs}
+    named |= {program.tensors[n].storage for n in named}
+    tensors = {n: t for n, t in program.tensors.items() if n in named}
+    constants = {n: r for n, r in program.constants.items() if n in named}
+    return replace(program, tensors=tensors, constants=constants, ops=ops)
+
+
+def tidy(expr: Expr, loads: Iterable[View]) -> Epilogue:
+    """An epilogue with equal views merged, unread ones dropped, and loads renumbered in the order of first use."""
+    loads = tuple(loads)
+    order: dict[View, int] = {}
+    leaf: dict[Expr, Expr] = {}
+    for e in walk(expr):
+        if e.fn == "load":
+            number = order.setdefault(loads[e.value], len(order))  # type: ignore[index]
+            leaf[e] = load(number, e.dtype)
+    return Epilogue(substitute(expr, leaf), tuple(order))
+
+
+def shifted(expr: Expr, by: int) -> Expr:
+    """The expression with the numbers of its loads increased."""
+    return substitute(expr, {e: load(e.value + by, e.dtype) for e in walk(expr) if e.fn == "load"})  # type: ignore[operator,arg-type]
+
+
+def fits(epilogue: Epilogue) -> bool:
+    return len(epilogue.loads) <= MAX_LOADS and len(walk(epilogue.expr)) <= MAX_NODES
+
+
+def names(first: Op, then: Op) -> tuple[str, ...]:
+    """The user's nodes that two ops stand for, once they are one."""
+    return tuple(dict.fromkeys(first.nodes + then.nodes))
+
+
+def copies(e: Editor, op: Op) -> bool:
+    """Whether `op` only moves a tensor of ours that has memory in the arena, without changing its type."""
+    if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.views[0].valid:
+        return False
+    x = e.tensors[op.views[0].tensor]
+    outside = {*e.program.inputs, *e.program.outputs, *e.constants}
+    return x.dtype is e.tensors[op.y].dtype and x.name not in outside and x.storage not in outside
+
+
+def canonical(program: Program) -> Program:
+    """Equal reads get equal views, whoever wrote them: coordinates along axes of extent 1 become constants."""
+    ops = []
+    for op in program.ops:
+        shape = program.op_shape(op)
+        loads = tuple(canonical_view(v, shape) for v in op.views)
+        ops.append(replace(op, epilogue=replace(tidy(op.epilogue.expr, loads), shuffle=op.epilogue.shuffle)))
+    return replace(program, ops=tuple(ops))
+
+
+def canonical_view(view: View, shape: tuple[int, ...]) -> View:
+    return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)

@@ -1,0 +1,180 @@
+"""What follows an op goes into its epilogue.
+
+f(op(x), y)                  =>  op(x) with epilogue f(acc, y)
+f(transpose(op(x)), y)       =>  transpose(op(x) with epilogue f(acc, y')), as a view
+depth_to_space(conv(x, w))   =>  conv(x, permuted w) with a shuffled store; a part of it is a view
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from tccompile.expr import Epilogue, Expr, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.fuse.editor import Editor, canonical_view, fits, names, tidy
+from tccompile.ops.movement import depth_to_space_view
+from tccompile.program import Conv, Op, Pointwise, Program, dense, renamed
+from tccompile.weights import Literal, transform
+
+SCATTERED_CHANNELS = 16
+"""Up to this many channels a kernel may store its tile into another order of axes (a model's NCHW output): each of a
+warp's stores then still covers whole runs of pixels. Beyond that a separate transposing copy is faster."""
+
+
+def epilogues(program: Program) -> Program:
+    e = Editor(program)
+    for i in range(len(e.ops)):
+        op = e.ops[i]
+        if not isinstance(op, Pointwise):
+            continue
+        producers = {e.position[n] for v in op.views if (n := v.tensor) in e.position}
+        for p in sorted(producers, reverse=True):  # the one that runs last: the others' results are there by then
+            producer = e.ops[p]
+            assert producer is not None
+            merged = _with_epilogue(e, producer, op)
+            if merged is not None:
+                e.drop(p)
+                e.put(i, merged)
+                break
+    return e.result()
+
+
+def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
+    """`producer` storing what `consumer` makes of its result, or None where that cannot be an epilogue."""
+    t, y = e.tensors[producer.y], e.tensors[consumer.y]
+    if isinstance(producer, Pointwise) or t.rank > 4 or e.readers[t.name] != {e.position[consumer.y]} or not e.is_private(t.name):
+        return None
+    own = {v for v in consumer.views if v.tensor == t.name}
+    others = tuple(v for v in consumer.views if v.tensor != t.name)
+    if len(own) != 1 or producer.epilogue.expr.dtype is not t.dtype.compute:
+        return None
+    (view,) = own
+    if t.shape != y.shape or view != canonical_view(identity_view(t.name, t.rank), t.shape):
+        if (merged := _under_other_axes(e, producer, consumer, view)) is not None:
+            return merged
+        return _with_shuffle(e, producer, consumer, view) if isinstance(producer, Conv) and not others else None
+    if producer.epilogue.shuffle != 1 and others:
+        return None  # an epilogue's loads are indexed before the shuffle
+    if any(v.valid or any(i.affine is None for i in v.index) for v in others):
+        return None
+    if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
+        return None
+    return _joined(e, producer, consumer, producer.epilogue)
+
+
+def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) -> Op | None:
+    """`producer` with the consumer's expression, where the consumer calls the axes differently but lies in memory just so.
+
+    A matrix product over (N, H, W, C), say, and what adds it to an image (N, C, H, W). The consumer's result becomes a view.
+    """
+    t, y = e.tensors[producer.y], e.tensors[consumer.y]
+    if producer.epilogue.shuffle != 1 or not e.is_private(y.name) or y.dtype is not t.dtype or y.size != t.size:
+        return None
+    axes: dict[int, int] = {}  # of y → of t
+    for a, i in enumerate(view.index):
+        if t.shape[a] == 1 and t.padded[a] == 1:
+            continue
+        if i.constant or i.affine is None or list(i.affine.values()) != [1]:
+            return None
+        (axis,) = i.affine
+        if (y.shape[axis], y.padded[axis], y.strides[axis]) != (t.shape[a], t.padded[a], t.strides[a]):
+            return None
+        axes[axis] = a
+    if any(n > 1 and axis not in axes for axis, n in enumerate(y.padded)):
+        return None
+    index = [coord(axes[axis]) if axis in axes else constant(0) for axis in range(y.rank)]
+    views = tuple(v.at(index, t.shape) for v in consumer.views)
+    if any(v.valid or any(i.affine is None for i in v.index) for v in views):
+        return None
+    moved = replace(consumer, y=t.name, epilogue=tidy(consumer.epilogue.expr, views))
+    merged = _joined(e, producer, moved, producer.epilogue)
+    if merged is not None:
+        e.tensors[y.name] = replace(y, base=t.name, offset=0)
+        e.viewed.add(t.name)
+    return merged
+
+
+def _joined(e: Editor, producer: Op, consumer: Pointwise, before: Epilogue) -> Op | None:
+    """`producer`, its epilogue being `before`, with the consumer's expression after it."""
+    t = e.tensors[producer.y]
+    count = len(before.loads)
+    leaf = {load(k, t.dtype.compute): before.expr for k, v in enumerate(consumer.views) if v.tensor == t.name}
+    other = {load(k, x.dtype): load(k + count, x.dtype) for k, x in _loads(consumer) if consumer.views[k].tensor != t.name}
+    # Renumber the consumer's loads first: substitution does not look into what it has put in.
+    expr = substitute(consumer.epilogue.expr, leaf | other)
+    epilogue = replace(tidy(expr, before.loads + consumer.views), shuffle=before.shuffle)
+    if not fits(epilogue):
+        return None
+    return replace(producer, y=consumer.y, epilogue=epilogue, nodes=names(producer, consumer))
+
+
+def _loads(op: Op) -> list[tuple[int, Expr]]:
+    return [(x.value, x) for x in walk(op.epilogue.expr) if x.fn == "load"]  # type: ignore[misc]
+
+
+def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op | None:
+    """`conv` storing each block of channels as a block of pixels. Where some rows or columns are left out of the consumer's
+    result, all are stored, and the result is a view of them."""
+    t, y = e.tensors[conv.y], e.tensors[consumer.y]
+    if t.rank != 4 or y.rank != 4 or conv.epilogue.shuffle != 1 or conv.groups != 1 or 0 in y.shape:
+        return None
+    block = math.isqrt(t.shape[1] // y.shape[1])
+    whole = (t.shape[0], y.shape[1], t.shape[2] * block, t.shape[3] * block)
+    if block < 2 or t.shape[1] != y.shape[1] * block * block or any(n > m for n, m in zip(y.shape, whole, strict=True)):
+        return None
+    _, first, h, w = (i.constant for i in view.at([constant(0)] * 4, y.shape).index)  # what y's first element reads
+    before = conv.epilogue
+    for mode, phase in (("DCR", first // y.shape[1]), ("CRD", first)):
+        start = h * block + phase // block, w * block + phase % block
+        index = [coord(0), coord(1), coord(2) + start[0], coord(3) + start[1]]
+        if view == canonical_view(depth_to_space_view(t.name, whole, block, mode).at(index, y.shape), y.shape):
+            break
+    else:
+        return None
+    if y.shape != whole and not e.is_private(y.name):
+        return None
+    if mode == "CRD":
+        permuted = _permute_channels(e, conv, _crd_to_dcr(t.shape[1], block))
+        if permuted is None:
+            return None
+        conv, before = permuted, permuted.epilogue
+    if y.shape == whole:
+        return _joined(e, conv, consumer, replace(before, shuffle=block))
+    order = sorted(range(4), key=lambda a: -y.strides[a])
+    base = dense(f"{y.name}.whole", whole, y.dtype, (*(a for a in order if a != 1), 1))
+    merged = _joined(e, conv, replace(consumer, y=base.name), replace(before, shuffle=block))
+    if merged is not None:
+        e.tensors[base.name] = base
+        e.readers[base.name] = set()
+        offset = start[0] * base.strides[2] + start[1] * base.strides[3]
+        padded = (*y.shape[:1], base.padded[1], *y.shape[2:])
+        e.tensors[y.name] = replace(y, padded=padded, strides=base.strides, base=base.name, offset=offset)
+        e.viewed.add(base.name)
+    return merged
+
+
+def _crd_to_dcr(depth: int, block: int) -> list[int]:
+    """Which channel of CRD order stands at each place of DCR order."""
+    channels = depth // (block * block)
+    return [c * block * block + k for k in range(block * block) for c in range(channels)]
+
+
+def _permute_channels(e: Editor, conv: Conv, order: list[int]) -> Conv | None:
+    """The convolution with its output channels taken in `order`: weights, and every constant that varies along them."""
+    new, take = {}, Literal(np.array(order, np.int64))
+    along = {conv.w: 0}
+    for v in conv.epilogue.loads:
+        axes = [a for a, i in enumerate(v.index) if i.affine and 1 in i.affine]
+        if axes and v.tensor not in e.constants:
+            return None
+        if axes:
+            along[v.tensor] = axes[0]
+    if conv.w not in e.constants:
+        return None
+    for name, axis in along.items():
+        new[name] = f"{name}.dcr"
+        recipe = transform("take", e.constants[name], take, axis=axis)
+        e.add_constant(replace(e.tensors[name], name=new[name]), recipe)
+    return renamed(conv, new)  # type: ignore[return-value]
