@@ -6,7 +6,9 @@ DLPack's structures are those of dlpack.h, https://dmlc.github.io/dlpack/latest/
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,14 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 _BFLOAT = 4
 _NAME = b"dltensor"  # a capsule keeps the pointer, so this must live on
+_EXCHANGE = b"dlpack_exchange_api"
+
+LEGACY = (0, 1)
+"""Handles of the legacy default stream: the driver's, and what stands for it where 0 is not allowed."""
+
+
+IO_ALIGN = 16
+"""Bytes that kernels rely on for the address of a model input or output: their widest access."""
 
 
 class _Tensor(ctypes.Structure):
@@ -30,8 +40,8 @@ class _Tensor(ctypes.Structure):
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("shape", ctypes.c_void_p),  # 64-bit integers, as the strides
+        ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64),
     )
 
@@ -55,9 +65,9 @@ _bare_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("P
 _bare_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DeviceBuffer:
-    """An array on a GPU that somebody else owns. `owner` keeps it alive; `stream` is where it is being written, if known."""
+    """An array on a GPU that somebody else owns. `owner` keeps it alive; `stream` is where its owner works with it, if known."""
 
     address: int
     shape: Shape
@@ -77,6 +87,13 @@ def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray
     if isinstance(array, np.ndarray):
         return array
     try:
+        if isinstance(array, DeviceArray):
+            _check_device(array.device.ordinal, ordinal, name)
+            array.wait(stream)
+            return DeviceBuffer(array.memory.address, array.shape, array.type, True, array)
+        exchange = _exchange(type(array))  # type: ignore[arg-type]
+        if exchange is not None and (found := exchange.buffer(array, ordinal, name)) is not None:
+            return found
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             return _from_dlpack(array, ordinal, stream, name)
         if hasattr(array, "__cuda_array_interface__"):
@@ -90,25 +107,71 @@ def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray
     raise InputError(f"{name}: a {type(array).__name__} is not an array; give a NumPy array, or one with __dlpack__")
 
 
+class _Exchange:
+    """A library's C functions that describe its arrays, ten times as fast as capsules (DLPackExchangeAPI in dlpack.h)."""
+
+    def __init__(self, describe: int, current: int):
+        self._describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(describe)
+        self._current = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)(current)
+
+    def buffer(self, array: Any, ordinal: int | None, name: str) -> DeviceBuffer | None:
+        """Where the array lies, and the stream on which its library works now; None if it does not lie on a GPU."""
+        tensor, stream = _Tensor(), ctypes.c_void_p()
+        self._describe(array, ctypes.addressof(tensor))
+        if tensor.device_type not in (_CUDA, _CUDA_MANAGED):
+            return None
+        _check_device(tensor.device_id, ordinal, name)
+        self._current(tensor.device_type, tensor.device_id, ctypes.addressof(stream))
+        return _buffer(tensor, array, name, stream.value or 0)
+
+
+@cache
+def _exchange(kind: type) -> _Exchange | None:
+    """The table of the type's library, if it has one that we can read."""
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not _capsule_is(capsule, _EXCHANGE):
+        return None
+    table = _capsule_pointer(capsule, _EXCHANGE)
+    if ctypes.c_uint32.from_address(table).value != 1:  # the major version
+        return None
+    # After 16 bytes of versions: an allocator, two functions for arrays that are handed over, and these.
+    describe, current = (ctypes.c_size_t * 2).from_address(table + 40)
+    return _Exchange(describe, current) if describe else None  # a library may leave it out
+
+
 def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
     device_type, device_id = array.__dlpack_device__()
     on_gpu = device_type in (_CUDA, _CUDA_MANAGED)
     if on_gpu:
         _check_device(int(device_id), ordinal, name)
-    # DLPack numbers the legacy default stream 1; 0 is not allowed there.
-    capsule = array.__dlpack__(stream=stream or 1) if on_gpu else array.__dlpack__()
+    capsule = array.__dlpack__(stream=stream or LEGACY[1]) if on_gpu else array.__dlpack__()
     if not _capsule_is(capsule, _NAME):
         raise InputError(f"{name}: the given {type(array).__name__} hands out a DLPack capsule of an unknown kind")
     tensor = ctypes.cast(_capsule_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
-    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
-    address = (tensor.data or 0) + tensor.byte_offset
     if on_gpu:
-        return DeviceBuffer(address, shape, dtype, _contiguous(shape, strides), (array, capsule))
+        return _buffer(tensor, (array, capsule), name)
     if device_type not in (_CPU, _CUDA_HOST):
         raise InputError(f"{name}: lies on a device that is neither the host nor an NVIDIA GPU (DLPack type {device_type})")
-    return _host(address, shape, strides, dtype, capsule)
+    shape, strides = _extents(tensor)
+    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
+    return _host((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, capsule)
+
+
+def _buffer(tensor: _Tensor, owner: Any, name: str, stream: int | None = None) -> DeviceBuffer:
+    shape, strides = _extents(tensor)
+    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
+    return DeviceBuffer((tensor.data or 0) + tensor.byte_offset, shape, dtype, _contiguous(shape, strides), owner, stream)
+
+
+def _extents(tensor: _Tensor) -> tuple[Shape, tuple[int, ...] | None]:
+    """Shape and strides, in elements; None for strides that are not given."""
+    rank, strides = tensor.ndim, tensor.strides
+    if not rank:
+        return (), ()
+    words = f"{rank}q"
+    return struct.unpack(words, ctypes.string_at(tensor.shape, 8 * rank)), (
+        struct.unpack(words, ctypes.string_at(strides, 8 * rank)) if strides else None
+    )
 
 
 def _host(address: int, shape: Shape, strides: tuple[int, ...] | None, dtype: DType, owner: Any) -> np.ndarray:
@@ -139,24 +202,29 @@ def _check_device(lies_on: int | None, ordinal: int | None, name: str) -> None:
 def _from_interface(array: Any, ordinal: int | None, name: str) -> DeviceBuffer:
     _check_device(None, ordinal, name)
     said = array.__cuda_array_interface__
-    numpy_type = np.dtype(said["typestr"])
     shape, strides = tuple(said["shape"]), said.get("strides")
+    dtype = _STRINGS.get(said["typestr"])
+    if dtype is None:
+        raise InputError(f"{name}: elements of type {said['typestr']} are not taken")
     if strides is not None:
-        strides = tuple(s // max(numpy_type.itemsize, 1) for s in strides)
-    dtype = _dtype(_CODES.get(numpy_type.kind, -1), numpy_type.itemsize * 8, 1, name)
+        strides = tuple([s // dtype.size for s in strides])
     if said.get("mask") is not None:
         raise InputError(f"{name}: masked arrays are not taken")
     return DeviceBuffer(said["data"][0] or 0, shape, dtype, _contiguous(shape, strides), array, said.get("stream"))
 
 
+_STRINGS = {t.numpy.str: t for t in DType if t is not DType.BF16}
+_TYPES: dict[tuple[int, int, int], DType] = {
+    (_CODES[t.numpy.kind], t.numpy.itemsize * 8, 1): t for t in DType if t is not DType.BF16
+}
+_TYPES[_BFLOAT, 16, 1] = DType.BF16
+
+
 def _dtype(code: int, bits: int, lanes: int, name: str) -> DType:
-    if lanes == 1 and code == _BFLOAT and bits == 16:
-        return DType.BF16
-    for dtype in DType:
-        own = dtype.numpy
-        if dtype is not DType.BF16 and lanes == 1 and (_CODES[own.kind], own.itemsize * 8) == (code, bits):
-            return dtype
-    raise InputError(f"{name}: elements of {bits} bits and kind {code} are not taken")
+    try:
+        return _TYPES[code, bits, lanes]
+    except KeyError:
+        raise InputError(f"{name}: elements of {bits} bits and kind {code} are not taken") from None
 
 
 def _contiguous(shape: Shape, strides: tuple[int, ...] | None) -> bool:
@@ -171,20 +239,59 @@ def _contiguous(shape: Shape, strides: tuple[int, ...] | None) -> bool:
     return True
 
 
+KEPT = 8
+"""Outputs whose memory is kept for the next inferences, of each output and stream."""
+
+
+class Output:
+    """Memory of an output, and an event: both are used again when nobody holds the array any more."""
+
+    def __init__(self, device: Device, size: int, what: str):
+        self.memory = Memory(device, size, what)
+        with device as cu:
+            untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self.event = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+
+
 class DeviceArray:
     """An output on the GPU: `torch.from_dlpack(y)`, `cupy.asarray(y)`, or `numpy.asarray(y)`, which copies.
 
-    Its memory is freed with it and with whatever was made of it.
+    Its memory is used again when it and whatever was made of it are gone.
     """
 
-    def __init__(self, memory: Memory, shape: Shape, dtype: DType):
-        self.memory, self.shape, self._type = memory, shape, dtype
-        self.stream: int | None = None  # where it is still being written until `ready`, or None if it is complete
-        self.ready: Handle | None = None
+    def __init__(self, output: Output, shape: Shape, dtype: DType, stream: int, waits_for_legacy: bool, pool: list[Output]):
+        """An array that inferences on `stream` write, and that goes back to `pool` for later ones on the same stream.
+
+        waits_for_legacy  whether that stream waits for the legacy default stream, as streams do by default
+        """
+        self.memory, self.shape, self.type = output.memory, shape, dtype
+        self.pending = False  # whether it may still be being written, until the output's event
+        self._output, self._stream, self._pool = output, stream, pool
+        # Consumers on these streams are done before anything queued on `stream` later. If others have seen the array, its
+        # memory is freed instead, and the driver waits for them.
+        self._ordered = (stream, *LEGACY) if waits_for_legacy or stream in LEGACY else (stream,)
+        self._reusable = True
+
+    def __del__(self) -> None:
+        if self._reusable and len(self._pool) < KEPT:
+            self._pool.append(self._output)
+
+    def mark(self) -> None:
+        """The array is being written until what has been queued up to here is done."""
+        with self.device as cu:
+            cu.cuEventRecord(self._output.event.value, self._stream)
+        self.pending = True
+
+    def wait(self, stream: int) -> None:
+        """Make work that is queued on the stream from now on wait for the array."""
+        self._reusable = self._reusable and stream in self._ordered
+        if self.pending and stream != self._stream:
+            with self.device as cu:
+                cu.cuStreamWaitEvent(stream, self._output.event.value, 0)
 
     @property
     def dtype(self) -> np.dtype:
-        return self._type.numpy
+        return self.type.numpy
 
     @property
     def device(self) -> Device:
@@ -192,10 +299,10 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self._type is DType.BF16:
+        if self.type is DType.BF16:
             raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
-        data = (self.memory.address, False)
-        stream = None if self.stream is None else self.stream or 1  # 0 is not allowed there, and 1 is the same
+        self._reusable = False
+        data, stream = (self.memory.address, False), (self._stream or LEGACY[1]) if self.pending else None
         return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "strides": None, "version": 3, "stream": stream}
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -210,24 +317,25 @@ class DeviceArray:
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("only where it lies, and without a copy")
-        if self.ready is not None and stream != -1:
-            with self.device as cu:
-                cu.cuStreamWaitEvent(stream or 1, self.ready.value, 0)
-        return _capsule(self, self.memory.address, self.shape, self._type, self.device.ordinal)
+        if stream == -1:
+            self._reusable = False
+        else:
+            self.wait(stream or LEGACY[1])
+        return _capsule(self, self.memory.address, self.shape, self.type, self.device.ordinal)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("an array on the GPU cannot be seen by NumPy without a copy")
         out = np.empty(self.shape, self.dtype)
         with self.device as cu:
-            if self.ready is not None:
-                cu.cuEventSynchronize(self.ready.value)
+            if self.pending:
+                cu.cuEventSynchronize(self._output.event.value)
             if out.nbytes:
                 cu.cuMemcpyDtoH(out.ctypes.data, self.memory.address, out.nbytes)
         return out if dtype is None else out.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self._type.value}, device={self.device})"
+        return f"DeviceArray(shape={self.shape}, dtype={self.type.value}, device={self.device})"
 
 
 _exported: dict[int, tuple[Any, ...]] = {}
@@ -250,11 +358,8 @@ def _capsule(owner: Any, address: int, shape: Shape, dtype: DType, ordinal: int)
     extents, steps, step = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(), 1
     for axis in reversed(range(len(shape))):
         steps[axis], step = step, step * shape[axis]
-    pointer = ctypes.POINTER(ctypes.c_int64)
-    bits = dtype.size * 8
-    tensor = _Tensor(
-        address, _CUDA, ordinal, len(shape), code, bits, 1, ctypes.cast(extents, pointer), ctypes.cast(steps, pointer), 0
-    )
+    described = ctypes.addressof(extents), ctypes.addressof(steps)
+    tensor = _Tensor(address, _CUDA, ordinal, len(shape), code, dtype.size * 8, 1, *described, 0)
     managed = _Managed(tensor, None, _delete)
     where = ctypes.addressof(managed)
     _exported[where] = (owner, managed, extents, steps)

@@ -1,6 +1,6 @@
 """The CUDA driver, checked: every call that fails raises, and a GPU is its primary context, shared with other libraries.
 
-Nothing here is imported before a GPU is asked for.
+The bindings are imported when a GPU is first asked for.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Driver:
             return found
 
         def checked(*args: Any) -> Any:
-            status, *values = found(*args)
-            if int(status):
+            result = found(*args)
+            if status := result[0]:
                 raise DriverError(name, getattr(status, "name", str(status)))
-            return values[0] if len(values) == 1 else tuple(values)
+            return result[1] if len(result) == 2 else result[1:]
 
         setattr(self, name, checked)
         return checked

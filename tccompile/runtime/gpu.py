@@ -16,13 +16,11 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError, LaunchError
 from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
 
 ALIGN = 256
 """Bytes that everything in device memory is aligned to."""
-
-IO_ALIGN = 16
-"""Bytes that kernels rely on for the address of a model input or output: their widest access."""
 
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
@@ -162,10 +160,13 @@ class GpuEngine:
         self._map_table = _aligned(self._counters + self.section.counters)
         self.memory = Memory(device, self._map_table + 128 * len(self._maps), f"the arena ({mib(self.section.arena)})")
         self.stream = self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")  # waits for the legacy default stream
+        self._own = int(self.stream.value)
         self._done = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
+        self._earlier = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
         self._last_stream: int | None = None
         self._staging: Staging | None = None
         self._bound: dict[str, int] = {}
+        self._outputs: dict[tuple[str, int], list[Output]] = {}
         self._fill_memory()
         self._build(functions)
 
@@ -248,6 +249,7 @@ class GpuEngine:
         with self.device as cu:
             self._graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
             self._nodes: list[_Node] = []
+            self._uses: dict[str, list[tuple[_Node, int, int]]] = {}  # of each input and output: the node, the slot, the offset
             last: list[list[Any]] = []  # of each step
             for step in self.section.steps:
                 before = [node for s in step.after for node in last[s]]
@@ -255,6 +257,8 @@ class GpuEngine:
                     if 0 in launch.grid:  # a tensor without elements
                         continue
                     node = _Node(self, cu, step, launch, functions[launch.image])
+                    for slot, name, offset in node.io:
+                        self._uses.setdefault(name, []).append((node, slot, offset))
                     try:
                         node.handle = cu.cuGraphAddKernelNode(self._graph.value, before, len(before), node.params)
                     except DriverError as error:
@@ -285,14 +289,19 @@ class GpuEngine:
         """
         with self.device as cu:
             try:
-                changed = {name for name, a in addresses.items() if self._bound.get(name) != a}
-                if changed:
-                    for node in self._nodes:
-                        if node.bind(addresses, changed):
-                            cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
+                if addresses != self._bound:
+                    changed = {}
+                    for name, address in addresses.items():
+                        if self._bound.get(name) != address:
+                            for node, slot, offset in self._uses.get(name, ()):
+                                node.values[slot] = address + offset
+                                changed[id(node)] = node
+                    for node in changed.values():
+                        cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
                     self._bound = dict(addresses)
                 cu.cuGraphLaunch(self._exec.value, stream)
             except DriverError as error:
+                self._bound = {}
                 raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
 
     def synchronize(self, stream: int) -> None:
@@ -309,24 +318,32 @@ class GpuEngine:
             self._staging = Staging(self)
         return self._staging
 
+    def output(self, name: str, stream: int) -> DeviceArray:
+        """An array for an output that is written on the stream."""
+        t = self.program.tensors[name]
+        pool = self._outputs.setdefault((name, stream), [])
+        output = pool.pop() if pool else Output(self.device, t.size * t.dtype.size, f"output {name!r}")
+        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
+
+    def order_after(self, earlier: int, stream: int) -> None:
+        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already."""
+        if earlier != stream and not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
+            with self.device as cu:
+                cu.cuEventRecord(self._earlier.value, earlier)
+                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
+
     def order_after_last(self, stream: int) -> None:
-        """Make the stream wait for the last inference, if that was queued on another one."""
+        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
         if self._last_stream not in (None, stream):
             with self.device as cu:
                 cu.cuStreamWaitEvent(stream, self._done.value, 0)
 
-    def mark_last(self, stream: int) -> None:
-        """What has been queued on the stream up to here is the last inference."""
-        with self.device as cu:
-            cu.cuEventRecord(self._done.value, stream)
+    def mark_last(self, stream: int | None) -> None:
+        """What has been queued on the stream up to here is the last inference; None: it is done."""
+        if stream is not None:
+            with self.device as cu:
+                cu.cuEventRecord(self._done.value, stream)
         self._last_stream = stream
-
-    def event(self, stream: int) -> Handle:
-        """An event that happens when what has been queued on the stream up to here is done."""
-        event = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
-        with self.device as cu:
-            cu.cuEventRecord(event.value, stream)
-        return event
 
     def time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
         """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
@@ -373,8 +390,9 @@ class GpuEngine:
         if self._last_stream is not None:
             with self.device as cu, suppress(DriverError):
                 cu.cuEventSynchronize(self._done.value)
-        for part in (self._exec, self._graph, self._done, self.stream, self.memory):
+        for part in (self._exec, self._graph, self._done, self._earlier, self.stream, self.memory):
             part.close()
+        self._outputs.clear()
         if self._staging:
             self._staging.close()
         del self.resident
@@ -411,12 +429,6 @@ class _Node:
         params.sharedMemBytes = launch.smem
         params.kernelParams = ctypes.addressof(self.pointers)
         self.params = params
-
-    def bind(self, addresses: Mapping[str, int], changed: set[str]) -> bool:
-        """Set the addresses of inputs and outputs; whether one of those in `changed` occurs."""
-        for slot, name, offset in self.io:
-            self.values[slot] = addresses[name] + offset
-        return any(name in changed for _, name, _ in self.io)
 
 
 class Staging:

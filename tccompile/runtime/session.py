@@ -17,9 +17,9 @@ from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.expr import DType, Shape
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
+from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, adopt
 
 if TYPE_CHECKING:
-    from tccompile.runtime.arrays import DeviceBuffer
     from tccompile.runtime.cpu import CpuEngine
     from tccompile.runtime.driver import Device
     from tccompile.runtime.gpu import GpuEngine
@@ -60,6 +60,7 @@ class Session:
         self._check_finite, self._target = check_finite, target
         self._lock = RLock()
         self._engines: dict[int, GpuEngine | CpuEngine] = {}
+        self._known: dict[tuple, GpuEngine] = {}  # which engine runs arrays of a layout that has been checked
         self._device = self._open(device)
         """The GPU, or None on the CPU."""
 
@@ -165,8 +166,6 @@ class Session:
             return self._run_on_gpu(names, feeds, outputs or {}, stream)
 
     def _run_on_cpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
-        from tccompile.runtime.arrays import adopt
-
         arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
         engine = self._engine(arrays)
         targets = {
@@ -180,70 +179,73 @@ class Session:
         return [given[name] if name in given else results[name] for name in names]
 
     def _run_on_gpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any], stream: Any) -> list[Any]:
-        from tccompile.runtime.arrays import DeviceArray, DeviceBuffer, adopt
-        from tccompile.runtime.driver import Memory
-
         assert self._device is not None
-        own = self._engines[0].stream.value  # type: ignore[union-attr]
-        queue = int(own) if stream is None else _stream_handle(stream)
+        own = int(self._engines[0].stream.value)  # type: ignore[union-attr]
+        queue = own if stream is None else _stream_handle(stream)
         gpu = self._device.ordinal
         with self._device as cu:
             arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
-            engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
-            tensors, program = engine.program.tensors, engine.program
-            targets = {
-                name: self._target_array(engine, adopt(a, gpu, queue, f"output {name!r}"), name) for name, a in given.items()
-            }
-            on_device = any(isinstance(a, DeviceBuffer) for a in arrays.values())
-            waits = {
-                b.stream for b in (*arrays.values(), *targets.values()) if isinstance(b, DeviceBuffer) and b.stream is not None
-            }
-            for producer in waits - {queue}:
-                engine.synchronize(producer)
+            adopted = {name: adopt(array, gpu, queue, f"output {name!r}") for name, array in given.items()}
+            engine, targets = self._checked(arrays, adopted)
+            buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
+            for producer in {b.stream for b in buffers}:
+                if producer is not None:
+                    engine.order_after(producer, queue)
             engine.order_after_last(queue)
 
-            addresses: dict[str, int] = {}
-            for name in program.inputs:
-                addresses[name] = self._place_input(engine, name, arrays[name], queue)
+            tensors, program = engine.program.tensors, engine.program
+            on_device = any(isinstance(a, DeviceBuffer) for a in arrays.values())
+            addresses = {name: self._place_input(engine, name, arrays[name], queue) for name in program.inputs}
             made: dict[str, DeviceArray] = {}
+            staged: list[str] = []
             for name in program.outputs:
                 target = targets.get(name)
-                if isinstance(target, DeviceBuffer) and _aligned(target.address):
+                if isinstance(target, DeviceBuffer) and not target.address % IO_ALIGN:
                     addresses[name] = target.address
                 elif target is None and on_device and name in names:
-                    t = tensors[name]
-                    memory = Memory(self._device, t.size * t.dtype.size, f"output {name!r}")
-                    made[name] = DeviceArray(memory, t.shape, t.dtype)
-                    addresses[name] = memory.address
+                    made[name] = engine.output(name, queue)
+                    addresses[name] = made[name].memory.address
                 else:
                     addresses[name] = engine.staging().address(name)
+                    staged.append(name)
             engine.launch(addresses, queue)
 
-            to_host = [
-                n for n in program.outputs if isinstance(targets.get(n), np.ndarray) or (n in names and n not in {*given, *made})
-            ]
-            for name in to_host:
-                engine.staging().fetch(name, queue)
-            for name, target in targets.items():
-                if isinstance(target, DeviceBuffer) and addresses[name] != target.address:
+            to_host = []
+            for name in staged:
+                target = targets.get(name)
+                if isinstance(target, DeviceBuffer):
                     cu.cuMemcpyDtoDAsync(target.address, addresses[name], tensors[name].size * tensors[name].dtype.size, queue)
-            engine.mark_last(queue)
-            if stream is None or to_host or not all(isinstance(a, DeviceBuffer) for a in arrays.values()):
+                elif target is not None or name in names:
+                    engine.staging().fetch(name, queue)
+                    to_host.append(name)
+            if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
                 engine.synchronize(queue)
-            elif made:
-                ready = engine.event(queue)
+                engine.mark_last(None)
+            else:
+                engine.mark_last(queue)
                 for array in made.values():
-                    array.stream, array.ready = queue, ready
+                    array.mark()
 
-            results: list[Any] = []
-            for name, target in targets.items():
-                if isinstance(target, np.ndarray):
-                    np.copyto(target, engine.staging().host(name))
-            for name in names:
-                results.append(
-                    given[name] if name in given else made[name] if name in made else engine.staging().host(name).copy()
-                )
-            return results
+            for name in to_host:
+                if name in targets:
+                    np.copyto(targets[name], engine.staging().host(name))  # type: ignore[arg-type]
+            return [given[n] if n in given else made[n] if n in made else engine.staging().host(n).copy() for n in names]
+
+    def _checked(
+        self, arrays: Mapping[str, np.ndarray | DeviceBuffer], given: Mapping[str, np.ndarray | DeviceBuffer]
+    ) -> tuple[GpuEngine, Mapping[str, np.ndarray | DeviceBuffer]]:
+        """The engine for the inputs, and the caller's output arrays as it writes them.
+
+        Arrays in GPU memory are checked once for each layout that they come in.
+        """
+        key = tuple([(n, *_layout(a)) for n, a in arrays.items()]), tuple([(n, *_layout(a)) for n, a in given.items()])
+        if (known := self._known.get(key)) is not None:
+            return known, given
+        engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
+        targets = {name: self._target_array(engine, array, name) for name, array in given.items()}
+        if not any(isinstance(a, np.ndarray) for a in (*arrays.values(), *given.values())):
+            self._known[key] = engine
+        return engine, targets
 
     def _place_input(self, engine: GpuEngine, name: str, array: np.ndarray | DeviceBuffer, stream: int) -> int:
         """Where the input lies on the device, after it has been queued to be copied there if need be."""
@@ -251,7 +253,7 @@ class Session:
         if isinstance(array, np.ndarray):
             engine.staging().put(name, _as_stored(array, t), stream)
             return engine.staging().address(name)
-        if _aligned(array.address):
+        if not array.address % IO_ALIGN:
             return array.address
         where = engine.staging().address(name)
         with engine.device as cu:
@@ -274,8 +276,6 @@ class Session:
                     self.run(None, feeds)
                     times.append((time.perf_counter() - begin) * 1e3)
                 return times
-            from tccompile.runtime.arrays import adopt
-
             stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
             arrays = {name: adopt(array, self._device.ordinal, stream, f"input {name!r}") for name, array in feeds.items()}
             engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
@@ -371,6 +371,7 @@ class Session:
                 if self._device is not None:
                     engine.close()  # type: ignore[union-attr]
             self._engines.clear()
+            self._known.clear()
 
     def __enter__(self) -> Session:
         return self
@@ -379,15 +380,14 @@ class Session:
         self.close()
 
 
+def _layout(array: np.ndarray | DeviceBuffer) -> tuple:
+    """All of an array in GPU memory that must fit the plan; nothing of others."""
+    return (array.shape, array.dtype, array.contiguous) if isinstance(array, DeviceBuffer) else ()
+
+
 def _as_stored(array: Any, t: Tensor) -> np.ndarray:
     """The array in the type that holds the tensor's elements: bfloat16 as its bits."""
     return array.view(np.uint16) if t.dtype is DType.BF16 and array.dtype != np.uint16 else array
-
-
-def _aligned(address: int) -> bool:
-    from tccompile.runtime.gpu import IO_ALIGN
-
-    return address % IO_ALIGN == 0
 
 
 def _shape(shape: Sequence[int]) -> str:

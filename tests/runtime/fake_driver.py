@@ -64,7 +64,8 @@ Kernel = tuple[Sequence[Any], Callable[..., None]]
 class FakeApi:
     """The functions of cuda.bindings.driver that the engine calls. "Device" memory is host memory, so kernels can be Python.
 
-    kernels  by entry name; failures: a status to return, by call; log: the calls that order work, in order
+    kernels  by entry name; failures: a status to return, by call
+    calls    the names of all calls; log: those that order work, with what they order
     """
 
     CUDA_KERNEL_NODE_PARAMS = KernelParams
@@ -81,6 +82,7 @@ class FakeApi:
     ):
         self.kernels, self.count, self.cc, self.version, self.total = kernels, count, cc, version, memory
         self.failures: dict[str, Status] = {}
+        self.calls: list[str] = []
         self.log: list[tuple] = []
         self.blocks: dict[int, ctypes.Array] = {}
         self.stack: list[Any] = []
@@ -109,6 +111,7 @@ class FakeApi:
             return found
 
         def call(*args: Any) -> tuple:
+            self.calls.append(name)
             if name in self.failures:
                 return (self.failures[name], *([0] * 2))
             result = found(*args)

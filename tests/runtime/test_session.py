@@ -22,6 +22,7 @@ from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch,
 from tccompile.program import Pointwise, Program, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime import gpu
+from tccompile.runtime.arrays import IO_ALIGN, KEPT, DeviceArray, _Tensor
 from tccompile.runtime.driver import Driver, open_device
 from tccompile.runtime.session import Session
 from tccompile.weights import Literal
@@ -169,6 +170,121 @@ def test_addresses_are_set_only_when_they_change(fake):
     same([y.numpy(), z.numpy()], expected(x_of() + 1))
 
 
+@pytest.mark.parametrize(
+    ("stream", "given", "wanted"),
+    [
+        (None, True, ["cuCtxPushCurrent", "cuGraphLaunch", "cuStreamSynchronize", "cuCtxPopCurrent"]),
+        (7, True, ["cuCtxPushCurrent", "cuGraphLaunch", "cuEventRecord", "cuCtxPopCurrent"]),
+        # the outputs' own events, for whoever reads them
+        (7, False, ["cuCtxPushCurrent", "cuGraphLaunch", *["cuEventRecord"] * 3, "cuCtxPopCurrent"]),
+    ],
+)
+def test_what_an_inference_asks_of_the_driver(fake, stream, given, wanted):
+    """Once it has run: no allocation, no event made, no node set, one change of the context"""
+    api = fake()
+    session = Session(plan(), "gpu")
+    x, y, z = (FakeArray(api, v) for v in (x_of(), *expected(x_of())))
+    outputs = {"y": y, "z": z} if given else None
+    session.run(None, {"x": x}, outputs=outputs, stream=stream)
+    api.calls.clear()
+    got = session.run(None, {"x": x}, outputs=outputs, stream=stream)
+    assert api.calls == wanted
+    same([y.numpy(), z.numpy()] if given else got, expected(x_of()))
+
+
+def test_memory_of_outputs_is_used_again(fake):
+    """... unless somebody may still read it: on a stream that does not come before the next inference"""
+    api = fake()
+    session = Session(plan(), "gpu")
+    x = FakeArray(api, x_of())
+
+    def run(stream: int | None, session: Session = session) -> DeviceArray:
+        return session.run(["y"], {"x": x}, stream=stream)[0]
+
+    def address(y: DeviceArray) -> int:
+        return y.memory.address
+
+    y = run(None)
+    first = address(y)
+    kept = run(None)
+    assert address(kept) != first  # it is still held
+    torch = y.__dlpack__(stream=1)  # the legacy default stream, which the session's own waits for
+    del y
+    assert address(run(None)) not in (first, address(kept))
+    del torch
+    assert address(run(None)) == first
+    for seen in (lambda y: y.__dlpack__(stream=5), lambda y: y.__dlpack__(stream=-1), lambda y: y.__cuda_array_interface__):
+        y = run(None)
+        where = address(y)
+        seen(y)
+        del y
+        assert where not in api.blocks
+    y = run(7)
+    where = address(y)
+    y.__dlpack__(stream=7)
+    del y
+    other = run(8)
+    assert address(other) != where and address(run(7)) == where
+    assert ("wait", 8) in api.log
+    many = [run(7) for _ in range(20)]
+    held = len(api.blocks)
+    del many
+    assert len(api.blocks) == held - (20 - KEPT)
+    session.close()
+    del session, run, kept, other
+    gc.collect()
+    assert len(api.blocks) == 1  # x
+
+
+def test_a_librarys_own_table_of_functions(fake):
+    """DLPack's exchange table, which PyTorch has: no capsules, and its current stream is waited for"""
+    api = fake()
+    session = Session(plan(), "gpu")
+    own = int(session._engines[0].stream.value)
+    works_on = [0]
+
+    def describe(array, tensor: int) -> int:
+        data = array.held.__cuda_array_interface__["data"][0]
+        described = _Tensor(data, 2, 0, 2, 2, 32, 1, ctypes.addressof(array.shape), None, 0)
+        ctypes.memmove(tensor, ctypes.addressof(described), ctypes.sizeof(_Tensor))
+        return 0
+
+    def current(device_type: int, device: int, stream: int) -> int:
+        assert (device_type, device) == (2, 0)
+        ctypes.c_void_p.from_address(stream).value = works_on[0]
+        return 0
+
+    functions = (
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(describe),
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)(current),
+    )
+    pointers = [ctypes.cast(f, ctypes.c_void_p).value for f in functions]
+    table = (ctypes.c_uint64 * 7)(1 | 3 << 32, 0, 0, 0, 0, *pointers)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+    class Tensor:
+        __dlpack_c_exchange_api__ = new(ctypes.addressof(table), b"dlpack_exchange_api", None)
+
+        def __init__(self, values: np.ndarray):
+            self.held = FakeArray(api, values)
+            self.shape = (ctypes.c_int64 * 2)(*values.shape)
+
+        def __dlpack_device__(self):
+            raise AssertionError("the table comes first")
+
+        __dlpack__ = __dlpack_device__
+
+    for works_on[0], waited in ((0, False), (5, True)):
+        api.log.clear()
+        x, y = Tensor(x_of()), Tensor(np.zeros((2, 3), np.float32))
+        assert session.run(["y"], {"x": x}, outputs={"y": y}) == [y]
+        same([y.held.numpy()], expected(x_of())[:1])
+        assert ((("record", 5) in api.log) and ("wait", own) in api.log) == waited
+    with pytest.raises(InputError, match="output 'y' has shape 2x3, got an array of shape 3x3"):
+        session.run(["y"], {"x": x}, outputs={"y": Tensor(x_of(3))})
+
+
 def test_misaligned_device_arrays_are_copied(fake):
     api = fake()
     session = Session(plan(), "gpu")
@@ -183,7 +299,8 @@ def test_streams(fake):
     own = int(session._engines[0].stream.value)
     x = FakeArray(api, x_of(), stream=5)
     session.run(None, {"x": x})
-    assert ("synchronize", 5) in api.log and ("launch", own) in api.log and ("synchronize", own) in api.log
+    order = [api.log.index(e) for e in (("record", 5), ("wait", own), ("launch", own), ("synchronize", own))]
+    assert order == sorted(order)
     api.log.clear()
 
     class Torch:
@@ -195,10 +312,11 @@ def test_streams(fake):
 
     outs = session.run(None, {"x": FakeArray(api, x_of())}, stream=Torch())
     assert ("launch", 9) in api.log and ("synchronize", 9) not in api.log
-    assert ("wait", 9) in api.log  # for the inference before, on another stream
+    assert ("wait", 9) not in api.log  # the inference before is done
     assert outs[0].__cuda_array_interface__["stream"] == 9
     session.run(None, {"x": FakeArray(api, x_of())}, stream=Protocol())
     assert ("launch", 11) in api.log
+    assert ("wait", 11) in api.log  # for the inference before, on another stream
     same(session.run(None, {"x": x_of()}, stream=13), expected(x_of()))  # host arrays: it waits
     assert ("synchronize", 13) in api.log
     with pytest.raises(InputError, match="is not a CUDA stream"):
@@ -580,7 +698,7 @@ def test_a_stripped_plan(fake):
 
 
 def test_alignment_is_a_promise():
-    assert gpu.ALIGN % 256 == 0 and gpu.IO_ALIGN == 16  # kernels rely on both
+    assert gpu.ALIGN % 256 == 0 and IO_ALIGN == 16  # kernels rely on both
 
 
 # --- What is imported ------------------------------------------------------------------------------------------------
