@@ -182,5 +182,11 @@ def memory_us(tensors: list[Tensor], arch: Arch) -> float:
 
 
 def traffic_us(op: Op, program: Program, arch: Arch) -> float:
-    """Time to read the op's inputs and write its output once."""
-    return memory_us([program.tensors[n] for n in (*op.inputs, op.y)], arch)
+    """Time to read the op's inputs and write its output once; of what only views read, no more than one element for each of y."""
+    y = program.tensors[op.y]
+    read = {n: memory_us([program.tensors[n]], arch) for n in op.inputs}
+    for n in read.keys() - {*op.operands}:
+        t = program.tensors[n]
+        seen = sum(view.tensor == n for view in op.views) * math.prod(y.padded) * t.dtype.size / (arch.gbps * 1e3 * 0.9)
+        read[n] = min(read[n], seen)
+    return sum(read.values()) + memory_us([y], arch)

@@ -387,7 +387,7 @@ class View:
             lo, hi = index.bounds(shape)
             if lo < r.low or hi >= r.high:  # otherwise it always holds
                 valid.append(Range(index, r.low, r.high))
-        return View(self.tensor, tuple(i.at(indices, shape) for i in self.index), tuple(valid), self.fill)
+        return View(self.tensor, tuple(i.at(indices, shape) for i in self.index), tuple(valid), self.fill if valid else 0.0)
 
     def read(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
         """What it reads from `values` (logical arrays by tensor), broadcastable to an output of `shape`."""

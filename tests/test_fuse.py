@@ -240,3 +240,65 @@ def test_a_product_in_another_order_of_memory_stays_apart():
     program = fused(model(nodes, {"x": (2, 9, 16), "z": (2, 24, 9)}, {"m": weight(16, 24)}))
     (gemm,) = [op for op in program.ops if isinstance(op, Gemm)]
     assert len(gemm.nodes) == 1
+
+
+def padded(
+    mode: str, pads: tuple[int, ...], size: tuple[int, int] = (9, 11), more=(), value: float = 1.5, **kw
+) -> onnx.ModelProto:
+    """conv(pad(relu(conv(x)))), the pads given as ONNX does for two axes."""
+    nodes = [
+        ("Conv", "x w", "c", {"pads": [1, 1, 1, 1]}),
+        ("Relu", "c", "r", {}),
+        ("Pad", "r p value" if mode == "constant" else "r p", "q", {"mode": mode}),
+        ("Conv", "q v", "y", {}),
+    ]
+    weights = {"w": weight(12, 3, 3, 3), "v": weight(4, 12, 3, 3), "p": np.array([0, 0, *pads[:2], 0, 0, *pads[2:]])}
+    weights |= {"value": np.float32(value)}
+    return model([*nodes, *more], {"x": (2, 3, *size)}, weights, **kw)
+
+
+@pytest.fixture
+def every_image_is_large(monkeypatch):
+    monkeypatch.setattr("tccompile.fuse.pad.LARGE", 1)
+    monkeypatch.setattr("tccompile.fuse.pad.BORDER", 0.7)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap", "constant"])
+@pytest.mark.parametrize(("pads", "strips"), [((1, 1, 1, 1), 4), ((2, 0, 1, 3), 3), ((0, 4, 0, 0), 1)])
+def test_an_image_is_written_into_the_middle_of_a_padded_one(every_image_is_large, mode, pads, strips):
+    program = fused(padded(mode, pads))
+    assert ops(program) == {"Conv": 2, "Pointwise": 1 + strips}
+    first, second = (op for op in program.ops if isinstance(op, Conv))
+    assert first.nodes == ("Conv_c", "Relu_r") and program.tensors[first.y].base == second.x
+
+
+def test_a_small_image_is_padded_in_one_piece():
+    assert ops(fused(padded("reflect", (1, 1, 1, 1)))) == {"Conv": 2, "Pointwise": 2}
+
+
+def test_what_is_padded_twice_can_only_lie_in_one(every_image_is_large):
+    more = [("Pad", "r p", "s", {"mode": "edge"}), ("Conv", "s v", "z", {})]
+    program = fused(padded("reflect", (1, 1, 1, 1), more=more, outputs=("y", "z")))
+    assert ops(program) == {"Conv": 3, "Pointwise": 1 + 4 + 1}
+
+
+def test_what_a_concatenation_wants_is_padded_in_one_piece(every_image_is_large):
+    more = [("Concat", "r c", "s", {"axis": 1}), ("Conv", "s u", "z", {})]
+    m = padded("reflect", (1, 1, 1, 1), more=more, outputs=("y", "z"))
+    m.graph.initializer.append(numpy_helper.from_array(weight(4, 24, 1, 1), "u"))
+    program = fused(m)
+    assert sum("Pad_q" in op.nodes for op in program.ops) == 1
+
+
+def test_a_model_input_is_padded_in_one_piece(every_image_is_large):
+    nodes = [("Pad", "x p", "q", {"mode": "reflect"}), ("MaxPool", "q", "y", {"kernel_shape": [2, 2]})]
+    m = model(nodes, {"x": (1, 8, 6, 7)}, {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1])})
+    assert ops(fused(m)) == {"Pointwise": 1, "Pool": 1}
+
+
+def test_padding_of_channels_is_a_copy(every_image_is_large):
+    nodes = [("Conv", "x w", "c", {}), ("Pad", "c p", "q", {"mode": "edge"}), ("Conv", "q v", "y", {})]
+    m = model(
+        nodes, {"x": (1, 8, 9, 9)}, {"w": weight(16, 8, 1, 1), "v": weight(3, 24, 1, 1), "p": np.array([0, 8, 0, 0, 0, 0, 0, 0])}
+    )
+    assert ops(fused(m)) == {"Conv": 2, "Pointwise": 2}

@@ -5,6 +5,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     unfold_inputs, unfold_outputs                            taps become channels where channels are few: unfold.py
     canonical             x[i] where only i = 0 occurs   =>  x[0]
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
+    split_pads            pad(x)                         =>  concat(border of x, x), for large images
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
@@ -21,11 +22,22 @@ from tccompile.fuse.concat import elide_concat
 from tccompile.fuse.editor import canonical, without_dead_code
 from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
+from tccompile.fuse.pad import split_pads
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.program import Program
 
 
 def fuse(program: Program) -> Program:
-    for equation in (unfold_inputs, unfold_outputs, canonical, flatten_into_weights, compose, epilogues, alias, elide_concat):
+    for equation in (
+        unfold_inputs,
+        unfold_outputs,
+        canonical,
+        flatten_into_weights,
+        split_pads,
+        compose,
+        epilogues,
+        alias,
+        elide_concat,
+    ):
         program = without_dead_code(equation(program))
     return program

@@ -29,6 +29,7 @@ def elide_concat(program: Program) -> Program:
         if (
             y.base is not None
             and copies(e, op)
+            and e.tensors[op.views[0].tensor].shape == y.shape
             and op.views[0] == canonical_view(identity_view(op.views[0].tensor, y.rank), y.shape)
         ):
             pieces.setdefault(y.base, []).append(Piece(i, op.views[0].tensor, y))

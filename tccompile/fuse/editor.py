@@ -115,13 +115,18 @@ def names(first: Op, then: Op) -> tuple[str, ...]:
     return tuple(dict.fromkeys(first.nodes + then.nodes))
 
 
-def copies(e: Editor, op: Op) -> bool:
-    """Whether `op` only moves a tensor of ours that has memory in the arena, without changing its type."""
-    if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.views[0].valid:
+def moves(e: Editor, op: Op) -> bool:
+    """Whether `op` only moves a tensor of ours that has memory in the arena, without changing its type, perhaps with a border."""
+    if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load":
         return False
     x = e.tensors[op.views[0].tensor]
     outside = {*e.program.inputs, *e.program.outputs, *e.constants}
     return x.dtype is e.tensors[op.y].dtype and x.name not in outside and x.storage not in outside
+
+
+def copies(e: Editor, op: Op) -> bool:
+    """Whether `op` moves a tensor and nothing else."""
+    return moves(e, op) and not op.views[0].valid
 
 
 def canonical(program: Program) -> Program:
