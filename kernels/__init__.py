@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
@@ -22,6 +23,7 @@ KERNELS: tuple[Kernel, ...] = (
     *SIMT,
     Depthwise(),
     ConvDirect(),
+    AttentionKernel(),
     ReduceKernel(),
     SoftmaxKernel(),
     NormKernel(),

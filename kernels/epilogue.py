@@ -19,7 +19,7 @@ from tccompile.errors import UnsupportedError
 from tccompile.expr import DType, Expr, Shape, View
 from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
-from tccompile.program import Conv, Gemm, Op, Pool, Program, Tensor
+from tccompile.program import Attention, Conv, Gemm, Op, Pool, Program, Tensor
 
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
@@ -34,7 +34,7 @@ def frame_of(op: Op, program: Program) -> Frame:
     if isinstance(op, Conv) or (isinstance(op, Pool) and y.padded[2:] == y.shape[2:]):
         return (0, 2, 3, 1) if rank == 4 else (0, None, 2, 1)
     inner = y.inner
-    lane = rank - 1 if isinstance(op, Gemm) or inner is None else inner
+    lane = rank - 1 if isinstance(op, Attention | Gemm) or inner is None else inner
     rows = [a for a in range(rank) if a != lane]
     return (*[None] * (3 - len(rows)), *rows, lane)
 

@@ -101,7 +101,9 @@ def op_text(op: Op) -> str:
     return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}"
 
 
-def _names(value: str | tuple[str, ...]) -> str:
+def _names(value: str | tuple[str, ...] | None) -> str:
+    if value is None:
+        return "none"
     return f"%{value}" if isinstance(value, str) else "(" + ", ".join(f"%{v}" for v in value) + ")"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from tccompile.errors import PlanError
 from tccompile.expr import FUNCTIONS, Coord, DType, Element, Expr, Index, Quotient, Remainder, View, parts
 from tccompile.program import (
+    Attention,
     Conv,
     Gemm,
     Norm,
@@ -155,6 +156,16 @@ def _gemm(op: Gemm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
 
 
+def _attention(op: Attention, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    q, k, v = shapes[op.q], shapes[op.k], shapes[op.v]
+    yield len(q) == len(k) == len(v) == len(y) == 4 and q[3] == k[3] and k[:3] == v[:3] and y == (*q[:3], v[3])
+    yield q[0] == k[0] and k[1] >= 1 and q[1] % k[1] == 0
+    yield math.isfinite(op.scale) and (op.causal is None or abs(op.causal) < EXTENT)
+    if op.mask is not None:
+        scores = (*q[:3], k[2])
+        yield len(shapes[op.mask]) == 4 and all(n in (1, s) for n, s in zip(shapes[op.mask], scores, strict=True))
+
+
 def _reduce(op: Reduce, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     x = shapes[op.x]
     yield _axes(op.axes, x) and y == tuple(1 if a in op.axes else n for a, n in enumerate(x))
@@ -185,6 +196,7 @@ def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
 
 
 RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
+    Attention: _attention,
     Conv: _conv,
     Gemm: _gemm,
     Norm: _norm,

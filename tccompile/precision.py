@@ -2,8 +2,9 @@
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv and Gemm, because
-Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. With
-"fp32" nothing changes. A finer choice, tensor by tensor, is a different answer of `storage`.
+Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the
+lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. A finer choice, tensor by tensor,
+is a different answer of `storage`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tccompile.expr import DType
-from tccompile.program import Conv, Gemm, Program, Tensor
+from tccompile.program import Attention, Conv, Gemm, Program, Tensor
 from tccompile.weights import transform
 
 
@@ -20,9 +21,12 @@ def precision(program: Program, mode: str) -> Program:
     """The program with the dtype of each internal float tensor chosen; constants get the cast in their recipe."""
     operands = {op.w if isinstance(op, Conv) else op.b for op in program.ops if isinstance(op, Conv | Gemm)}
     outside = {*program.inputs, *program.outputs}
+    masks = {program.tensors[op.mask].storage for op in program.ops if isinstance(op, Attention) and op.mask is not None}
 
     def storage(t: Tensor) -> DType:
-        stays = t.dtype is not DType.F32 or t.storage in outside or (t.name in program.constants and t.name not in operands)
+        stays = (
+            t.dtype is not DType.F32 or t.storage in outside | masks or (t.name in program.constants and t.name not in operands)
+        )
         return t.dtype if stays or mode == "fp32" else DType.F16
 
     return with_storage(program, storage)

@@ -143,6 +143,28 @@ class Gemm(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attention(Op):
+    """y = epilogue(softmax(scale * q @ kᵀ + mask) @ v): the softmax is over the rows of k, and 0 where a row sees none of them.
+
+    q (B, H, M, D), k (B, G, N, D), v (B, G, N, E), y (B, H, M, E); head h of q meets head h // (H / G) of k and v.
+
+    mask    (B, H, M, N) or 1 in place of any; added, or if it is bool, a row sees what it is true for
+    causal  row m sees rows n <= m + causal of k and v; None: all of them
+    """
+
+    q: str
+    k: str
+    v: str
+    scale: float
+    mask: str | None = None
+    causal: int | None = None
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pool(Op):
     """y = epilogue(max or mean of x's windows), x (N, C, H, W) or (N, C, W).
 
@@ -227,7 +249,7 @@ class Resize(Op):
         return self.x, *self.index, *self.weights
 
 
-OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Pool, Reduce, Softmax, Norm, Resize)
+OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Pool, Reduce, Softmax, Norm, Resize)
 
 
 # --- Program ---------------------------------------------------------------------------------------------------------
@@ -266,9 +288,12 @@ class Program:
         return {op.y: op for op in self.ops}
 
 
+TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "y", "index", "weights")
+
+
 def tensor_fields(op: Op) -> Iterator[str]:
-    """The names of the op's fields that hold tensor names (one, or a tuple of them), beside its views."""
-    return (f.name for f in fields(op) if f.name in ("x", "w", "a", "b", "y", "index", "weights"))
+    """The names of the op's fields that hold tensor names (one, a tuple of them, or None), beside its views."""
+    return (f.name for f in fields(op) if f.name in TENSOR_FIELDS)
 
 
 def renamed(op: Op, names: Mapping[str, str]) -> Op:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import conv, linear, movement, norm, pointwise, pool, reduce, resize
+from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, reduce, resize
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -16,6 +16,7 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": conv.conv_transpose,
     "Gemm": linear.gemm,
     "MatMul": linear.matmul,
+    "Attention": attention.attention,
     "MaxPool": pool.max_pool,
     "MaxUnpool": pool.max_unpool,
     "AveragePool": pool.average_pool,

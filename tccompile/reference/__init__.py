@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Shape, Softmax
+from tccompile.program import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Shape, Softmax
 from tccompile.reference.expressions import evaluate_expr
 from tccompile.reference.reductions import norm, reduce, softmax
 from tccompile.reference.storage import convert, elements, from_storage, store, to_storage
@@ -25,6 +25,26 @@ def gemm(op: Gemm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
     return a @ b.swapaxes(-1, -2)
 
 
+def attention(op: Attention, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """softmax(scale * q @ kᵀ + mask) @ v, one head at a time; rows that see nothing are 0."""
+    q, k, v = (values[name].astype(np.float32, copy=False) for name in (op.q, op.k, op.v))
+    mask = None if op.mask is None else np.broadcast_to(values[op.mask], (*q.shape[:3], k.shape[2]))
+    out, share = np.zeros(shape, np.float32), q.shape[1] // k.shape[1]
+    future = None if op.causal is None else np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None] + op.causal
+    for b, h in np.ndindex(q.shape[:2]):
+        scores = q[b, h] @ k[b, h // share].T * np.float32(op.scale)
+        if mask is not None:
+            scores = np.where(mask[b, h], scores, -np.inf) if mask.dtype == bool else scores + mask[b, h]
+        if future is not None:
+            scores = np.where(future, -np.inf, scores)
+        with np.errstate(all="ignore"):
+            highest = scores.max(1, keepdims=True, initial=-np.inf)
+            e = np.exp(scores - np.where(np.isneginf(highest), 0, highest), dtype=np.float32)
+            total = e.sum(1, np.float64, keepdims=True)
+            out[b, h] = e @ v[b, h // share] / np.where(total == 0, 1, total)
+    return out
+
+
 def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """x resampled along one axis after the other: a weighted sum of taps, at indices clipped into x."""
     x = values[op.x].astype(np.float32, copy=False)
@@ -39,6 +59,7 @@ def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.nda
 
 
 MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
+    Attention: attention,
     Conv: conv,
     Gemm: gemm,
     Norm: norm,

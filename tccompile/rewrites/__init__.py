@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.rewrites import (
     activations,
+    attention,
     batch_norm,
     conv_transpose,
     einsum,
@@ -31,6 +32,7 @@ REWRITES: tuple[Rewrite, ...] = (
     *activations.REWRITES,
     *normalization.REWRITES,
     *batch_norm.REWRITES,
+    *attention.REWRITES,
     *einsum.REWRITES,
     *gemm.REWRITES,
     *scale_shift.REWRITES,

@@ -29,7 +29,22 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.program import Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, Tensor, dense, verify
+from tccompile.program import (
+    Attention,
+    Conv,
+    Gemm,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Program,
+    Reduce,
+    Resize,
+    Softmax,
+    Tensor,
+    dense,
+    verify,
+)
 from tccompile.reference import from_storage, to_storage
 from tccompile.weights import Literal
 
@@ -262,6 +277,44 @@ def reduce(
         outer, loads = made.expr, made.loads
     y = _destination(b, shape, 1, to, dtype, order)
     return b.program(Reduce(nodes=(case,), y=y, x="x", axes=axes, combine=combine, pre=inner, epilogue=Epilogue(outer, loads)))
+
+
+def attention(
+    case: str,
+    q: tuple[int, ...],
+    n: int,
+    e: int | None = None,
+    share: int = 1,
+    mask: tuple[int, ...] | None = None,
+    kind: DType = F32,
+    causal: int | None = None,
+    packed: bool = False,
+    ep: str = "",
+    to: str = "own",
+    dtype: DType = F16,
+) -> Program:
+    """q (B, H, M, D) with n rows of k and v; `packed`: q, k and v (n = M) lie side by side, as one projection writes them."""
+    b = Builder(case)
+    batch, heads, m, d = q
+    e, inner = e or d, (0, 2, 1, 3)
+    if packed:
+        whole = b.normal("qkv", (batch, m, 3 * heads * d), dtype)
+        (outer, row, _), base = b.tensors[whole].strides, b.tensors[whole]
+        for i, name in enumerate("qkv"):
+            b.tensors[name] = Tensor(name, q, dtype, q, (outer, d, row, 1), base.name, i * heads * d)
+    else:
+        b.normal("q", q, dtype, inner)
+        b.normal("k", (batch, heads // share, n, d), dtype)
+        b.normal("v", (batch, heads // share, n, e), dtype, inner)
+    if mask is not None:
+        values = b.rng.standard_normal(mask)
+        hidden = b.rng.random(mask) < 0.4
+        b.values("mask", ~hidden if kind is DType.BOOL else np.where(hidden, -np.inf, values), kind)
+    shape = (batch, heads, m, e)
+    y = _destination(b, shape, 3, to, dtype, inner)
+    names = {"q": "q", "k": "k", "v": "v", "mask": None if mask is None else "mask"}
+    over = epilogue(b, shape, ep, 3, inner, dtype)
+    return b.program(Attention(nodes=(case,), y=y, epilogue=over, scale=d**-0.5, causal=causal, **names))
 
 
 def softmax(
@@ -602,6 +655,26 @@ CASES: Cases = {
     "mean_hw_odd": _case(reduce, (1, 20, 7, 7), (2, 3), order=NHWC, ep="mean", to="odd"),
     "max_many": _case(reduce, (3, 20, 24), (1,), combine="max", ep=MANY),
     "sum_of_one": _case(reduce, (1, 1), (1,)),
+    # attention
+    "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),
+    "attention_packed": _case(attention, (2, 3, 197, 64), 197, packed=True),
+    "attention_small": _case(attention, (1, 2, 5, 24), 7, e=16),
+    "attention_wide": _case(attention, (1, 2, 70, 128), 200, packed=False),
+    "attention_widest": _case(attention, (1, 2, 65, 256), 70),
+    "attention_40": _case(attention, (1, 3, 129, 40), 300),
+    "attention_causal": _case(attention, (1, 2, 150, 64), 150, causal=0),
+    "attention_causal_past": _case(attention, (1, 2, 37, 128), 90, causal=53),
+    "attention_grouped": _case(attention, (2, 6, 66, 64), 66, share=3, causal=0),
+    "attention_mask": _case(attention, (2, 3, 90, 32), 75, mask=(2, 1, 90, 75), ep="scale bias"),
+    "attention_mask_row": _case(attention, (2, 3, 90, 64), 70, mask=(2, 1, 1, 70), kind=DType.BOOL),
+    "attention_mask_causal": _case(attention, (1, 3, 80, 64), 80, mask=(1, 3, 80, 80), causal=0),
+    "attention_unseen": _case(attention, (1, 2, 40, 64), 40, causal=-9),
+    "attention_decode": _case(attention, (3, 4, 1, 64), 259),
+    "attention_odd": _case(attention, (1, 2, 33, 20), 35, e=12, ep="residual"),
+    "attention_fp32": _case(attention, (2, 2, 40, 36), 45, dtype=F32, causal=5),
+    "attention_output": _case(attention, (1, 2, 50, 64), 64, to="output"),
+    "attention_tail": _case(attention, (1, 2, 50, 24), 64, to="tail"),
+    "attention_long": _case(attention, (1, 2, 600, 128), 1100),
     # softmax
     "softmax_rows": _case(softmax, (33, 100), 1),
     "softmax_long": _case(softmax, (5, 3000), 1),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.expr import DType
-from tccompile.kernels import epilogue, pointwise, pool, resize
+from tccompile.kernels import attention, epilogue, pointwise, pool, resize
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import F32, I32, Launch, Ptr, Work
 from tccompile.program import Program
@@ -145,23 +145,25 @@ def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str) 
 
 def _launch(launch: Launch, memory: Memory) -> None:
     params = dict(launch.code.params)
-    cuda = SimpleNamespace(blockIdx=SimpleNamespace(x=0), threadIdx=SimpleNamespace(x=0))
+    cuda = SimpleNamespace(blockIdx=SimpleNamespace(x=0, y=0), threadIdx=SimpleNamespace(x=0))
     scope = {**names(), "cuda": cuda}
 
     if "epilogue" in params:
         text, kinds, accesses = epilogue.source(params.pop("epilogue"))
         scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
         params["extra"] = len(kinds)
-    source = {"pointwise": pointwise.source, "pool": pool.source, "resize": resize.source}[launch.code.kernel]
+    source = {"attention": attention.source, "pointwise": pointwise.source, "pool": pool.source, "resize": resize.source}[
+        launch.code.kernel
+    ]
     text, _, accesses = source(**params)  # type: ignore[operator]
-    # A barrier suspends a thread until all others are there. Kernels have one at most, and read what it guards after it.
+    # A barrier suspends a thread until all others are there, or have ended.
     barriers = "cuda.syncthreads()" in text
     kernel = execute(text.replace("cuda.syncthreads()", "yield"), {**scope, **memory.functions(accesses)}, "kernel")
     args = []
     for arg in launch.args:
         assert isinstance(arg, Ptr | I32 | F32)
         args.append(memory.pointer(arg) if isinstance(arg, Ptr) else arg.value)
-    for cuda.blockIdx.x in range(launch.grid[0]):
+    for cuda.blockIdx.y, cuda.blockIdx.x in np.ndindex(launch.grid[1], launch.grid[0]):
         shared: dict[int, np.ndarray] = {}
         cuda.shared = SimpleNamespace(array=lambda n, kind, shared=shared: shared.setdefault(n, np.full(n, np.nan, kind)))
         threads = []
@@ -169,5 +171,11 @@ def _launch(launch: Launch, memory: Memory) -> None:
             threads.append(kernel(*args))
             if barriers:
                 next(threads[-1])
-        for thread in threads if barriers else ():
-            assert list(thread) == []
+        while barriers and threads:
+            waiting = []
+            for number, thread in enumerate(threads):
+                cuda.threadIdx.x = number
+                if next(thread, thread) is not thread:
+                    waiting.append(thread)
+            assert len(waiting) in (0, len(threads)), "some threads wait at a barrier that others do not reach"
+            threads = waiting
