@@ -2,9 +2,9 @@
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv and Gemm, because
-Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the
-lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. A finer choice, tensor by tensor,
-is a different answer of `storage`.
+Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
+Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. A finer
+choice, tensor by tensor, is a different answer of `storage`.
 """
 
 from __future__ import annotations
