@@ -15,6 +15,7 @@ from tccompile.load import load, sources
 from tccompile.lower import lower
 from tccompile.program import Conv, Gemm, Program, verify
 from tests.networks import reference as onnx_runtime
+from tests.rewrites.common import Net
 
 RNG = np.random.default_rng(7)
 
@@ -302,3 +303,30 @@ def test_padding_of_channels_is_a_copy(every_image_is_large):
         nodes, {"x": (1, 8, 9, 9)}, {"w": weight(16, 8, 1, 1), "v": weight(3, 24, 1, 1), "p": np.array([0, 8, 0, 0, 0, 0, 0, 0])}
     )
     assert ops(fused(m)) == {"Conv": 2, "Pointwise": 2}
+
+
+def test_heads_of_projections_are_views():
+    net = Net(x=(2, 9, 48))
+    heads = []
+    for _ in range(3):
+        y = net("Add", net("MatMul", "x", net.normal(48, 32, scale=0.2)), net.normal(32))
+        heads.append(net("Transpose", net("Reshape", y, np.array([2, 9, 4, 8])), perm=[0, 2, 1, 3]))
+    y = net("Reshape", net("Transpose", net("Attention", *heads), perm=[0, 2, 1, 3]), np.array([2, 9, 32]))
+    p = fused(net.out(net("MatMul", y, net.normal(32, 48))).model(), 2e-6)
+    assert ops(p) == {"Gemm": 4, "Attention": 1, "Pointwise": 1}  # the input as the program holds it
+    (attention,) = (op for op in p.ops if type(op).__name__ == "Attention")
+    assert p.tensors[attention.q].strides == (9 * 32, 8, 32, 1)
+
+
+def test_heads_that_are_no_multiple_of_8_are_copied():
+    net = Net(x=(2, 9, 48))
+    y = net("Reshape", net("MatMul", "x", net.normal(48, 24)), np.array([2, 9, 4, 6]))
+    p = fused(net.out(net("Softmax", net("Transpose", y, perm=[0, 2, 1, 3]))).model(), 2e-6)
+    assert ops(p)["Pointwise"] == 2
+
+
+def test_channels_stay_innermost_where_pixels_become_a_sequence():
+    net = Net(x=(2, 8, 6, 5))
+    y = net("Reshape", net("Conv", "x", net.normal(16, 8, 3, 3), kernel_shape=[3, 3]), np.array([2, 16, 12]))
+    p = fused(net.out(net("LayerNormalization", net("Transpose", y, perm=[0, 2, 1]), net.normal(16))).model(), 2e-6)
+    assert ops(p) == {"Conv": 1, "Norm": 1, "Pointwise": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.expr import View, load, substitute
-from tccompile.fuse.editor import Editor, fits, names, shifted, tidy
+from tccompile.expr import View, identity_view, load, substitute
+from tccompile.fuse.editor import Editor, canonical_view, fits, names, shifted, tidy
 from tccompile.program import Pointwise, Program, Tensor
 
 
@@ -44,6 +44,8 @@ def _inlined(e: Editor, consumer: Pointwise, view: View) -> Pointwise | None:
     y = e.tensors[consumer.y]
     if len(e.readers[name]) > 1 and not (moves_only and _keeps_lanes(producer.views[0], e.tensors, t)):
         return None
+    if not moves_only and consumer.epilogue.expr == load(0) and _joins_its_producer(e, producer):
+        return None  # it becomes an epilogue, and the consumer a view
     if not moves_only and y.size > 2 * t.size:
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape
@@ -57,6 +59,18 @@ def _inlined(e: Editor, consumer: Pointwise, view: View) -> Pointwise | None:
     if not fits(epilogue):
         return None
     return replace(consumer, epilogue=epilogue, nodes=names(producer, consumer))
+
+
+def _joins_its_producer(e: Editor, op: Pointwise) -> bool:
+    """Whether what `op` computes can be an epilogue of what it reads: nobody else reads that, and it does so as it is."""
+    shape = e.tensors[op.y].shape
+    for view in op.views:
+        name, source = view.tensor, e.writer(view.tensor)
+        if source is None or isinstance(source, Pointwise) or not e.is_private(name) or len(e.readers[name]) > 1:
+            continue
+        if e.tensors[name].shape == shape and view == canonical_view(identity_view(name, len(shape)), shape):
+            return True
+    return False
 
 
 def _keeps_lanes(view: View, tensors: dict[str, Tensor], y: Tensor) -> bool:

@@ -118,7 +118,12 @@ def reshape(node: gs.Node, b: Builder) -> None:
     """Reshape, Flatten, Squeeze and Unsqueeze: the output's shape says it all."""
     y = node.outputs[0]
     x = b.value(node.inputs[0])
-    b.copy(reshape_view(x.name, x.shape, shape_of(y)), b.result(y))
+    shape = shape_of(y)
+    # Pixels that become a sequence, (N, C, H, W) → (N, C, H·W) → (N, H·W, C), keep their channels innermost all the way.
+    images = x.rank >= 3 and len(shape) >= 3 and x.shape[:2] == shape[:2] and shape[1] > 1 and order_of(x)[-1] == 1
+    last = any(n.op == "Transpose" and list(n.attrs.get("perm", (0,)))[-1] == 1 for n in y.outputs)
+    order = (0, *range(2, len(shape)), 1) if images and last else None
+    b.copy(reshape_view(x.name, x.shape, shape), b.result(y, order))
 
 
 def transpose(node: gs.Node, b: Builder) -> None:

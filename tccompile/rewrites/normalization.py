@@ -5,7 +5,8 @@ With d = x - mean(x) over some axes, and n(x) = d / sqrt(mean(d * d) + eps):
     n(x) * s + b over the last axes             = layer_norm(x, s, b)
     n(x) * s + b over the spatial axes          = instance_norm(x, s, b)            s and b one number a channel
     n(x) * s + b over the channels              = layer_norm(x', s, b)'             ' moves the channels last, and back
-    reshape(instance_norm(reshape(x))) * s + b  = group_norm(x, s, b)               in the middle x is (N, groups, …)
+    reshape(instance_norm(reshape(x))) * s + b  = group_norm(x, s, b)               in the middle x is (N, groups, …);
+                                                                                    reshaped, where it ends in other extents
 
 s and b are constants; without them they are 1 and 0. Beside having fewer steps, the whole is computed in float32, where
 squares of small numbers do not vanish and those of large ones do not overflow.
@@ -33,6 +34,7 @@ from tccompile.rewrites.rule import (
     reshaped,
     rounded,
     scalar,
+    shape_constant,
 )  # fmt: skip
 
 
@@ -207,8 +209,8 @@ def _match_groups(node: gs.Node) -> Grouped | None:
 
 def _check_groups(edit: Editor, m: Grouped) -> str | None:
     x, middle = list(m.before.inputs[0].shape), list(m.norm.inputs[0].shape)
-    if x != list(m.after.outputs[0].shape):
-        return "the shape does not come back"
+    if x[:2] != list(m.after.outputs[0].shape)[:2]:
+        return "images and channels do not come back"
     if len(x) < 3 or middle[0] != x[0] or not middle[1] or x[1] % middle[1]:
         return "its instances are not groups of channels"
     if not edit.only_use(m.norm.outputs[0]):
@@ -225,7 +227,12 @@ def _apply_groups(edit: Editor, m: Grouped) -> None:
     last = y.inputs[0]
     parameters = [_vector(edit, s, x.shape[1], last, 1), _vector(edit, b, x.shape[1], last, 0)]
     eps = m.norm.attrs.get("epsilon", 1e-5)
-    edit.add("GroupNormalization", [x, *parameters], last, into=y, num_groups=m.norm.inputs[0].shape[1], epsilon=eps)
+    whole = {"num_groups": m.norm.inputs[0].shape[1], "epsilon": eps}
+    if list(x.shape) == list(y.shape):
+        edit.add("GroupNormalization", [x, *parameters], last, into=y, **whole)
+        return
+    normal = edit.add("GroupNormalization", [x, *parameters], last, x.shape, **whole)
+    edit.add("Reshape", [normal, shape_constant(edit, y.shape, last)], last, into=y)
 
 
 REWRITES = (

@@ -93,6 +93,12 @@ def test_near_misses(case):
         check(net.out(net("Mul", y, net.normal(24)), y), {"LayerNormalization": 1, "Mul": 1})
 
 
+def test_groups_that_end_as_a_sequence():
+    net = Net(x=(2, 24, 5, 4))
+    y = net("InstanceNormalization", net("Reshape", "x", np.array([0, 6, -1])), np.ones(6, f), np.zeros(6, f))
+    check(net.out(_affine(net, net("Reshape", y, np.array([2, 24, 20])), 24, 1)), {"GroupNormalization": 1, "Reshape": 1})
+
+
 def test_groups_with_scales_of_their_own_stay():
     net = Net(x=(2, 24, 5, 4))
     y = net("InstanceNormalization", net("Reshape", "x", np.array([0, 6, -1])), net.normal(6), net.normal(6))
