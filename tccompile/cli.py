@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tccompile.ops.builder import Issue
     from tccompile.program import Tensor
     from tccompile.report import Json
+    from tccompile.runtime.profile import Profile
 
 INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 
@@ -292,7 +293,19 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
 @click.option("--check-finite", is_flag=True, help="Run on the CPU, and name the first tensor that leaves fp16's range.")
 @click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
-@click.option("--iterations", type=click.IntRange(1), metavar="N", help="Inferences to measure; default: 200, on the CPU 10.")
+@click.option(
+    "--profile",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE.html]",
+    help="Measure each step: a table, or a page with a timeline and a roofline; without INPUT, on random values.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Inferences that --bench or --profile measures; default: 200, on the CPU 10.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.version_option(__version__)
@@ -305,6 +318,7 @@ def tcrun(
     weights: Path | None,
     check_finite: bool,
     bench: bool,
+    profile: str | None,
     iterations: int | None,
     quiet: bool,
     as_json: bool,
@@ -317,13 +331,17 @@ def tcrun(
     from tccompile.plan import fill, read_plan
     from tccompile.runtime.session import Session
 
-    if iterations and not bench:
-        raise UsageError("--iterations says how often --bench measures; give --bench too")
-    if output is not None:
-        _check_output(output, plan, input_file, weights)
+    if iterations and not (bench or profile):
+        raise UsageError("--iterations says how often --bench and --profile measure; give one of them too")
+    page = Path(profile) if profile and profile != "-" else None
+    if page is not None and page.suffix != ".html":
+        raise UsageError(f"--profile takes the name of an .html file, or nothing, not {page}; put INPUT before it")
+    for path in (output, page):
+        if path is not None:
+            _check_output(path, plan, input_file, weights)
     loaded = read_plan(plan)
     program = loaded.entries[0].program
-    if input_file is None and program.inputs and not bench:
+    if input_file is None and program.inputs and not (bench or profile):
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     if input_file is None and output is not None and program.inputs:
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
@@ -343,11 +361,19 @@ def tcrun(
         if not quiet and not as_json:
             click.echo(f"on {where}", err=True)
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
-        times = session.bench(iterations or ITERATIONS[session.device.partition(":")[0]], feeds) if bench else None
+        iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
+        times = session.bench(iterations, feeds) if bench else None
+        steps = session.profile(iterations, feeds) if profile else None
     if output is not None:
         _write_outputs(output, outputs)
     summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
-    _print_result(where, summaries, times, as_json, quiet=output is not None)
+    if page is not None and steps is not None:
+        from tccompile.plan import whole_file
+        from tccompile.profile_page import profile_page
+
+        with whole_file(page) as file:
+            file.write(profile_page(steps).encode())
+    _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
     return 0
 
 
@@ -404,8 +430,15 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
 
 
-def _print_result(where: str, summaries: Sequence[Json], times: Sequence[float] | None, as_json: bool, quiet: bool) -> None:
-    """The outputs' summaries, unless `quiet`, and the milliseconds of `times`."""
+def _print_result(
+    where: str,
+    summaries: Sequence[Json],
+    times: Sequence[float] | None,
+    steps: Profile | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The outputs' summaries, unless `quiet`, the milliseconds of `times`, and the profile."""
     import numpy as np
 
     result: Json = {"device": where, "outputs": summaries}
@@ -413,6 +446,8 @@ def _print_result(where: str, summaries: Sequence[Json], times: Sequence[float] 
         median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
         figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
         result["bench"] = figures
+    if steps is not None:
+        result["profile"] = steps.to_json()
     if as_json:
         click.echo(json.dumps(result, ensure_ascii=False))
         return
@@ -422,6 +457,10 @@ def _print_result(where: str, summaries: Sequence[Json], times: Sequence[float] 
         click.echo(
             f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
         )
+    if steps is not None:
+        from tccompile.profile_page import profile_text
+
+        click.echo(profile_text(steps))
 
 
 def _values_text(summary: Json) -> str:

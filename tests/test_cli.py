@@ -209,6 +209,8 @@ RUNNING = {
     "no such input": ("conv.plan nowhere.npy", 2, "nowhere.npy"),
     "no input": ("conv.plan", 2, "INPUT", "'x'"),
     "iterations alone": ("conv.plan x.npy --iterations 3", 2, "--bench"),
+    "a page that is the input": ("conv.plan --profile x.npy", 2, ".html", "x.npy", "put INPUT before it"),
+    "a page in no folder": ("conv.plan x.npy --profile nowhere/p.html", 2, "nowhere"),
     "outputs of random inputs": ("conv.plan --bench -o y.npy", 2, "INPUT"),
     "no plan": ("text.plan x.npy", 5, "text.plan", "is not a plan"),
     "a model": ("conv.onnx x.npy", 5, "conv.onnx", "is not a plan"),
@@ -392,6 +394,18 @@ def test_bench_prints_sensible_figures(run, compiled, plans):
     assert figures["per_second"] == pytest.approx(1000 / figures["median_ms"])
     text = run("tcrun", compiled, plans / "x.npy", "--bench", "--device", "cpu")
     assert text.out.startswith("y: ") and "of 10 inferences" in text.out
+
+
+def test_profile_tells_of_each_step(run, compiled, plans):
+    result = run("tcrun", compiled, plans / "x.npy", "--profile", "--iterations", "2", "--device", "cpu", "--json")
+    profile = json.loads(result.out)["profile"]
+    nodes = [node for step in profile["steps"] for node in step["nodes"]]
+    assert {"first", "second"} <= set(nodes) and profile["iterations"] == 2 and profile["on_cpu"]
+    assert all(step["us"] > 0 for step in profile["steps"])
+    text = run("tcrun", compiled, "--device", "cpu", "--profile", "p.html")
+    assert text.code == 0 and all(node in text.out for node in nodes) and "NumPy" in text.out
+    page = Path("p.html").read_text()
+    assert page.startswith("<!doctype html>") and all(node in page for node in nodes)
 
 
 def test_weights_left_out_are_filled_in(run, models, plans, tmp_path):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64),
     )
+
+
+_TENSOR = struct.Struct("=QiiiBBHQQQ")
+"""The same, to be read at once."""
 
 
 class _Managed(ctypes.Structure):
@@ -116,13 +121,32 @@ class _Exchange:
 
     def buffer(self, array: Any, ordinal: int | None, name: str) -> DeviceBuffer | None:
         """Where the array lies, and the stream on which its library works now; None if it does not lie on a GPU."""
-        tensor, stream = _Tensor(), ctypes.c_void_p()
-        self._describe(array, ctypes.addressof(tensor))
-        if tensor.device_type not in (_CUDA, _CUDA_MANAGED):
+        answer = _answer
+        self._describe(array, answer.tensor_at)
+        data, device, number, rank, code, bits, lanes, shape, strides, offset = _TENSOR.unpack_from(answer.tensor)
+        if device != _CUDA and device != _CUDA_MANAGED:
             return None
-        _check_device(tensor.device_id, ordinal, name)
-        self._current(tensor.device_type, tensor.device_id, ctypes.addressof(stream))
-        return _buffer(tensor, array, name, stream.value or 0)
+        if number != ordinal:
+            _check_device(number, ordinal, name)
+        layout = _layout(_words(shape, rank), _words(strides, rank), code, bits, lanes, name)
+        self._current(device, number, answer.stream_at)
+        return DeviceBuffer(data + offset, *layout, array, answer.stream.value or 0)
+
+
+class _Answer(local):
+    """What a thread has a library write: faster than making these for each array."""
+
+    def __init__(self) -> None:
+        self.tensor, self.stream = (ctypes.c_uint8 * _TENSOR.size)(), ctypes.c_void_p()
+        self.tensor_at, self.stream_at = ctypes.addressof(self.tensor), ctypes.addressof(self.stream)
+
+
+_answer = _Answer()
+
+
+def _words(address: int, count: int) -> bytes | None:
+    """So many 64-bit integers; None if there are none."""
+    return ctypes.string_at(address, 8 * count) if address else None
 
 
 @cache
@@ -147,31 +171,26 @@ def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> np.
     capsule = array.__dlpack__(stream=stream or LEGACY[1]) if on_gpu else array.__dlpack__()
     if not _capsule_is(capsule, _NAME):
         raise InputError(f"{name}: the given {type(array).__name__} hands out a DLPack capsule of an unknown kind")
-    tensor = ctypes.cast(_capsule_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
+    tensor = ctypes.string_at(_capsule_pointer(capsule, _NAME), _TENSOR.size)
+    data, _, _, rank, code, bits, lanes, shape_at, strides_at, offset = _TENSOR.unpack(tensor)
+    strides = _words(strides_at, rank)
+    shape, dtype, contiguous = _layout(_words(shape_at, rank), strides, code, bits, lanes, name)
     if on_gpu:
-        return _buffer(tensor, (array, capsule), name)
+        return DeviceBuffer(data + offset, shape, dtype, contiguous, (array, capsule))
     if device_type not in (_CPU, _CUDA_HOST):
         raise InputError(f"{name}: lies on a device that is neither the host nor an NVIDIA GPU (DLPack type {device_type})")
-    shape, strides = _extents(tensor)
-    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
-    return _host((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, capsule)
+    return _host(data + offset, shape, _integers(strides), dtype, capsule)
 
 
-def _buffer(tensor: _Tensor, owner: Any, name: str, stream: int | None = None) -> DeviceBuffer:
-    shape, strides = _extents(tensor)
-    dtype = _dtype(tensor.code, tensor.bits, tensor.lanes, name)
-    return DeviceBuffer((tensor.data or 0) + tensor.byte_offset, shape, dtype, _contiguous(shape, strides), owner, stream)
+@lru_cache
+def _layout(shape: bytes | None, strides: bytes | None, code: int, bits: int, lanes: int, name: str) -> tuple[Shape, DType, bool]:
+    """Shape, type, and whether it is contiguous, of an array whose extents and strides (in elements) are 64-bit integers."""
+    extents, steps = _integers(shape) or (), _integers(strides)
+    return extents, _dtype(code, bits, lanes, name), _contiguous(extents, steps)
 
 
-def _extents(tensor: _Tensor) -> tuple[Shape, tuple[int, ...] | None]:
-    """Shape and strides, in elements; None for strides that are not given."""
-    rank, strides = tensor.ndim, tensor.strides
-    if not rank:
-        return (), ()
-    words = f"{rank}q"
-    return struct.unpack(words, ctypes.string_at(tensor.shape, 8 * rank)), (
-        struct.unpack(words, ctypes.string_at(strides, 8 * rank)) if strides else None
-    )
+def _integers(words: bytes | None) -> tuple[int, ...] | None:
+    return None if words is None else struct.unpack(f"{len(words) // 8}q", words)
 
 
 def _host(address: int, shape: Shape, strides: tuple[int, ...] | None, dtype: DType, owner: Any) -> np.ndarray:

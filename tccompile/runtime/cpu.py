@@ -7,6 +7,7 @@ padding. It needs no code of the section's generation, so it runs any.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 
 import numpy as np
 
@@ -45,22 +46,24 @@ class CpuEngine:
             if owner in self.program.constants:
                 self._memory[owner] = np.frombuffer(plan.weight(owner), tensors[owner].dtype.numpy)
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None = None) -> dict[str, np.ndarray]:
         """The outputs by name, from the inputs by name; shapes and dtypes are the model's, bf16 is its bits in uint16.
 
+        times  takes the microseconds of each step
         Raises VerificationError, which names the user's node and the tensor, if a check fails, and InputError for an index
         outside its axis.
         """
         with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
-            return self._run(feeds)
+            return self._run(feeds, times)
 
-    def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None) -> dict[str, np.ndarray]:
         tensors, memory = self.program.tensors, self._memory
         for name in self.program.inputs:
             memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
         for name in self.program.outputs:
             memory[name] = np.empty(tensors[name].span, tensors[name].dtype.numpy)
         for step in self.section.steps:
+            begin = perf_counter()
             op = self.program.ops[step.op]
             if self.check_padding:
                 self._check_padding(op)
@@ -73,6 +76,8 @@ class CpuEngine:
             if self.check_finite and y.dtype.is_float:
                 _check_finite(op, y, values, stored)
             store(memory[y.storage], y, stored)
+            if times is not None:
+                times.append((perf_counter() - begin) * 1e6)
         return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
 
     def _elements(self, name: str) -> np.ndarray:

@@ -78,12 +78,8 @@ class Device:
             raise DeviceError(f"no GPU number {ordinal}: {there}")
         self.cu, self.ordinal = cu, ordinal
         self._entered = local()  # how deep this thread is in `with device:`; only the outermost changes the context
-        handle = cu.cuDeviceGet(ordinal)
-        attribute = cu.CUdevice_attribute
-        self.cc: tuple[int, int] = (
-            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
-            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
-        )
+        self._handle = handle = cu.cuDeviceGet(ordinal)
+        self.cc = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
         self.name = cu.cuDeviceGetName(256, handle).split(b"\0")[0].decode()
         self.driver_version: int = cu.cuDriverGetVersion()  # 1000 * major + 10 * minor
         try:
@@ -91,6 +87,10 @@ class Device:
         except DriverError as error:
             raise DeviceError(f"cannot use {self}: {error}") from error
         weakref.finalize(self, _quietly, cu.cuDevicePrimaryCtxRelease, handle).atexit = False
+
+    def attribute(self, name: str) -> int:
+        """What the driver says of the device: CU_DEVICE_ATTRIBUTE_ and the name."""
+        return self.cu.cuDeviceGetAttribute(getattr(self.cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), self._handle)
 
     def __str__(self) -> str:
         return f"{self.name} (gpu:{self.ordinal}, compute capability {self.cc[0]}.{self.cc[1]})"

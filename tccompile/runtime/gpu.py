@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
 
@@ -86,15 +86,20 @@ class Resident:
         """
         with self.lock, self.device as cu:
             missing = [n for n in dict.fromkeys(names) if n not in self._weights]
-            with ThreadPoolExecutor() as threads:  # checksums take longer than the copies
-                checked = list(threads.map(self.plan.weight, missing))
-            offsets = list(accumulate((_aligned(len(data)) for data in checked), initial=0))
             if not missing:
                 return
-            memory = Memory(self.device, offsets[-1], f"{len(missing)} weights")
-            for name, data, offset in zip(missing, checked, offsets, strict=False):
-                self._weights[name] = memory.address + offset
-                cu.cuMemcpyHtoD(memory.address + offset, np.frombuffer(data, np.uint8).ctypes.data, len(data))
+            sizes = {
+                n: len(memoryview(self.plan.weights.get(n, b"")).cast("B")) for n in missing
+            }  # `weight` refuses what is not there
+            *offsets, size = accumulate(map(_aligned, sizes.values()), initial=0)
+            memory = Memory(self.device, size, f"{len(missing)} weights")
+            addresses = {name: memory.address + offset for name, offset in zip(missing, offsets, strict=True)}
+            with ThreadPoolExecutor() as threads:  # a checksum takes longer than the copy, the largest one longest
+                checks = {threads.submit(self.plan.weight, n): n for n in sorted(missing, key=lambda n: -sizes[n])}
+                for check in as_completed(checks):
+                    data = check.result()
+                    cu.cuMemcpyHtoD(addresses[checks[check]], np.frombuffer(data, np.uint8).ctypes.data, len(data))
+            self._weights |= addresses
             self._memory.append(memory)
 
     def function(self, image: int, smem: int) -> Any:
@@ -273,6 +278,32 @@ class GpuEngine:
                 culprit = [n for n in self._nodes if int(n.handle) == int(how.hErrNode_out)]
                 raise LaunchError(f"{self._where(culprit[0]) if culprit else self.plan.name}: {error}") from error
 
+    def time_steps(self, addresses: Mapping[str, int], iterations: int) -> list[list[float]]:
+        """Microseconds of each step in each of `iterations` inferences, between events in a graph that runs one step at a time.
+
+        A step is as it is in an inference: its tensors lie where the step before left them, its weights where they last were.
+        """
+        with self.device as cu:
+            self.launch(addresses, self._own)  # sets the addresses in the nodes' parameters
+            graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
+            events = [self._handle("cuEventCreate", 0, destroy="cuEventDestroy") for _ in range(len(self.section.steps) + 1)]
+            last = cu.cuGraphAddEventRecordNode(graph.value, [], 0, events[0].value)
+            nodes = iter(self._nodes)
+            node = next(nodes, None)
+            for step, event in zip(self.section.steps, events[1:], strict=True):
+                while node is not None and node.step is step:
+                    last = cu.cuGraphAddKernelNode(graph.value, [last], 1, node.params)
+                    node = next(nodes, None)
+                last = cu.cuGraphAddEventRecordNode(graph.value, [last], 1, event.value)
+            how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
+            launched = Handle(self.device, cu.cuGraphInstantiateWithParams(graph.value, how), "cuGraphExecDestroy")
+            times = []
+            for _ in range(iterations + 3):
+                cu.cuGraphLaunch(launched.value, self._own)
+                self.synchronize(self._own)
+                times.append([float(cu.cuEventElapsedTime(a.value, b.value)) * 1e3 for a, b in pairwise(events)])
+            return times[3:]
+
     def _where(self, node: _Node) -> str:
         """A launch, for people."""
         op = self.program.ops[node.step.op]
@@ -327,7 +358,7 @@ class GpuEngine:
 
     def order_after(self, earlier: int, stream: int) -> None:
         """Make the stream wait for what is queued on another one up to here, unless the driver orders them already."""
-        if earlier != stream and not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
+        if not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
             with self.device as cu:
                 cu.cuEventRecord(self._earlier.value, earlier)
                 cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
@@ -341,8 +372,7 @@ class GpuEngine:
     def mark_last(self, stream: int | None) -> None:
         """What has been queued on the stream up to here is the last inference; None: it is done."""
         if stream is not None:
-            with self.device as cu:
-                cu.cuEventRecord(self._done.value, stream)
+            self.device.cu.cuEventRecord(self._done.value, stream)
         self._last_stream = stream
 
     def time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:

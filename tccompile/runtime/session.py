@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import RLock
+from statistics import median
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tccompile.runtime.cpu import CpuEngine
     from tccompile.runtime.driver import Device
     from tccompile.runtime.gpu import GpuEngine
+    from tccompile.runtime.profile import Profile
 
 _ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
 
@@ -50,13 +53,14 @@ class Session:
     target        run the code of this generation, as "sm_80", instead of the best for the device
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
-    Sessions of the same Plan object on the same GPU share one copy of the weights. Use `close` or `with` to free memory early.
+    Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
+    them. Use `close` or `with` to free memory early.
     """
 
     def __init__(
         self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
     ):
-        self.plan = plan if isinstance(plan, Plan) else read_plan(plan)
+        self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
         self._check_finite, self._target = check_finite, target
         self._lock = RLock()
         self._engines: dict[int, GpuEngine | CpuEngine] = {}
@@ -187,14 +191,15 @@ class Session:
             arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
             adopted = {name: adopt(array, gpu, queue, f"output {name!r}") for name, array in given.items()}
             engine, targets = self._checked(arrays, adopted)
-            buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
+            buffers = [a for a in arrays.values() if isinstance(a, DeviceBuffer)]
+            on_device = bool(buffers)
+            buffers += [a for a in targets.values() if isinstance(a, DeviceBuffer)]
             for producer in {b.stream for b in buffers}:
-                if producer is not None:
+                if producer is not None and producer != queue:
                     engine.order_after(producer, queue)
             engine.order_after_last(queue)
 
             tensors, program = engine.program.tensors, engine.program
-            on_device = any(isinstance(a, DeviceBuffer) for a in arrays.values())
             addresses = {name: self._place_input(engine, name, arrays[name], queue) for name in program.inputs}
             made: dict[str, DeviceArray] = {}
             staged: list[str] = []
@@ -276,13 +281,43 @@ class Session:
                     self.run(None, feeds)
                     times.append((time.perf_counter() - begin) * 1e3)
                 return times
-            stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
-            arrays = {name: adopt(array, self._device.ordinal, stream, f"input {name!r}") for name, array in feeds.items()}
-            engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
-            with engine.device:
-                addresses = {n: self._place_input(engine, n, arrays[n], stream) for n in engine.program.inputs}
-                addresses |= {n: engine.staging().address(n) for n in engine.program.outputs}
+            engine, addresses = self._placed(feeds)
             return engine.time(addresses, iterations, warmup)
+
+    def profile(self, iterations: int = 50, feeds: Mapping[str, Any] | None = None) -> Profile:
+        """The time of every step: the median of `iterations` inferences. `feeds` as in `bench`.
+
+        On a GPU by events around each step, one step at a time; on the CPU, the time of each step in NumPy.
+        """
+        from tccompile.runtime.profile import Profile, profiled, roof
+
+        with self._lock:
+            if feeds is None:
+                feeds = _random_feeds(self.plan.entries[0])
+            if self._device is None:
+                arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
+                runner: CpuEngine = self._engine(arrays)  # type: ignore[assignment]
+                stored = {n: np.asarray(_as_stored(arrays[n], runner.program.tensors[n])) for n in runner.program.inputs}
+                times: list[list[float]] = [[] for _ in range(iterations)]
+                for of_one in times:
+                    runner.run(stored, of_one)
+                steps, whole = profiled(runner.program, runner.section, times, None), median(map(sum, times))
+                return Profile(self.plan.name, self.describe(), True, iterations, whole, steps, None)
+            engine, addresses = self._placed(feeds)
+            whole = median(engine.time(addresses, iterations, 10)) * 1e3
+            limits = roof(engine.device)
+            steps = profiled(engine.program, engine.section, engine.time_steps(addresses, iterations), limits)
+            return Profile(self.plan.name, self.describe(), False, iterations, whole, steps, limits)
+
+    def _placed(self, feeds: Mapping[str, Any]) -> tuple[GpuEngine, dict[str, int]]:
+        """The engine for the inputs, copied to the device if they are not there, and the addresses of inputs and outputs."""
+        assert self._device is not None
+        stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
+        arrays = {name: adopt(array, self._device.ordinal, stream, f"input {name!r}") for name, array in feeds.items()}
+        engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
+        with engine.device:
+            addresses = {n: self._place_input(engine, n, arrays[n], stream) for n in engine.program.inputs}
+        return engine, addresses | {n: engine.staging().address(n) for n in engine.program.outputs}
 
     # --- Checking ----------------------------------------------------------------------------------------------------
 
@@ -380,6 +415,24 @@ class Session:
         self.close()
 
 
+_plans: weakref.WeakValueDictionary[tuple[int, ...], Plan] = weakref.WeakValueDictionary()
+_plans_lock = Lock()
+
+
+def _in_file(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a file: the one that another session has read, if the file is still the same."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return read_plan(path)  # says what is wrong
+    key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    with _plans_lock:
+        plan = _plans.get(key)
+        if plan is None:
+            plan = _plans[key] = read_plan(path)
+        return plan
+
+
 def _layout(array: np.ndarray | DeviceBuffer) -> tuple:
     """All of an array in GPU memory that must fit the plan; nothing of others."""
     return (array.shape, array.dtype, array.contiguous) if isinstance(array, DeviceBuffer) else ()
@@ -396,6 +449,8 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _stream_handle(stream: Any) -> int:
     """The CUstream of an integer, or of an object of PyTorch (`cuda_stream`), CuPy (`ptr`), or with `__cuda_stream__`."""
+    if isinstance(stream, int):
+        return stream
     if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
         return int((protocol() if callable(protocol) else protocol)[1])
     for attribute in ("cuda_stream", "ptr", "handle"):

@@ -91,6 +91,9 @@ class FakeApi:
         self.limits: dict[int, int] = {}
         self.graphs: dict[int, list[tuple[int, list[int], bytes, Any]]] = {}
         self.maps: list[tuple] = []
+        self.attributes = {"MULTIPROCESSOR_COUNT": 54, "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 4096}
+        self.clock = 0.0  # milliseconds; a kernel takes a quarter of one
+        self.recorded: dict[int, float] = {}
         self.handles = 1000
         for names in (
             "CUdevice_attribute",
@@ -140,7 +143,8 @@ class FakeApi:
         return b"Fake GPU\0\0"
 
     def cuDeviceGetAttribute(self, attribute: str, device: int) -> int:
-        return self.cc["MINOR" in attribute]
+        name = attribute.removeprefix("CU_DEVICE_ATTRIBUTE_")
+        return self.attributes[name] if name in self.attributes else self.cc["MINOR" in name]
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> str:
         return f"context {device}"
@@ -206,13 +210,14 @@ class FakeApi:
         self.log.append(("synchronize", stream))
 
     def cuEventRecord(self, event: int, stream: int) -> None:
+        self.recorded[event] = self.clock
         self.log.append(("record", stream))
 
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
         self.log.append(("wait", stream))
 
     def cuEventElapsedTime(self, begin: int, end: int) -> float:
-        return 0.25
+        return self.recorded[end] - self.recorded[begin]
 
     # --- Code
 
@@ -268,6 +273,12 @@ class FakeApi:
         self.graphs[graph].append((handle, list(before), *self._node(params)))
         return handle
 
+    def cuGraphAddEventRecordNode(self, graph: int, before: list[int], count: int, event: int) -> int:
+        assert len(before) == count
+        handle = self._handle()
+        self.graphs[graph].append((handle, list(before), "", event, None))
+        return handle
+
     def cuGraphInstantiateWithParams(self, graph: int, params: InstantiateParams) -> Any:
         if "instantiate" in self.failures:
             params.hErrNode_out = self.graphs[graph][-1][0]
@@ -290,7 +301,11 @@ class FakeApi:
             ready = [n for n in waiting if set(n[1]) <= done]
             node = ready[-1]
             waiting.remove(node)
-            self.kernels[node[2]][1](*node[3])
+            if node[2]:
+                self.kernels[node[2]][1](*node[3])
+                self.clock += 0.25
+            else:
+                self.recorded[node[3]] = self.clock
             done.add(node[0])
 
     def cuGraphDestroy(self, graph: int) -> None:
