@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu-test bench kernels dump clean
+.PHONY: help demo test check gpu-test backend-test bench kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ check: $(READY)  ## lint and types
 
 gpu-test: $(READY)  ## every kernel in every config against its reference, on a GPU
 	$(BIN)/python -m pytest tests/gpu --all
+
+backend-test: $(READY)  ## ONNX's node cases on a GPU, in fp32
+	$(BIN)/python -m tests.backend --device CUDA --jobs 8
 
 kernels: $(READY)  ## compile every config of every kernel for every generation
 	$(BIN)/python -m pytest tests/kernels --all

@@ -23,6 +23,7 @@ import onnx.shape_inference
 
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError
+from tccompile.opset import UNIFORM, Scope, upgrade_nodes
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,13 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
+FUNCTIONS = {
+    "AffineGrid", "Attention", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
+    "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "RMSNormalization", "Range", "RotaryEmbedding",
+    "SoftmaxCrossEntropyLoss", "SwiGLU",
+}  # fmt: skip
+"""Operators that are taken apart, as the standard defines them, where they do not fold."""
+
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
 
@@ -124,7 +132,50 @@ class _Folder:
                         del self.types[name]
                         self.set_constant(name, weight)
                 return
+        if standard and node.op_type in FUNCTIONS and (body := self.body(node)):
+            for name in filter(None, node.output):
+                del self.types[name]
+            self.instead(*body)
+            return
         self.kept.append(node)
+
+    def body(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes that a node of FUNCTIONS stands for, by ONNX's definition of it for these attributes and types."""
+        version = self.domains.get("", UNIFORM)
+        schema: Any = onnx.defs.get_schema(node.op_type, version, "")  # its type says nothing of functions
+        if schema.has_function:
+            known = [v for v in schema.function_opset_versions if v <= version]
+            text = schema.get_function_with_opset_version(max(known))
+        elif schema.has_context_dependent_function:
+            known = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+            types = [self.type_of(name, node).proto.SerializeToString() if name else b"" for name in node.input]
+            text = schema.get_context_dependent_function_with_opset_version(max(known), node.SerializeToString(), types)
+        else:
+            return []
+        function = onnx.FunctionProto.FromString(text)
+        prefix = node.name or node.output[0]
+        names = {name: f"{prefix}/{name}" for n in function.node for name in n.output if name}
+        for own, given in ((function.input, node.input), (function.output, node.output)):
+            names |= dict(zip(own, [*given, *[""] * len(own)], strict=False))
+        attributes = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+        attributes |= {a.name: a for a in node.attribute}
+        nodes = []
+        for inner in function.node:
+            n = onnx.NodeProto()
+            n.CopyFrom(inner)
+            n.name = f"{prefix}/{inner.output[0]}"
+            n.output[:] = [names.get(y, y) for y in n.output]
+            del n.attribute[:]
+            for a in inner.attribute:
+                source = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
+                if source is not None:
+                    n.attribute.add().CopyFrom(source)
+                    n.attribute[-1].name = a.name
+            rename_inputs(n, names)
+            nodes.append(n)
+        opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), version)
+        taken = {*self.types, *self.constants, *names.values()}
+        return nodes if opset >= UNIFORM else upgrade_nodes(nodes, opset, Scope(lambda name: None, taken))
 
     # --- what needs no evaluation
 
@@ -176,8 +227,8 @@ class _Folder:
     def trains(self, node: onnx.NodeProto) -> bool:
         if len(node.input) < 3 or not node.input[2]:
             return False
-        mode = self.constants.get(node.input[2])
-        return mode is None or bool(mode.values.any())
+        mode, ratio = self.constants.get(node.input[2]), self.constants.get(node.input[1])
+        return mode is None or (bool(mode.values.any()) and (ratio is None or bool(ratio.values.any())))
 
     def same(self, name: str, as_name: str) -> None:
         """`name` is another name of the tensor `as_name`."""

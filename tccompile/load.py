@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from tccompile.constants import Weight
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.fold import MAX_BYTES, MAX_NODES, Type, dense_values, first_line, fold, rename_inputs, subgraphs, widened
-from tccompile.opset import NEWEST, OLDEST, Scope, upgrade_nodes
+from tccompile.opset import NEWEST, OLDEST, UNIFORM, Scope, upgrade_nodes
 from tccompile.weights import SMALL, Source
 
 BF16 = onnx.TensorProto.BFLOAT16
@@ -29,7 +29,7 @@ Model = str | Path | onnx.ModelProto
 
 
 def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
-    """The model's graph: legal ONNX at opset 23, all shapes static, constants folded, nothing unused.
+    """The model's graph: legal ONNX at opset 23 or the model's own newer one, shapes static, constants folded, nothing unused.
 
     shapes  the shape of each input that has symbolic dimensions, by the input's name
 
@@ -200,19 +200,19 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
 
 
 def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """The model at opset 23, without local functions, bf16 widened to float32 inside."""
+    """The model at opset 23 or its own newer one, without local functions, bf16 widened to float32 inside."""
     opset = _opset(proto)
-    proto.ir_version = IR_VERSION
+    proto.ir_version = max(proto.ir_version, IR_VERSION)
     if proto.functions:
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
-    _set_opset(proto.opset_import)
+    _set_opset(proto.opset_import, max(opset, UNIFORM))
     _widen(proto.graph, weights)
     return proto
 
 
 def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
-    """Brings model and functions to opset 23 ahead of ONNX's checker and inliner where these would refuse them.
+    """Brings model and functions to one opset, 23 or newer, ahead of ONNX's checker and inliner where these would refuse them.
 
     That is if they are of several opsets, or use GroupNormalization-18, which was deprecated after models had been made of it.
     """
@@ -225,19 +225,19 @@ def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
     for function, version in zip(proto.functions, own, strict=True):
         _upgrade(function, version, {})
     _upgrade(proto.graph, opset, weights)
-    proto.ir_version = IR_VERSION
+    proto.ir_version = max(proto.ir_version, IR_VERSION)
     for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
-        _set_opset(imports)
+        _set_opset(imports, max(UNIFORM, opset, *own))
 
 
-def _set_opset(imports: Any) -> None:
+def _set_opset(imports: Any, version: int) -> None:
     others = [o for o in imports if o.domain not in ("", "ai.onnx")]
     del imports[:]
-    imports.extend([onnx.helper.make_opsetid("", NEWEST), *others])
+    imports.extend([onnx.helper.make_opsetid("", version), *others])
 
 
 def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: Mapping[str, np.ndarray]) -> None:
-    if opset == NEWEST:
+    if opset >= UNIFORM:
         return
     small = {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
 

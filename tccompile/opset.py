@@ -19,7 +19,9 @@ import onnx.numpy_helper
 
 from tccompile.errors import UnsupportedError
 
-OLDEST, NEWEST = 7, 23
+OLDEST, UNIFORM, NEWEST = 7, 23, 28
+"""Models of opsets OLDEST to NEWEST are taken. Older ones are written as UNIFORM has them; newer ones stay as they are, because
+what changed since then are types, and attributes whose defaults keep the old meaning."""
 
 
 @dataclass

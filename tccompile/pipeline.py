@@ -15,6 +15,7 @@ pack           → Plan                    one file
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,14 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
 from tccompile.fuse import fuse
-from tccompile.kernels.spec import Code
+from tccompile.kernels.spec import Code, Work
 from tccompile.load import load, sources
 from tccompile.lower import lower, unsupported
 from tccompile.ops.builder import Issue
 from tccompile.options import Options, Shapes
 from tccompile.pack import Build, pack
 from tccompile.place import place
-from tccompile.plan import Plan
+from tccompile.plan import Plan, Section, Step
 from tccompile.precision import precision
 from tccompile.program import Program, verify
 from tccompile.rewrites import rewrite
@@ -109,6 +110,17 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     entries = list(zip(programs, builds, strict=True))
     notes = [f"floats between inputs and outputs are stored in {options.precision}"]
     return pack(name, producer, entries, images, sources(model), options.strip_weights, notes)
+
+
+def without_code(model: Model, shapes: Shapes | None = None, precision: str = Options.precision) -> Plan:
+    """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
+    options = Options((dict(shapes or {}),), precision=precision)
+    program = to_program(model, options.entries[0], options, Dump(None))
+    layout = place(program, [Work(())] * len(program.ops))
+    steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
+    section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
+    plan = pack("cpu", {"tccompile": tccompile.__version__}, [(program, ())], {}, sources(model), False)
+    return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 
 
 def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:

@@ -248,8 +248,10 @@ def _access(step: int, name: str, writes: bool, layout: _Layout) -> _Access:
 
 def _part(tensor: Tensor, base: Tensor) -> tuple[str, tuple[tuple[int, int], ...]] | None:
     """The block of `base` that a view of it is, if both count their axes alike."""
-    if tensor.rank != base.rank or any(
-        s != b for s, b, n in zip(tensor.strides, base.strides, base.padded, strict=True) if n > 1
+    if (
+        not base.span
+        or tensor.rank != base.rank
+        or any(s != b for s, b, n in zip(tensor.strides, base.strides, base.padded, strict=True) if n > 1)
     ):
         return None
     block, rest = [(0, 1)] * base.rank, tensor.offset

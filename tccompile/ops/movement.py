@@ -55,13 +55,16 @@ def depth_to_space_view(tensor: str, shape: Shape, block: int, mode: str = "DCR"
     return View(tensor, (n, channel, quotient(h, block, shape), quotient(w, block, shape)))
 
 
-def space_to_depth_view(tensor: str, shape: Shape, block: int) -> View:
-    """Reads (N, C, b*H, b*W) as `shape` (N, b*b*C, H, W), with channels in order (i, j, C)."""
+def space_to_depth_view(tensor: str, shape: Shape, block: int, mode: str = "DCR") -> View:
+    """Reads (N, C, b*H, b*W) as `shape` (N, b*b*C, H, W), with channels in order (i, j, C) for DCR, (C, i, j) for CRD."""
     n, k, h, w = map(coord, range(4))
     channels = shape[1] // (block * block)
-    phase = quotient(k, channels, shape)
+    if mode == "DCR":
+        phase, c = quotient(k, channels, shape), remainder(k, channels, shape)
+    else:
+        phase, c = remainder(k, block * block, shape), quotient(k, block * block, shape)
     i, j = quotient(phase, block, shape), remainder(phase, block, shape)
-    return View(tensor, (n, remainder(k, channels, shape), h * block + i, w * block + j))
+    return View(tensor, (n, c, h * block + i, w * block + j))
 
 
 def tile_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
@@ -107,8 +110,13 @@ def _reflected(i: Index, n: int, shape: Shape) -> Index:
 # --- Converters ------------------------------------------------------------------------------------------------------
 
 
+def dropout(node: gs.Node, b: Builder) -> None:
+    """Nothing but for training, which `load` would have taken away."""
+    raise b.refuse("it drops values at random (training_mode)", "export the model for inference")
+
+
 def copy(node: gs.Node, b: Builder) -> None:
-    """Identity, and what inference makes one."""
+    """Identity."""
     x, y = node.inputs[0], node.outputs[0]
     source = b.value(x)
     b.copy(identity_view(source.name, source.rank), b.result(y, b.order_for(shape_of(y), x)))
@@ -313,7 +321,7 @@ def depth_to_space(node: gs.Node, b: Builder) -> None:
 
 def space_to_depth(node: gs.Node, b: Builder) -> None:
     y = shape_of(node.outputs[0])
-    _move(node, b, space_to_depth_view(b.value(node.inputs[0]).name, y, b.attr("blocksize")))
+    _move(node, b, space_to_depth_view(b.value(node.inputs[0]).name, y, b.attr("blocksize"), b.attr("mode", "DCR")))
 
 
 def _move(node: gs.Node, b: Builder, view: View) -> None:

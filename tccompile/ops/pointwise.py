@@ -183,15 +183,23 @@ def is_inf(node: gs.Node, b: Builder) -> None:
     _write(node, b, expr, reads)
 
 
+MAX_SHIFT = 62
+"""2 to this power is the largest that an int64 holds."""
+
+
 def bit_shift(node: gs.Node, b: Builder) -> None:
-    """x * 2^n or x / 2^n, of unsigned integers."""
+    """x * 2^n, or floor(x / 2^n). Fewer than no bits are as all of them: only the sign is left."""
     right = b.attr("direction") == "RIGHT"
     if right:
         _check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     x, n = map(reads.broadcast, node.inputs)
+    if right:
+        n = call("where", call("less", n, 0), const(MAX_SHIFT, DType.I64), call("min", n, const(MAX_SHIFT, DType.I64)))
     power = call("pow", const(2, DType.I64), n)
-    _write(node, b, call("trunc_div" if right else "mul", x, power), reads)
+    _write(
+        node, b, call("trunc_div", call("sub", x, call("floor_mod", x, power)), power) if right else call("mul", x, power), reads
+    )
 
 
 def cast_to(node: gs.Node, b: Builder) -> None:

@@ -86,12 +86,14 @@ def _applied(edit: Editor, entry: Rewrite, node: gs.Node) -> bool:
 def tidy(graph: gs.Graph) -> None:
     """Nodes in topological order, as near to their old order as it allows, and only those that the outputs need."""
     order: list[gs.Node] = []
-    done: set[int] = set()
+    own, done = {id(n) for n in graph.nodes}, set[int]()  # nodes of graphs inside nodes are not moved out
     wanted = {id(n) for t in graph.outputs for n in t.inputs}
     stack = [n for n in reversed(graph.nodes) if id(n) in wanted]
     while stack:
         node = stack[-1]
-        todo = [n for t in _reads(node) for n in t.inputs if id(n) not in done] if id(node) not in done else []
+        todo = [n for t in _reads(node) for n in t.inputs if id(n) in own and id(n) not in done]
+        if id(node) in done:
+            todo = []
         if todo:
             stack += reversed(todo)
         else:

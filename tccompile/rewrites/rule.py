@@ -131,7 +131,8 @@ def rank(tensor: gs.Tensor) -> int:
 
 
 def is_float(tensor: gs.Tensor) -> bool:
-    return np.dtype(tensor.dtype).kind == "f"
+    """Of a type that NumPy has: bf16, which only a model's own inputs and outputs have, is none."""
+    return not isinstance(tensor.dtype, int) and np.dtype(tensor.dtype).kind == "f"
 
 
 def calculate(fn: str, *args: Weight | np.ndarray, **attributes: Any) -> Weight:

@@ -92,10 +92,10 @@ def _after(edit: Editor, m: Moved, perm: list[int]) -> None:
     """The node writes its results ahead of the transposition by `perm`, which follows it."""
     if perm == sorted(perm):
         return
-    results = list(m.node.outputs)
+    results, where = list(m.node.outputs), name_of(m.node)
     m.node.outputs.clear()
     for y in results:
-        name = edit.name(f"{name_of(m.node) or y.name}/Transpose")
+        name = edit.name(f"{where}/Transpose")
         inner = gs.Variable(edit.name(f"{y.name}/moved"), y.dtype, [y.shape[a] for a in _inverse(perm)])
         m.node.outputs.append(inner)
         edit.graph.nodes.append(gs.Node("Transpose", name, {"perm": perm}, [inner], [y]))

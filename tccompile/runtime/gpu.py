@@ -42,8 +42,8 @@ def choices(plan: Plan, entry: Entry, cc: tuple[int, int], target: str | None = 
     """
 
     def fits(section: Section) -> bool:
-        arch = ARCHS[section.arch]
-        if target not in (None, section.arch):
+        arch = ARCHS.get(section.arch)
+        if arch is None or target not in (None, section.arch):
             return False
         if arch.suffix:
             return arch.cc == cc

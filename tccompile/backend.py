@@ -1,0 +1,221 @@
+"""ONNX's backend API (`onnx.backend.base`): prepare, run_model, run_node, is_compatible and supports_device.
+
+    import tccompile.backend as backend
+    rep = backend.prepare(onnx.load("model.onnx"), device="CUDA")  # or CPU
+    y, = rep.run([x])
+
+A plan has static shapes, and this API says the inputs' shapes only when it runs: a model is compiled on its first run, and
+again for inputs of other shapes. What decides the shape of a result (a Reshape's shape, a Slice's starts, …; see DECIDES) is
+compiled in with its value, so other values compile again too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
+from tccompile.opset import NEWEST
+from tccompile.options import Options
+from tccompile.pipeline import check, compile, without_code
+from tccompile.runtime.session import Session
+
+KEPT = 8
+"""Sessions that a prepared model keeps, one for each set of shapes; the oldest goes first."""
+
+DECIDES: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "Compress": (1,),
+    "ConstantOfShape": (0,),
+    "ConvTranspose": (1, 2),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "If": (0,),
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "NonZero": (0,),
+    "OneHot": (1, 2),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "SequenceAt": (1,),
+    "SequenceInsert": (2,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unique": (0,),
+    "Unsqueeze": (1,),
+    **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
+}
+"""Inputs, by op and position, whose values are needed to compile: they say a result's shape, or what goes where."""
+
+
+class Prepared(BackendRep):
+    """A model and the sessions that run it. Raises UnsupportedError and ModelError on the first run of each set of shapes."""
+
+    def __init__(self, model: onnx.ModelProto, device: str, precision: str) -> None:
+        self.model, self.precision = model, precision
+        self.gpu = _gpu(device)
+        weights = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
+        self.inputs = [v.name for v in model.graph.input if v.name not in weights]
+        self.outputs = [v.name for v in model.graph.output]
+        self._bound = _deciding(model) & set(self.inputs)
+        self._sessions: dict[tuple, Session] = {}
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs, a named tuple of arrays. `inputs`: arrays in the model's order, or by name; a single array for one."""
+        feeds = self._feeds(inputs)
+        bound = {name: feeds[name] for name in self.inputs if name in self._bound and name in feeds}
+        rest = {name: x for name, x in feeds.items() if name not in bound}
+        shapes = {name: x.shape for name, x in rest.items()}
+        key = (*shapes.items(), *((name, x.dtype.str, x.shape, x.tobytes()) for name, x in bound.items()))
+        if key not in self._sessions:
+            if len(self._sessions) >= KEPT:
+                self._sessions.pop(next(iter(self._sessions))).close()
+            self._sessions[key] = self._session(shapes, bound)
+        session = self._sessions[key]
+        results = session.run(self.outputs, {name: _stored(x) for name, x in rest.items()})
+        types = {v.name: v.type.tensor_type.elem_type for v in self.model.graph.output}
+        named = namedtupledict("Outputs", self.outputs)
+        return named(*(_typed(np.asarray(y), types[name]) for name, y in zip(self.outputs, results, strict=True)))
+
+    def _feeds(self, inputs: Any) -> dict[str, np.ndarray]:
+        if isinstance(inputs, Mapping):
+            given = dict(inputs)
+        else:
+            arrays = [inputs] if isinstance(inputs, np.ndarray | np.generic) else list(inputs)
+            if len(arrays) > len(self.inputs):
+                raise InputError(f"{len(arrays)} inputs; the model has {len(self.inputs)}: {', '.join(self.inputs)}")
+            given = dict(zip(self.inputs, arrays, strict=False))
+        if others := [type(x).__name__ for x in given.values() if not isinstance(x, np.ndarray | np.generic)]:
+            raise InputError(f"an input is a {others[0]}; give NumPy arrays")
+        return {name: np.asarray(x) for name, x in given.items()}
+
+    def _session(self, shapes: Mapping[str, tuple[int, ...]], bound: Mapping[str, np.ndarray]) -> Session:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        for value in [v for v in model.graph.input if v.name in bound]:
+            model.graph.input.remove(value)
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(x, name) for name, x in bound.items())
+        if self.gpu is None:
+            return Session(without_code(model, shapes, self.precision), "cpu")
+        from tccompile.runtime.driver import open_device
+        from tccompile.runtime.gpu import arch_for
+
+        arch = arch_for(open_device(self.gpu).cc)
+        return Session(compile(model, shapes, [arch], precision=self.precision), f"gpu:{self.gpu}")
+
+
+class TccompileBackend(Backend):
+    """What this module's functions are methods of: for `onnx.backend.test.BackendTest` and others that want a class."""
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """The model, ready to run on "CPU", "CUDA" or "CUDA:1".
+
+        precision  "fp16" or "fp32", as for `tccompile.compile`
+        """
+        precision = kwargs.pop("precision", Options.precision)
+        if kwargs:
+            raise UsageError(f"unknown argument {next(iter(kwargs))!r}; prepare takes model, device and precision")
+        if not isinstance(model, onnx.ModelProto):
+            raise UsageError(f"prepare takes an onnx.ModelProto, not a {type(model).__name__}: use onnx.load")
+        return Prepared(model, device, precision)
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether the model can be compiled, as far as can be said without its inputs."""
+        try:
+            return cls.supports_device(device) and not check(model, Options())
+        except TccompileError:
+            return False
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Sequence[Any] | None = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """One node of ONNX's newest operator set (or of `opset_version`), on these inputs.
+
+        outputs_info  the NumPy type and the shape of each output, for operators whose types do not follow from their inputs
+        """
+        opset = kwargs.pop("opset_version", None)
+        names = [name for name in node.input if name]
+        feeds = dict(zip(names, map(np.asarray, inputs), strict=True))
+        elem = onnx.helper.np_dtype_to_tensor_dtype
+        given = [onnx.helper.make_tensor_value_info(n, elem(x.dtype), x.shape) for n, x in feeds.items()]
+        known = outputs_info or [None] * len(node.output)
+        made = [
+            onnx.helper.make_tensor_value_info(n, elem(np.dtype(info[0])), info[1]) if info else onnx.ValueInfoProto(name=n)
+            for n, info in zip(node.output, known, strict=True)
+            if n
+        ]
+        graph = onnx.helper.make_graph([node], node.op_type, given, made)
+        imports = [onnx.helper.make_opsetid(node.domain, opset or min(NEWEST, onnx.defs.onnx_opset_version()))]
+        return cls.prepare(onnx.helper.make_model(graph, opset_imports=imports), device, **kwargs).run(feeds)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether models can run on "CPU", "CUDA" or "CUDA:1" here."""
+        try:
+            number = _gpu(device)
+            if number is not None:
+                from tccompile.runtime.driver import open_device
+
+                open_device(number)
+        except (DeviceError, UsageError):
+            return False
+        return True
+
+
+prepare = TccompileBackend.prepare
+run_model = TccompileBackend.run_model
+run_node = TccompileBackend.run_node
+is_compatible = TccompileBackend.is_compatible
+supports_device = TccompileBackend.supports_device
+
+
+def _gpu(device: str) -> int | None:
+    """The number of the GPU that "CUDA:1" means, None for "CPU"."""
+    name, _, number = device.partition(":")
+    if name not in ("CPU", "CUDA") or not (number.isdecimal() or not number):
+        raise UsageError(f"unknown device {device!r}; choose CPU, CUDA, or CUDA:N")
+    return int(number or 0) if name == "CUDA" else None
+
+
+def _deciding(model: onnx.ModelProto) -> set[str]:
+    """The tensors whose values decide shapes: inputs in DECIDES, and what those are computed from, but not through Shape."""
+    found: set[str] = set()
+    for node in reversed(model.graph.node):
+        if found.intersection(node.output) and node.op_type not in ("Shape", "Size"):
+            found.update(node.input)
+        else:
+            found.update(node.input[i] for i in DECIDES.get(node.op_type, ()) if i < len(node.input))
+    return found - {""}
+
+
+def _stored(x: np.ndarray) -> np.ndarray:
+    """bfloat16 as its bits, which is how sessions take it."""
+    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+
+
+def _typed(y: np.ndarray, elem: int) -> np.ndarray:
+    return y.view(onnx.helper.tensor_dtype_to_np_dtype(elem)) if elem == onnx.TensorProto.BFLOAT16 else y

@@ -1,0 +1,354 @@
+"""The node cases of `onnx.backend.test` through `tccompile.backend`, and which of them fail, each for a stated reason.
+
+    python -m tests.backend                      # all of them on the CPU engine
+    python -m tests.backend --device CUDA        # on a GPU: `make backend-test`
+    python -m tests.backend --precision fp16 'test_softmax*'
+
+A case passes if its outputs agree as ONNX's own runner asks (1e-3 an element), in type and shape too, and in fp32 if the error
+of each whole output is at most STRICT. What is expected to fail must fail, and be refused, not wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.runner import Runner
+
+import tccompile.backend
+from tccompile.errors import TccompileError
+
+STRICT = {np.dtype("float32"): 1e-5, np.dtype("float64"): 1e-6, np.dtype("float16"): 1e-3}
+"""||out - expected|| / ||expected||, by the output's type. float64 is computed in float32."""
+
+HALF = {"rtol": 2e-2, "atol": 2e-2}
+"""What is allowed an element where floats are stored in fp16."""
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "strings are no numbers": (
+        "test_ai_onnx_ml_label*",
+        "test_equal_string*",
+        "test_regex*",
+        "test_string*",
+        "test_strnormalizer*",
+        "test_tfidfvectorizer*",
+    ),  # fmt: skip
+    "operators of other domains than ONNX's own": (
+        "test_adagrad*",
+        "test_adam*",
+        "test_ai_onnx_ml_array_feature_extractor",
+        "test_ai_onnx_ml_binarizer",
+        "test_ai_onnx_ml_tree*",
+        "test_flexattention",
+        "test_flexattention_causal_mask",
+        "test_flexattention_diff_head_sizes",
+        "test_flexattention_double",
+        "test_flexattention_fp16",
+        "test_flexattention_gqa",
+        "test_flexattention_prob_mod",
+        "test_flexattention_relative_positional",
+        "test_flexattention_scaled",
+        "test_flexattention_score_mod",
+        "test_flexattention_soft_cap",
+        "test_momentum*",
+        "test_nesterov_momentum",
+    ),  # fmt: skip
+    "sequences, maps and optional values are no tensors": (
+        "test_identity_opt",
+        "test_identity_sequence",
+        "test_if_opt",
+        "test_loop13_seq",
+        "test_loop16_seq_none",
+        "test_optional_get*",
+        "test_optional_has_element_empty_optional_input",
+        "test_optional_has_element_optional_input",
+        "test_optional_has_element_tensor_input",
+        "test_reversesequence*",
+        "test_sequence*",
+        "test_split_to*",
+    ),  # fmt: skip
+    "drops or draws values at random": (
+        "test_bernoulli*",
+        "test_training_dropout",
+        "test_training_dropout_default*",
+        "test_training_dropout_mask",
+    ),  # fmt: skip
+    "opsets before 7": ("test_not*",),  # fmt: skip
+    "floats of 8 and 4 bits, integers of 4 and 2": (
+        "test_cast_FLOAT16_to_FLOAT4E2M1",
+        "test_cast_FLOAT16_to_FLOAT8E4M3FN*",
+        "test_cast_FLOAT16_to_FLOAT8E5M2*",
+        "test_cast_FLOAT16_to_INT2",
+        "test_cast_FLOAT16_to_INT4",
+        "test_cast_FLOAT16_to_UINT2",
+        "test_cast_FLOAT16_to_UINT4",
+        "test_cast_FLOAT4E2M1*",
+        "test_cast_FLOAT8E4M3FN*",
+        "test_cast_FLOAT8E5M2*",
+        "test_cast_FLOAT_to_FLOAT4E2M1",
+        "test_cast_FLOAT_to_FLOAT8E4M3FN*",
+        "test_cast_FLOAT_to_FLOAT8E5M2*",
+        "test_cast_FLOAT_to_INT2",
+        "test_cast_FLOAT_to_INT4",
+        "test_cast_FLOAT_to_UINT2",
+        "test_cast_FLOAT_to_UINT4",
+        "test_cast_INT2*",
+        "test_cast_INT4*",
+        "test_cast_UINT2*",
+        "test_cast_UINT4*",
+        "test_cast_e8m0*",
+        "test_cast_no*",
+        "test_castlike_FLOAT16_to_FLOAT4E2M1*",
+        "test_castlike_FLOAT16_to_FLOAT8E4M3FN*",
+        "test_castlike_FLOAT16_to_FLOAT8E5M2*",
+        "test_castlike_FLOAT16_to_INT2*",
+        "test_castlike_FLOAT16_to_INT4*",
+        "test_castlike_FLOAT16_to_UINT2*",
+        "test_castlike_FLOAT16_to_UINT4*",
+        "test_castlike_FLOAT4E2M1*",
+        "test_castlike_FLOAT8E4M3FN*",
+        "test_castlike_FLOAT8E5M2*",
+        "test_castlike_FLOAT_to_FLOAT4E2M1*",
+        "test_castlike_FLOAT_to_FLOAT8E4M3FN*",
+        "test_castlike_FLOAT_to_FLOAT8E5M2*",
+        "test_castlike_FLOAT_to_INT2*",
+        "test_castlike_FLOAT_to_INT4*",
+        "test_castlike_FLOAT_to_UINT2*",
+        "test_castlike_FLOAT_to_UINT4*",
+        "test_castlike_INT2*",
+        "test_castlike_INT4*",
+        "test_castlike_UINT2*",
+        "test_castlike_UINT4*",
+        "test_castlike_no*",
+        "test_dequantizelinear_e4m3fn*",
+        "test_dequantizelinear_e5m2",
+        "test_dequantizelinear_float4e2m1",
+        "test_dequantizelinear_int2",
+        "test_dequantizelinear_int4",
+        "test_dequantizelinear_uint2",
+        "test_dequantizelinear_uint4",
+        "test_quantizelinear_e4m3fn",
+        "test_quantizelinear_e5m2",
+        "test_quantizelinear_float4e2m1",
+        "test_quantizelinear_int2",
+        "test_quantizelinear_int4",
+        "test_quantizelinear_uint2",
+        "test_quantizelinear_uint4",
+    ),  # fmt: skip
+    "statistics are gathered while it trains": (
+        "test_batchnorm_epsilon_training_mode",
+        "test_batchnorm_example_training_mode",
+    ),  # fmt: skip
+    "uint64 is computed as int64": (
+        "test_bitshift_right_uint64",
+        "test_div_uint64",
+        "test_greater_equal_uint64*",
+        "test_greater_uint64",
+        "test_less_equal_uint64*",
+        "test_less_uint64",
+        "test_max_uint64",
+        "test_min_uint64",
+        "test_mod_uint64",
+        "test_pow_types_float32_uint64",
+        "test_top_k_uint64",
+    ),  # fmt: skip
+    "convolution and pooling have one or two spatial axes": (
+        "test_averagepool_3d*",
+        "test_convtranspose_3d",
+        "test_lppool_3d_default",
+        "test_maxpool_3d*",
+    ),  # fmt: skip
+    "how much comes out is known only when the model runs": (
+        "test_nonmaxsuppression*",
+        "test_unique*",
+    ),  # fmt: skip
+    "images are decoded by the application": ("test_image*",),  # fmt: skip
+    "loops that run as often as their data says": (
+        "test_linear*",
+        "test_loop11",
+        "test_range_bfloat16_type_positive_delta_expanded",
+        "test_range_float16_type_positive_delta_expanded",
+        "test_range_float_type_positive_delta_expanded",
+        "test_range_int32_type_negative_delta_expanded",
+        "test_scan*",
+    ),  # fmt: skip
+    "the operator is not supported yet": (
+        "test_basic_deform*",
+        "test_bitcast*",
+        "test_col2im*",
+        "test_compress_0",
+        "test_compress_1",
+        "test_compress_default_axis",
+        "test_compress_negative_axis",
+        "test_convinteger*",
+        "test_cumprod*",
+        "test_cumsum*",
+        "test_deform*",
+        "test_dequantizelinear",
+        "test_dequantizelinear_axis",
+        "test_dequantizelinear_blocked",
+        "test_dequantizelinear_int16",
+        "test_dequantizelinear_uint16",
+        "test_det*",
+        "test_dft*",
+        "test_dynamicquantizelinear*",
+        "test_einsum_batch_diagonal",
+        "test_eyelike*",
+        "test_gridsample*",
+        "test_gru*",
+        "test_hardmax*",
+        "test_l1normalization*",
+        "test_l2normalization*",
+        "test_lpnormalization_default",
+        "test_lstm*",
+        "test_matmulinteger",
+        "test_onehot*",
+        "test_qlinearconv",
+        "test_qlinearmatmul*",
+        "test_quantizelinear",
+        "test_quantizelinear_axis",
+        "test_quantizelinear_blocked*",
+        "test_quantizelinear_int16",
+        "test_quantizelinear_uint16",
+        "test_rnn_seq_length",
+        "test_roialign*",
+        "test_scatter_elements*",
+        "test_scatter_with*",
+        "test_simple*",
+        "test_stft*",
+        "test_tensorscatter*",
+        "test_top_k",
+        "test_top_k_negative_axis",
+        "test_top_k_same*",
+        "test_top_k_smallest",
+    ),  # fmt: skip
+    "it takes as parameters what others compute": (
+        "test_affine_grid_2d_align_corners_expanded",
+        "test_affine_grid_2d_expanded",
+        "test_affine_grid_3d_align_corners_expanded",
+        "test_affine_grid_3d_expanded",
+        "test_compress_bfloat16",
+        "test_if_seq",
+        "test_maxunpool*",
+        "test_scatternd*",
+        "test_upsample_nearest",
+    ),  # fmt: skip
+    "the case is of a form that is not supported": (
+        "test_affine_grid_2d",
+        "test_affine_grid_2d_align_corners",
+        "test_affine_grid_3d",
+        "test_affine_grid_3d_align_corners",
+        "test_maxpool_with*",
+    ),  # fmt: skip
+}
+"""Why cases are refused: patterns of their names."""
+
+OUT_OF_RANGE = ("test_softmax_large_number*", "test_logsoftmax_large_number*")
+"""Cases whose values fp16 does not tell apart."""
+
+DIFFERENT: dict[str, str] = {
+    "test_averagepool_2d_ceil_last_window_starts_on_pad": "four digits are given of what is expected",
+    "test_resize_downsample_scales_linear_align_corners": "the result's length before rounding; ONNX Runtime rounds",
+    "test_resize_downsample_scales_cubic_align_corners": "the result's length before rounding; ONNX Runtime rounds",
+}
+"""Cases whose expected values are not ours, and why."""
+
+
+def cases() -> list[Any]:
+    """ONNX's cases: their names, models, inputs and outputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.case.node import collect_testcases
+
+        return collect_testcases(None)
+
+
+def run(case: Any, device: str = "CPU", precision: str = "fp32") -> str | None:
+    """What is wrong with a case's outputs, or None. Raises TccompileError if it is refused."""
+    prepared = tccompile.backend.prepare(case.model, device, precision=precision)
+    for inputs, outputs in case.data_sets:
+        got = prepared.run([_array(x) for x in inputs])
+        want = [_array(x) for x in outputs]
+        allowed = {"rtol": case.rtol, "atol": case.atol} if precision == "fp32" else HALF
+        try:
+            with np.errstate(invalid="ignore"):
+                Runner.assert_similar_outputs(want, list(got), **allowed)
+        except AssertionError as error:
+            return " ".join(str(error).split())
+        for name, y, expected in zip(prepared.outputs, got, want, strict=True):
+            if precision == "fp32" and not (error := _error(y, expected)) <= STRICT.get(expected.dtype, 1.0):
+                return f"{name} is {error:.1e} off"
+    return None
+
+
+def _array(x: Any) -> Any:
+    return numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x
+
+
+def _error(y: np.ndarray, expected: np.ndarray) -> float:
+    """||y - expected|| / ||expected|| over what is finite."""
+    if expected.dtype.kind != "f":
+        return 0.0
+    y, expected = y.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(expected)
+    norm = float(np.linalg.norm(expected[finite]))
+    return float(np.linalg.norm(y[finite] - expected[finite])) / norm if norm else 0.0
+
+
+def reason(name: str) -> str | None:
+    """Why a case is expected not to pass."""
+    return DIFFERENT.get(name) or next((r for r, names in REFUSED.items() if any(fnmatch.fnmatch(name, n) for n in names)), None)
+
+
+def verdict(case: Any, device: str = "CPU", precision: str = "fp32") -> tuple[bool, str | None]:
+    """Whether it passed, and what is not as expected."""
+    expected = reason(case.name)
+    try:
+        problem = run(case, device, precision)
+    except TccompileError as refusal:
+        wrong = case.name in DIFFERENT or expected is None
+        return False, f"{case.name}: refused: {refusal}" if wrong else None
+    except Exception as crash:
+        return False, f"{case.name}: {type(crash).__name__}: {crash}"
+    if problem is None:
+        return True, f"{case.name}: passes, and is listed: {expected}" if expected and precision == "fp32" else None
+    return False, None if case.name in DIFFERENT else f"{case.name}: {problem}"
+
+
+def verdicts(numbers: list[int], device: str, precision: str) -> list[tuple[bool, str | None]]:
+    """Of the cases of these numbers, computed by this process."""
+    known = cases()
+    return [verdict(known[i], device, precision) for i in numbers]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="ONNX's node cases, on this machine")
+    parser.add_argument("--device", default="CPU", help="CPU, CUDA, or CUDA:N")
+    parser.add_argument("--precision", default="fp32", help="fp32 or fp16")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("patterns", nargs="*", default=["*"], help="names of cases, as test_softmax*")
+    options = parser.parse_args()
+    chosen = [i for i, case in enumerate(cases()) if any(fnmatch.fnmatch(case.name, p) for p in options.patterns)]
+    shares = [chosen[n :: options.jobs] for n in range(options.jobs)]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        futures = [pool.submit(verdicts, share, options.device, options.precision) for share in shares]
+        found = [v for future in futures for v in future.result()]
+    for _, problem in found:
+        if problem:
+            print(problem)
+    counts = Counter(passed for passed, _ in found)
+    print(f"{counts[True]} of {len(found)} cases pass on {options.device} in {options.precision}")
+    return 1 if any(problem for _, problem in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

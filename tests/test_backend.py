@@ -1,0 +1,99 @@
+"""ONNX's backend API, and ONNX's own node cases through it on the CPU engine."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tccompile import backend
+from tccompile.errors import InputError, UnsupportedError, UsageError
+from tests.backend import DIFFERENT, OUT_OF_RANGE, REFUSED, cases, reason, verdict
+from tests.networks import reference, relative_error
+from tests.rewrites.common import Net
+
+PASSING = 1300
+"""Of 1884 cases in onnx 1.23: they must not disappear unseen."""
+
+
+@pytest.fixture(scope="module")
+def known() -> list:
+    return cases()
+
+
+def test_every_case_passes_or_is_refused_for_a_stated_reason(known: list) -> None:
+    found = [verdict(case) for case in known]
+    problems = [problem for _, problem in found if problem]
+    assert not problems, "\n".join(problems)
+    assert sum(passed for passed, _ in found) >= PASSING
+
+
+def test_every_reason_is_somebody_s(known: list) -> None:
+    names = {case.name for case in known}
+    patterns = [p for group in REFUSED.values() for p in group]
+    assert all(any(fnmatch.fnmatch(n, p) for n in names) for p in patterns)
+    assert set(DIFFERENT) <= names
+    assert len(patterns) == len(set(patterns))
+
+
+@pytest.mark.parametrize("kind", ["relu", "softmax", "matmul", "conv_with", "reduce_mean", "layer_normalization", "gelu"])
+def test_some_cases_in_half_precision(known: list, kind: str) -> None:
+    mine = [case for case in known if case.name.startswith(f"test_{kind}") and reason(case.name) is None]
+    chosen = [case for case in mine if not any(fnmatch.fnmatch(case.name, p) for p in OUT_OF_RANGE)]
+    assert len(chosen) > 1
+    problems = [problem for case in chosen for _, problem in [verdict(case, precision="fp16")] if problem]
+    assert not problems, "\n".join(problems)
+
+
+def test_a_model_is_compiled_for_each_set_of_shapes_and_of_values_that_decide_them() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 6])
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x, shape], [y]), opset_imports=[helper.make_opsetid("", 23)])
+    prepared = backend.prepare(model, precision="fp32")
+    rng = np.random.default_rng(0)
+    for n, to in ((2, (3, 4)), (2, (4, 3)), (5, (1, 30)), (2, (3, 4))):
+        values = rng.standard_normal((n, 6)).astype(np.float32)
+        (out,) = prepared.run([values, np.array(to)])
+        np.testing.assert_array_equal(out, np.maximum(values, 0).reshape(to))
+        assert prepared.run({"x": values, "shape": np.array(to)}).y.shape == to
+    for n in range(1, 2 * backend.KEPT):
+        assert prepared.run([np.ones((n, 6), np.float32), np.array([n, 6])])[0].shape == (n, 6)
+
+
+def test_run_model_and_run_node() -> None:
+    net = Net(x=(2, 3, 4), y=(4, 5))
+    model = net.out(net("Softmax", net("MatMul", "x", "y"))).model()
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 4), (4, 5)))
+    (expected,) = reference(model, {"x": x, "y": y}).values()
+    assert backend.is_compatible(model)
+    (out,) = backend.run_model(model, [x, y], precision="fp32")
+    assert relative_error(out, expected) < 1e-6
+    node = onnx.helper.make_node("MatMul", ["x", "y"], ["z"])
+    assert relative_error(backend.run_node(node, [x, y], precision="fp32")[0], x @ y) < 1e-6
+    assert relative_error(backend.run_node(node, [x, y], opset_version=9)[0], x @ y) < 2e-3
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    net = Net(x=(2, 3))
+    model = net.out(net("Bernoulli", "x")).model()
+    assert not backend.is_compatible(model)
+    with pytest.raises(UnsupportedError, match="Bernoulli"):
+        backend.run_model(model, [np.zeros((2, 3), np.float32)])
+    assert backend.supports_device("CPU")
+    assert not backend.supports_device("TPU") and not backend.supports_device("CUDA:99")
+    relu = Net(x=(2, 3))
+    model = relu.out(relu("Relu", "x")).model()
+    with pytest.raises(UsageError, match="unknown device 'TPU'; choose CPU, CUDA"):
+        backend.prepare(model, "TPU")
+    with pytest.raises(UsageError, match="unknown argument 'mode'"):
+        backend.prepare(model, mode=3)
+    with pytest.raises(InputError, match="an input is a list"):
+        backend.run_model(model, [[1.0]])
+    with pytest.raises(InputError, match="2 inputs; the model has 1: x"):
+        backend.run_model(model, [np.zeros((2, 3), np.float32)] * 2)
