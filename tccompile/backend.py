@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
+import onnx.shape_inference
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
@@ -162,14 +163,16 @@ class TccompileBackend(Backend):
         feeds = dict(zip(names, map(np.asarray, inputs), strict=True))
         elem = onnx.helper.np_dtype_to_tensor_dtype
         given = [onnx.helper.make_tensor_value_info(n, elem(x.dtype), x.shape) for n, x in feeds.items()]
-        known = outputs_info or [None] * len(node.output)
-        made = [
-            onnx.helper.make_tensor_value_info(n, elem(np.dtype(info[0])), info[1]) if info else onnx.ValueInfoProto(name=n)
-            for n, info in zip(node.output, known, strict=True)
-            if n
-        ]
+        version = opset or min(NEWEST, onnx.defs.onnx_opset_version())
+        if outputs_info is not None:
+            types: dict[str, int] = {n: int(elem(np.dtype(info[0]))) for n, info in zip(node.output, outputs_info, strict=True)}
+        else:
+            schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+            found = onnx.shape_inference.infer_node_outputs(schema, node, {v.name: v.type for v in given})
+            types = {n: t.tensor_type.elem_type for n, t in found.items()}
+        made = [onnx.helper.make_tensor_value_info(n, types.get(n, 0), None) for n in node.output if n]
         graph = onnx.helper.make_graph([node], node.op_type, given, made)
-        imports = [onnx.helper.make_opsetid(node.domain, opset or min(NEWEST, onnx.defs.onnx_opset_version()))]
+        imports = [onnx.helper.make_opsetid(node.domain, version)]
         return cls.prepare(onnx.helper.make_model(graph, opset_imports=imports), device, **kwargs).run(feeds)
 
     @classmethod

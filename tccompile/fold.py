@@ -35,7 +35,7 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
-    "AffineGrid", "Attention", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
+    "AffineGrid", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
     "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "RMSNormalization", "Range", "RotaryEmbedding",
     "SoftmaxCrossEntropyLoss", "SwiGLU",
 }  # fmt: skip
@@ -132,7 +132,7 @@ class _Folder:
                         del self.types[name]
                         self.set_constant(name, weight)
                 return
-        if standard and node.op_type in FUNCTIONS and (body := self.body(node)):
+        if standard and _is_function(node) and (body := self.body(node)):
             for name in filter(None, node.output):
                 del self.types[name]
             self.instead(*body)
@@ -480,6 +480,13 @@ def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             rename_inputs(inner, names)
         for value in graph.output:
             value.name = names.get(value.name, value.name)
+
+
+def _is_function(node: onnx.NodeProto) -> bool:
+    """Whether a node is taken apart: those of FUNCTIONS, and the forms of Attention that are no single op later."""
+    windowed = any(a.name in ("left_window_size", "right_window_size") for a in node.attribute)
+    special = windowed or any(node.output[3:]) or any(node.input[6:])  # the scores are used; lengths are an input
+    return node.op_type in FUNCTIONS or (node.op_type == "Attention" and special)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
