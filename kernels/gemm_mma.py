@@ -2,7 +2,8 @@
 
 A block computes a tile of bm rows by bn columns of one batch of a `Problem`. K is walked in steps of bk; each step's operands
 are copied to shared memory in chunks of 8 halves, every thread following one chunk column of the tap and channel walk, so that
-a step may cover part of a tap or several. Warps multiply 16×16 blocks from there. From sm_80 on the copies are asynchronous and
+a step may cover part of a tap or several. An operand of a product that is not K-major is copied in lines of K, in chunks of 8
+rows, and turned round by ldmatrix. Warps multiply 16×16 blocks from there. From sm_80 on the copies are asynchronous and
 run `stages` - 1 steps ahead; before, they pass through registers, one step ahead.
 
 Where the tiles are too few to fill the GPU, K is split over blocks: each writes its part of the tile to a workspace, and the
@@ -34,6 +35,9 @@ from tccompile.kernels.implicit_gemm import (
 )
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Value, Work, code
 from tccompile.program import Conv, Gemm, Op, Program
+
+LINES = ("depth", "x_line", "w_line")
+"""int32 parameters after SCALARS if not all is K-major: lines of K, and strides of x and w from line to line, in chunks."""
 
 MOST_SPLITS = 32
 MOST_SCRATCH = 64 * 1024 * KIB
@@ -79,6 +83,11 @@ class Tile:
         """Floats from row to row where a warp turns its results round: 8 or 24 modulo 32, for accesses without bank conflicts."""
         return 16 * self.nj + 8
 
+    @property
+    def copies_lines(self) -> bool:
+        """Whether a thread's lines of K have one swizzle, where A is not K-major."""
+        return self.threads * CHUNK // self.bm % 8 == 0
+
     def smem(self, stages: int) -> int:
         """Bytes of shared memory: the operands' stages, later the warps' slabs of 16 rows; and room to align it."""
         slabs = self.warps_m * self.warps_n * 16 * self.slab_pitch * 4
@@ -89,7 +98,7 @@ class Tile:
         assert across in (4, 8), "the swizzle permutes the four or eight chunks of a row"
         assert self.mi * self.warps_m * 16 == self.bm and self.nj * self.warps_n * 16 == self.bn
         assert self.bm * across % self.threads == 0 and self.bn * across % self.threads == 0, "all threads copy equally much"
-        assert self.threads // across % 8 == 0, "a thread's rows have one swizzle"
+        assert self.threads // across % 8 == 0 and self.threads * CHUNK // self.bn % 8 == 0, "a thread's rows have one swizzle"
 
 
 # fmt: off
@@ -151,9 +160,17 @@ def rates_of(tile: Tile, arch: Arch, linear: bool) -> Rates:
 
 
 def build_tile(
-    instruction: str, cp_async: bool, tile: Tile, stages: int, linear: bool, split: bool, epilogue_params: Any
+    instruction: str,
+    cp_async: bool,
+    tile: Tile,
+    stages: int,
+    linear: bool,
+    k_major: tuple[bool, bool],
+    split: bool,
+    epilogue_params: Any,
 ) -> Function:
-    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, the epilogue's."""
+    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, LINES if not all is K-major, the
+    epilogue's."""
     from numba import cuda
     from numba.cuda import types
 
@@ -166,8 +183,11 @@ def build_tile(
     threads, mi, nj = tile.threads, tile.mi, tile.nj
     across = bk // CHUNK  # chunks of a row
     apart = threads // across  # rows between those that a thread copies
-    a_rows, b_rows = bm // apart, bn // apart  # rows that a thread copies
-    spread = 8 // across  # rows in 128 bytes: the rows that meet the same banks
+    a_rows, b_rows = bm // apart, bn // apart  # rows that a thread copies; or of an operand that is not K-major, lines of K
+    a_k_major, b_k_major = k_major
+    a_across, b_across = (across if major else n // CHUNK for major, n in zip(k_major, (bm, bn), strict=True))
+    a_apart, b_apart = threads // a_across, threads // b_across
+    a_pitch, b_pitch = 16 * a_across, 16 * b_across
     words = 4 * (a_rows + b_rows)  # registers on the way, where copies are not asynchronous
     a_bytes, stage_bytes = bm * bk * 2, tile.stage
     pitch, groups = tile.slab_pitch, 2 * nj  # a slab's row holds `groups` groups of 8 columns
@@ -177,7 +197,9 @@ def build_tile(
 
     fragments = mma.FRAGMENTS[instruction]
     lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
-    multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk), mma.zeros(count)
+    lane_a, lane_b = lane_a if a_k_major else lane_b, lane_b if b_k_major else lane_a
+    turned = 0 if a_k_major else a_pitch, 0 if b_k_major else b_pitch
+    multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk, *turned), mma.zeros(count)
     spill = mma.spill_block(instruction, mi, nj, pitch)
     store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
     wait_copies = mma.cp_async_wait(ahead - 1)
@@ -185,7 +207,12 @@ def build_tile(
     read = mma.load_floats
 
     @inline
-    def body(x, w, partial, counter, matrices, images, e):
+    def swizzled(row, chunk, across):
+        """Chunk c of a row lies at c ^ key(row): the same chunk of eight neighbouring rows is in different banks."""
+        return i32(chunk ^ (row // max(1, 8 // across) % min(8, across)))
+
+    @inline
+    def body(x, w, partial, counter, matrices, images, lines, e):
         rows, columns, stored, last_stored, chunks, tiles_m, tiles_n, steps, inner = matrices[:9]
         x_outer, x_inner, w_outer, w_inner, row_batch, column_batch, x_row, w_row, channels = matrices[9:]
         x_h, image_h, image_w = images[3:6]
@@ -228,17 +255,29 @@ def build_tile(
         for i in range(b_rows):
             n = i32(n0 + first + i * apart)
             b_at[i] = i32(n * w_row) if n < columns else i32(-1)
-        # Chunk c of a row lies at c ^ (row // spread) % across: eight rows' chunks c are in different banks.
-        put = base + u32(first * (bk * 2) + (column ^ (first // spread % across)) * 16)
+        # Or of A or B that is not K-major: chunk `a_column` of lines a_line, a_line + a_apart … of a step.
+        depth, x_line, w_line = lines
+        k0 = i32(part * i32(matrices[7]) * bk)
+        a_line, a_column = i32(tid // a_across), i32(tid % a_across)
+        b_line, b_column = i32(tid // b_across), i32(tid % b_across)
+        m_inside, n_inside = i32(m0 + a_column * CHUNK) < rows, i32(n0 + b_column * CHUNK) < columns
+        put_a = base + u32(a_line * a_pitch + swizzled(a_line, a_column, a_across) * 16)
+        put_b = base + u32(a_bytes + b_line * b_pitch + swizzled(b_line, b_column, b_across) * 16)
 
         # Where this lane reads its fragments, in the first stage.
         lane = i32(tid % 32)
         warp_m = i32(tid // 32 // warps_n)
         warp_n = i32(tid // 32 % warps_n)
         row, half = lane_a(lane)
-        from_a = base + u32((warp_m * (mi * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
+        if a_k_major:
+            from_a = base + u32((warp_m * (mi * 16) + row) * a_pitch + swizzled(row, half, a_across) * 16)
+        else:
+            from_a = base + u32(row * a_pitch + swizzled(row, warp_m * (mi * 2) + half, a_across) * 16)
         row, half = lane_b(lane)
-        from_b = base + u32(a_bytes + (warp_n * (nj * 16) + row) * (bk * 2) + (half ^ (row // spread % across)) * 16)
+        if b_k_major:
+            from_b = base + u32(a_bytes + (warp_n * (nj * 16) + row) * b_pitch + swizzled(row, half, b_across) * 16)
+        else:
+            from_b = base + u32(a_bytes + row * b_pitch + swizzled(row, warp_n * (nj * 2) + half, b_across) * 16)
 
         acc = zeros()
         staged = cuda.local.array(words, types.uint32)
@@ -254,26 +293,36 @@ def build_tile(
                 v = i32(s * dilation_w)
                 shift = i32(h * x_h + v * x_row + c)
                 for i in range(a_rows):
-                    if linear:
+                    if not a_k_major:
+                        line = i32(k0 + a_line + i * a_apart)
+                        ok = m_inside and line < depth
+                        source = walk.at(x, types.int64(line) * x_line + i32(m0 // CHUNK + a_column), 16)
+                    elif linear:
                         ok = inside and a_h[i] != 0
                         source = walk.at(x, i32(a_at[i] + k), 16)
                     else:
                         ok = inside and u32(i32(a_h[i] + h)) < u32(image_h) and u32(i32(a_w[i] + v)) < u32(image_w)
                         source = walk.at(x, i32(a_at[i] + shift), 16)
                     if cp_async:
-                        mma.cp_async(put + fill + u32(i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
+                        mma.cp_async(put_a + fill + u32(i * (a_apart * a_pitch)), source, i32(16) if ok else i32(0))
                     else:
                         staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = mma.load_chunk(source, i32(ok))
                 for i in range(b_rows):
-                    ok = inside and b_at[i] >= 0
-                    source = walk.at(w, i32(b_at[i] + k), 16)
+                    if b_k_major:
+                        ok = inside and b_at[i] >= 0
+                        source = walk.at(w, i32(b_at[i] + k), 16)
+                    else:
+                        line = i32(k0 + b_line + i * b_apart)
+                        ok = n_inside and line < depth
+                        source = walk.at(w, types.int64(line) * w_line + i32(n0 // CHUNK + b_column), 16)
                     if cp_async:
-                        mma.cp_async(put + fill + u32(a_bytes + i * (apart * bk * 2)), source, i32(16) if ok else i32(0))
+                        mma.cp_async(put_b + fill + u32(i * (b_apart * b_pitch)), source, i32(16) if ok else i32(0))
                     else:
                         j = 4 * (a_rows + i)
                         staged[j], staged[j + 1], staged[j + 2], staged[j + 3] = mma.load_chunk(source, i32(ok))
                 # On to the same column of the next step.
                 k = i32(k + across)
+                k0 = i32(k0 + bk)
                 if not linear:
                     r, s, c = walk.onward(r, s, c, channels, images)
             if cp_async:
@@ -283,9 +332,12 @@ def build_tile(
                 drain = u32(drain + u32(stage_bytes)) if drain < u32((stages - 1) * stage_bytes) else u32(0)
             if not cp_async:
                 if step < steps:
-                    for i in range(a_rows + b_rows):
-                        to = put + fill + u32(i * (apart * bk * 2))
+                    for i in range(a_rows):
+                        to = put_a + fill + u32(i * (a_apart * a_pitch))
                         mma.store_chunk(to, staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3])
+                    for i in range(b_rows):
+                        to, j = put_b + fill + u32(i * (b_apart * b_pitch)), 4 * (a_rows + i)
+                        mma.store_chunk(to, staged[j], staged[j + 1], staged[j + 2], staged[j + 3])
                 cuda.syncthreads()
             fill = u32(fill + u32(stage_bytes)) if fill < u32((stages - 1) * stage_bytes) else u32(0)
 
@@ -321,10 +373,11 @@ def build_tile(
 
     addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
     more = [f"e{i}" for i in range(len(extra))]
+    lines = LINES if turned != (0, 0) else ()
     scope = {"body": body, "partial": 0, "counter": 0}
-    text = f"def kernel({', '.join([*addresses, *SCALARS, *more])}):\n"
-    text += f"    body(x, w, partial, counter, ({', '.join(MATRICES)}), ({', '.join(IMAGES)}), {tuple_of(more)})\n"
-    signature = types.void(*[u64] * len(addresses), *[i32] * len(SCALARS), *extra)
+    text = f"def kernel({', '.join([*addresses, *SCALARS, *lines, *more])}):\n    body(x, w, partial, counter, "
+    text += f"({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(lines or '000')}), {tuple_of(more)})\n"
+    signature = types.void(*[u64] * len(addresses), *[i32] * (len(SCALARS) + len(lines)), *extra)
     return Function(execute(text, scope, "kernel"), signature, threads, tile.blocks)
 
 
@@ -342,14 +395,18 @@ class _Mma(Kernel):
             return problem
         if problem.rows >= 2**31 - 256:
             return f"it has {problem.rows} rows; they are counted in 31 bits"
-        return unfit(problem, program)
+        if reason := unfit(problem, program):
+            return reason
+        if not all(problem.k_major) and instruction_of(arch) == "mma.m8n8k4":
+            return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"
+        return None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
         for tile in TILES:
-            if not stages_of(tile, arch):
+            if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
                 continue
             options = {split_steps(-(-problem.depth // tile.bk), s)[0] for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, MOST_SPLITS)}
             for splits in sorted(options):
@@ -381,6 +438,8 @@ class _Mma(Kernel):
         if splits > 1:
             args += [Scratch(), Counters()]
         args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, tile.bk, each, CHUNK).values()]
+        if not all(problem.k_major):
+            args += map(I32, (problem.channels, problem.x_pixel[3] // CHUNK, problem.w_tap[2] // CHUNK))
         tm, tn = tiles(problem, tile.bm, tile.bn)
         count = tm * tn * problem.batches
         assert instruction is not None
@@ -391,6 +450,7 @@ class _Mma(Kernel):
             bk=tile.bk,
             stages=stages,
             linear=problem.linear,
+            k_major=problem.k_major,
             split=splits > 1,
             epilogue=stored.params,
         )
@@ -403,9 +463,8 @@ class _Mma(Kernel):
         tile = BY_SHAPE[params["bm"], params["bn"], params["bk"]]
         instruction = instruction_of(arch)
         assert instruction is not None
-        return build_tile(
-            instruction, arch.cp_async, tile, params["stages"], params["linear"], params["split"], params["epilogue"]
-        )
+        copied = params["stages"], params["linear"], params["k_major"]
+        return build_tile(instruction, arch.cp_async, tile, *copied, params["split"], params["epilogue"])
 
 
 def _tile(config: Config) -> Tile:

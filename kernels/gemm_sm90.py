@@ -2,7 +2,8 @@
 
 Both are out[m, o] = sum over k of A[m, k] · B[o, k]. A Gemm, and a 1×1 convolution that reads every pixel, take A from a tiled
 tensor map; any other convolution takes it from an im2col map, whose boxes are the same filter tap of `bm` output pixels in a
-row. B is the weights, K-major: [O][taps · channels].
+row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be transposed (MN-major, in wgmma's terms): rows of A
+or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. They meet in
 a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and `empty`
@@ -40,6 +41,9 @@ from tccompile.program import Conv, Gemm, Op, Program, Tensor
 BK = 64
 """Halves of K in a stage: a row of 128 bytes, the widest swizzle."""
 
+ACROSS = 64 * 2 * BK
+"""Bytes of a box of 64 rows or columns by BK, as an operand that is not K-major is copied."""
+
 GROUP = 8
 """Row tiles that are taken together before the next column of tiles, so that they share B in the L2 cache."""
 
@@ -57,7 +61,9 @@ ORDER, IM2COL = 11, 20
 class Copies:
     """How an implicit GEMM's operands are read: tensor maps whose boxes are a tile's, filled in by `work`.
 
-    a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map
+    a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map; (rows, k, batches) and
+              (columns, k, batches) where they are not K-major
+    k_major   whether a and b are
     depth     halves of K that the kernel goes through, a multiple of the box's row
     chunk     halves of a box's row
     geometry  what the code needs to walk through A, in the order of its parameters
@@ -65,6 +71,7 @@ class Copies:
 
     a: TiledMap | Im2colMap
     b: TiledMap
+    k_major: tuple[bool, bool]
     depth: int
     chunk: int
     geometry: tuple[int, ...]
@@ -78,6 +85,12 @@ class Copies:
         """Stages along K."""
         return -(-self.depth // BK)
 
+    def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, TiledMap]:
+        """The maps with a tile's boxes."""
+        a_box, b_box = ((BK, n, 1) if k_major else (64, BK, 1) for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))
+        a = replace(self.a, pixels=t.bm) if isinstance(self.a, Im2colMap) else replace(self.a, box=a_box)
+        return a, replace(self.b, box=b_box)
+
 
 def _chunk(channels: int) -> int:
     """Halves of an im2col box's row: 64, or a divisor of the channels where the last 64 of them would be mostly padding.
@@ -88,11 +101,11 @@ def _chunk(channels: int) -> int:
     return min((n for n in cost if n == 64 or channels % n == 0), key=lambda n: cost[n])
 
 
-def _array(t: Tensor, inner: int, rows: tuple[int, int], batches: tuple[int, int]) -> TiledMap:
-    """The map of an array of (inner, rows, batches), the last two as (extent, stride in elements)."""
-    row_step = rows[1] if rows[0] > 1 else 8
-    batch_step = batches[1] if batches[0] > 1 else 8
-    return TiledMap(t.name, 0, (inner, rows[0], batches[0]), (2 * row_step, 2 * batch_step), (), (1, 1, 1))
+def _array(t: Tensor, depth: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int], k_major: bool) -> TiledMap:
+    """The map of an array of (depth, rows, batches), or (rows, depth, batches): each of them (extent, stride in elements)."""
+    (inner, _), (outer, step) = (depth, rows) if k_major else (rows, depth)
+    steps = (2 * (step if outer > 1 else 8), 2 * (batches[1] if batches[0] > 1 else 8))
+    return TiledMap(t.name, 0, (inner, outer, batches[0]), steps, (), (1, 1, 1))
 
 
 def copies(problem: Problem, program: Program) -> Copies | str:
@@ -111,11 +124,16 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     (n, p, q), (step_n, step_h, step_w, _) = problem.pixels, problem.x_pixel
     (r, s), (height, width), channels, cp = problem.taps, problem.image, problem.channels, problem.padded
     depth = r * s * cp
-    b = _array(problem.w, depth, (problem.columns, problem.w_column), (batches, problem.w_batch[level]))
+    a_k_major, b_k_major = problem.k_major
+    columns = problem.columns, problem.w_column
+    b = _array(problem.w, (depth, problem.w_tap[2]), columns, (batches, problem.w_batch[level]), b_k_major)
     if problem.linear:
         step = next((t for extent, t in ((q, step_w), (p, step_h), (n, step_n)) if extent > 1), 8)
-        rows = _array(problem.x, channels, (problem.rows, step), (batches, problem.x_batch[level]))
-        return Copies(rows, b, channels, BK, (int(problem.w_batch[level] > 0),))
+        by_batch = batches, problem.x_batch[level]
+        a = _array(problem.x, (channels, problem.x_pixel[3]), (problem.rows, step), by_batch, a_k_major)
+        return Copies(a, b, problem.k_major, channels, BK, (int(problem.w_batch[level] > 0),))
+    if not b_k_major:
+        return f"{problem.w.name} is transposed, and the rows of {problem.x.name}, {problem.pixels}, lie at more than one stride"
     if batches > 1:
         return f"its rows {problem.pixels} lie at more than one stride, in each of {batches} batches"
 
@@ -132,7 +150,7 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     chunk = _chunk(cp)
     steps = [2 * (t if extent > 1 else 8) for extent, t in ((width, step_w), (height, step_h), (n, step_n))]
     swizzle = 0 if chunk == 8 else 2 * chunk
-    a = Im2colMap(
+    window = Im2colMap(
         problem.x.name,
         (channels, width, height, n),
         (steps[0], steps[1], steps[2]),
@@ -146,7 +164,7 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     boxes = -(-cp // chunk)
     sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
     geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
-    return Copies(a, b, r * s * boxes * chunk, chunk, geometry)
+    return Copies(window, b, problem.k_major, r * s * boxes * chunk, chunk, geometry)
 
 
 # --- Tiles ---------------------------------------------------------------------------------------------------------------
@@ -247,7 +265,7 @@ def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
 
 
-def _function(im2col: bool, chunk: int, t: Tile, batch: int, params: tuple[Value, ...]) -> Function:
+def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, batch: int, params: tuple[Value, ...]) -> Function:
     """The kernel for a tile: the code that `Hopper.work` gives its arguments to; a lane stores `batch` rows at a time.
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
@@ -265,15 +283,19 @@ def _function(im2col: bool, chunk: int, t: Tile, batch: int, params: tuple[Value
     a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
     boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
     box_bytes = bm * 2 * chunk
-    if chunk == 8:  # no swizzle: 8 rows of 16 bytes are a core matrix, and the next box is its neighbour along K
+    a_k_major, b_k_major = k_major
+    if not a_k_major:
+        a_half, steps_a = hw.descriptor(128, ACROSS, 1024), [32 * i * BK for i in range(4)]
+    elif chunk == 8:  # no swizzle: 8 rows of 16 bytes are a core matrix, and the next box is its neighbour along K
         a_half = hw.descriptor(0, box_bytes, 128)
         steps_a = [2 * i * box_bytes for i in range(4)]
     else:
         a_half = hw.descriptor(2 * chunk, 0, 16 * chunk)
         steps_a = [16 * i // chunk * box_bytes + 16 * i % chunk * 2 for i in range(4)]
-    b_half = hw.descriptor(128, 0, 1024)
+    b_half = hw.descriptor(128, 0 if b_k_major else ACROSS, 1024)
+    steps_b = [32 * i if b_k_major else 32 * i * BK for i in range(4)]
     a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
-    multiply = hw.multiply(bn, tuple((at, 32 * i) for i, at in enumerate(steps_a)))
+    multiply = hw.multiply(bn, tuple(zip(steps_a, steps_b, strict=True)), k_major)
     accumulators = hw.accumulators(bn)
     columns, pitch, half = t.columns, t.pitch, 2 * t.columns + 16
     groups, chunks = columns // 8, bn // columns
@@ -309,8 +331,16 @@ def _function(im2col: bool, chunk: int, t: Tile, batch: int, params: tuple[Value
             barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
             hw.barrier_wait(u32(empty + slot * 8), parity)
             hw.barrier_expect(barrier, stage_bytes)
-            hw.copy_box(at, map_a, barrier, i32(k * BK), m, batch)
-            hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(k * BK), n, b_batch)
+            if a_k_major:
+                hw.copy_box(at, map_a, barrier, i32(k * BK), m, batch)
+            else:
+                for i in range(bm // 64):
+                    hw.copy_box(u32(at + i * ACROSS), map_a, barrier, i32(m + 64 * i), i32(k * BK), batch)
+            if b_k_major:
+                hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(k * BK), n, b_batch)
+            else:
+                for i in range(bn // 64):
+                    hw.copy_box(u32(at + a_bytes + i * ACROSS), map_b, barrier, i32(n + 64 * i), i32(k * BK), b_batch)
             slot = i32(slot + 1)
             if slot == stages:
                 slot, parity = i32(0), i32(parity ^ 1)
@@ -524,9 +554,11 @@ class Hopper(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(op, program)
+        whole = 1 if how.k_major[1] else 64  # columns of a box
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
-            for bm, columns in TILES.items()
+            for bm, every in TILES.items()
+            for columns in [[n for n in every if n % whole == 0]]
             for bn in columns
             for split in (1, 2, 4, 8)
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
@@ -547,13 +579,13 @@ class Hopper(Kernel):
         order = _order(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
         grid = tiles * t.split if t.split > 1 else min(tiles, arch.sms * resident(t, arch))
-        boxed = {"pixels": t.bm} if how.im2col else {"box": (BK, t.bm, 1)}
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
             code=code(
                 self.name,
                 im2col=how.im2col,
                 chunk=how.chunk,
+                k_major=how.k_major,
                 bm=t.bm,
                 bn=t.bn,
                 stages=t.stages,
@@ -563,14 +595,14 @@ class Hopper(Kernel):
             ),
             grid=(grid, 1, 1),
             block=t.threads,
-            args=(replace(how.a, **boxed), replace(how.b, box=(BK, t.bn, 1)), *map(I32, integers), *spec.args),
+            args=(*how.boxed(t), *map(I32, integers), *spec.args),
             smem=t.smem,
         )
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"])
-        return _function(params["im2col"], params["chunk"], t, params["rows"], params["epilogue"])
+        return _function(params["im2col"], params["chunk"], params["k_major"], t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)

@@ -30,7 +30,8 @@ class Problem:
     image      (H, W): a tap outside reads zeros
     x_batch    strides of x between batches (outer, inner), as w_batch
     x_pixel    strides of x: (n, h, w, c)
-    w_column   stride of w between columns; w_tap its strides (r, s, c)
+    w_column   stride of w between columns; w_tap its strides (r, s, c). A product's operand may be transposed: rows of x or
+               columns of w are then neighbours in memory, and channels lie apart
     row_batch  rows of y between batches, column_batch columns of y
     """
 
@@ -69,6 +70,15 @@ class Problem:
     def depth(self) -> int:
         """K, with the channels' padding."""
         return self.taps[0] * self.taps[1] * self.padded
+
+    @property
+    def k_major(self) -> tuple[bool, bool]:
+        """Of x and of w: whether channels are neighbours in memory, not rows or columns as in a transposed matrix."""
+        transposed = [
+            self.channels > 1 and step != 1 and across == 1
+            for step, across in ((self.x_pixel[3], self.x_pixel[2]), (self.w_tap[2], self.w_column))
+        ]
+        return not transposed[0], not transposed[1]
 
     @property
     def flops(self) -> float:
@@ -204,18 +214,25 @@ def unfit(problem: Problem, program: Program) -> str | None:
         for what, n in (("input", problem.channels), ("output", problem.columns)):
             if n % CHUNK:
                 return f"its groups have {n} {what} channels, not a multiple of {CHUNK}"
-    if problem.padded != -(-problem.channels // CHUNK) * CHUNK:
+    x_k_major, w_k_major = problem.k_major
+    whole = -(-problem.channels // CHUNK) * CHUNK
+    if w_k_major and problem.padded != whole:
         return f"{w.name} has {problem.padded} elements a tap for {problem.channels} channels, not the next multiple of {CHUNK}"
     channel_axis = 1 if problem.column_batch else x.rank - 1
-    if (problem.batches == 1 or not problem.column_batch) and x.padded[channel_axis] < problem.padded:
-        return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {problem.padded} of {w.name}"
-    if problem.x_pixel[3] != 1 and problem.padded > 1:
+    if x_k_major and (problem.batches == 1 or not problem.column_batch) and x.padded[channel_axis] < whole:
+        return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {whole} that are read at once"
+    if (x_k_major or problem.column_batch) and problem.x_pixel[3] != 1 and problem.channels > 1:
         return f"neighbouring channels of {x.name} are {problem.x_pixel[3]} elements apart in memory"
+    if not x_k_major and not problem.linear:
+        return f"{x.name} is transposed, and its rows {problem.pixels} lie at more than one stride"
     r, s = problem.taps
     wr, ws, wc = problem.w_tap
-    if (wc != 1) or (s > 1 and ws != problem.padded) or (r > 1 and wr != s * problem.padded):
+    neighbours = wc == 1 and (s == 1 or ws == problem.padded) and (r == 1 or wr == s * problem.padded)
+    if (w_k_major or problem.column_batch) and not neighbours:
         return f"the taps and channels of {w.name} are not neighbours in memory"
-    steps = {x.name: (x.offset, *problem.x_batch, *problem.x_pixel[:3]), w.name: (w.offset, *problem.w_batch, problem.w_column)}
+    x_steps = problem.x_pixel[:3] if x_k_major else problem.x_pixel[3:]
+    w_step = problem.w_column if w_k_major else wc
+    steps = {x.name: (x.offset, *problem.x_batch, *x_steps), w.name: (w.offset, *problem.w_batch, w_step)}
     for name, values in steps.items():
         for v in values:
             if v % CHUNK:

@@ -103,14 +103,15 @@ wgmma_wait_last = instruction("wgmma.wait_group.sync.aligned 1;", void)
 
 
 def descriptor(swizzle: int, leading: int, stride: int) -> int:
-    """The constant part of a shared-memory matrix descriptor, K-major; the address, over 16, is added to it.
+    """The constant part of a shared-memory matrix descriptor; the address, over 16, is added to it.
 
     swizzle  bytes: 128, 64, 32, or 0 for none
-    leading  bytes between core matrices (8 rows of 16 bytes) that are neighbours along K; only without swizzle
-    stride   bytes between groups of 8 rows
+    leading  K-major: bytes between core matrices (8 rows of 16 bytes) that are neighbours along K, only without swizzle;
+             else bytes between blocks of 64 rows, with a swizzle of 128
+    stride   K-major: bytes between groups of 8 rows; else bytes between groups of 8 of K
     """
     mode = {0: 0, 128: 1, 64: 2, 32: 3}[swizzle]
-    return mode << 62 | (stride >> 4) << 32 | ((leading >> 4) if swizzle == 0 else 1) << 16
+    return mode << 62 | (stride >> 4) << 32 | ((leading >> 4) or 1) << 16
 
 
 @cache
@@ -129,21 +130,23 @@ def accumulators(n: int) -> Any:
 
 
 @cache
-def multiply(n: int, steps: tuple[tuple[int, int], ...]) -> Any:
+def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool]) -> Any:
     """acc = multiply(acc, a, b, more): a committed group of m64·n·k16 wgmmas, A·Bᵀ in fp32 of fp16 in shared memory.
 
-    steps  for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
-    a, b   descriptors of the tiles' starts
-    more   whether to add to `acc`; if 0, its values do not matter
+    steps    for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
+    k_major  of A and of B: whether K is innermost in shared memory, else the rows are
+    a, b     descriptors of the tiles' starts
+    more     whether to add to `acc`; if 0, its values do not matter
     """
     count = n // 2
     kind = types.Tuple((f32,) * count)
     registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
+    transposed = ", ".join("0" if k else "1" for k in k_major)
     lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
     for i, (at_a, at_b) in enumerate(steps):
         lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, 0, 0;")
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, {transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     text = "{ " + " ".join(lines) + " }"
     constraints = ",".join([*["=f"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])

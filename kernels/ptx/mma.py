@@ -144,10 +144,11 @@ def _array(builder: ir.IRBuilder, values: list) -> Any:
     return out
 
 
-def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int) -> list:
-    """Four registers: a 16×16 block of halves, as the instruction takes it."""
+def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int, turned: bool = False) -> list:
+    """Four registers: a 16×16 block of halves, as the instruction takes it; `turned`, of chunks of rows instead of K."""
     words = ir.LiteralStructType([I32] * 4)
-    name = "ldmatrix.sync.aligned.m8n8.x4.shared.b16" if fragments.ldmatrix else "ld.shared.v4.b32"
+    matrices = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if turned else "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    name = matrices if fragments.ldmatrix else "ld.shared.v4.b32"
     text = f"{name} {{$0, $1, $2, $3}}, [$4+{offset}];"
     return _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
@@ -181,18 +182,24 @@ def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: li
 
 
 @cache
-def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
+def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 0, b_turned: int = 0) -> Any:
     """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
 
     acc: mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
     row and of chunk `half`; a row is bk halves, and its chunk c lies at c ^ swizzle(row): xor with 32*step walks K. Fragments
     are read one step before they are multiplied.
+
+    a_turned, b_turned: of an operand that lies in lines of K, the bytes of a line; the address is that of the lane's line in the
+    first step, in the chunk of rows that `half` says, xor with 32*i goes to block i. Lanes take the other operand's places.
     """
     fragments, pitch, steps = FRAGMENTS[instruction], 2 * bk, bk // 16
     count = mi * nj * 8
     ty = types.UniTuple(f32, count)
 
-    def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int) -> list[list]:
+    def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
+        if turned:
+            at = [builder.xor(base, ir.Constant(I32, 32 * i)) if i else base for i in range(blocks)]
+            return [_chunks(builder, fragments, a, step * 16 * turned, True) for a in at]
         chunks = [32 * step] if fragments.ldmatrix else [32 * step, 32 * step + 16]
         at = [builder.xor(base, ir.Constant(I32, c)) if c else base for c in chunks]
         return [[w for a in at for w in _chunks(builder, fragments, a, i * 16 * pitch)] for i in range(blocks)]
@@ -201,11 +208,11 @@ def multiply_stage(instruction: str, mi: int, nj: int, bk: int) -> Any:
     def multiply(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
             values = _parts(builder, args[0], count)
-            ready = read(builder, args[1], 0, mi), read(builder, args[2], 0, nj)
+            ready = read(builder, args[1], 0, mi, a_turned), read(builder, args[2], 0, nj, b_turned)
             for step in range(steps):
                 left, right = ready
                 if step + 1 < steps:
-                    ready = read(builder, args[1], step + 1, mi), read(builder, args[2], step + 1, nj)
+                    ready = read(builder, args[1], step + 1, mi, a_turned), read(builder, args[2], step + 1, nj, b_turned)
                 for i in range(mi):
                     for j in range(nj):
                         at = 8 * (i * nj + j)

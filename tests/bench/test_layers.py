@@ -27,13 +27,19 @@ def test_sizes_are_those_that_deepbench_publishes():
         assert layer.flop / 1e9 == pytest.approx(float(row["gflop"]), rel=1e-3)
 
 
-def test_operands_that_the_lists_store_otherwise_are_copied_first():
+def test_transposed_operands_are_read_as_the_lists_store_them():
     """In column-major order A (m, k) that is not transposed has m innermost, and B (k, n) has k innermost."""
     assert [type(op) for op, _ in GemmLayer(16, 1760, 1760, stored=(True, True)).parts()] == [Gemm]
-    copies = GemmLayer(16, 1760, 1760, stored=(True, False)).parts()
+    ((op, program),) = GemmLayer(16, 1760, 1024, stored=(True, False)).parts()
+    assert (program.tensors["a"].strides, program.tensors["b"].strides) == ((1024, 1), (1, 1760))
+    assert {"gemm_sm90", "gemm_mma"} <= {c.kernel.name for c in candidates(op, program, ARCHS["sm_90a"])}
+
+
+def test_operands_without_aligned_rows_are_copied_first():
+    copies = GemmLayer(16, 35, 1760, stored=(True, False)).parts()
     assert [type(op) for op, _ in copies] == [Pointwise, Gemm]
     _, program = copies[0]
-    assert program.tensors["x"].shape == (1760, 1760) and program.tensors["y"].strides == (1760, 1)
+    assert program.tensors["x"].shape == (1760, 35) and program.tensors["y"].strides == (1760, 1)
     assert [type(op) for op, _ in GemmLayer(16, 35, 2050, stored=(True, True)).parts()] == [Pointwise, Pointwise, Gemm]
     first = next(layer for layer in deepbench("training") if isinstance(layer, GemmLayer))
     assert (first.m, first.n, first.k, first.stored) == (16, 1760, 1760, (True, False))

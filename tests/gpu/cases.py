@@ -204,13 +204,25 @@ def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: 
 
 
 def gemm(
-    case: str, a: tuple[int, ...], n: int, ep: str = "bias", batched: bool = False, to: str = "own", dtype: DType = F16
+    case: str,
+    a: tuple[int, ...],
+    n: int,
+    ep: str = "bias",
+    batched: bool = False,
+    to: str = "own",
+    dtype: DType = F16,
+    transposed: str = "",
 ) -> Program:
-    """a (…, M, K) by b (N, K) or (…, N, K)."""
+    """a (…, M, K) by b (N, K) or (…, N, K); of those named in `transposed`, K is not the innermost axis."""
     b = Builder(case)
     k = a[-1]
-    b.normal("a", a, dtype)
-    b.normal("b", (*a[:-2], n, k) if batched else (n, k), dtype, scale=k**-0.5)
+
+    def operand(name: str, shape: tuple[int, ...], scale: float = 1.0) -> None:
+        order = tuple(range(len(shape)))
+        b.normal(name, shape, dtype, (*order[:-2], order[-1], order[-2]) if name in transposed else order, scale)
+
+    operand("a", a)
+    operand("b", (*a[:-2], n, k) if batched else (n, k), k**-0.5)
     shape = (*a[:-1], n)
     ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
     y = _destination(b, shape, len(shape) - 1, to, dtype, None)
@@ -612,6 +624,15 @@ CASES: Cases = {
     "gemm_batched_4": _case(gemm, (2, 3, 40, 32), 40, batched=True, ep="residual"),
     "gemm_slice": _case(gemm, (64, 96), 64, to="slice"),
     "gemm_output": _case(gemm, (5, 256), 10, to="output"),
+    "gemm_a_transposed": _case(gemm, (77, 200), 130, transposed="a"),
+    "gemm_b_transposed": _case(gemm, (150, 203), 131, ep="bias residual", transposed="b"),
+    "gemm_both_transposed": _case(gemm, (307, 1030), 270, ep="bias relu", transposed="ab"),
+    "gemm_both_transposed_short": _case(gemm, (30, 9), 12, transposed="ab"),
+    "gemm_b_transposed_1_row": _case(gemm, (1, 300), 100, transposed="b"),
+    "gemm_rank_3_b_transposed": _case(gemm, (3, 50, 96), 64, transposed="b"),
+    "gemm_batched_b_transposed": _case(gemm, (2, 3, 40, 37), 72, batched=True, transposed="b"),
+    "gemm_batched_transposed": _case(gemm, (4, 35, 67), 50, batched=True, transposed="ab"),
+    "gemm_transposed_fp32": _case(gemm, (40, 100), 60, dtype=F32, transposed="ab"),
     "gemm_fp32": _case(gemm, (40, 100), 60, ep="bias relu", dtype=F32),
     "gemm_to_odd": _case(gemm, (33, 64), 30, to="odd"),
     "gemm_tail": _case(gemm, (33, 64), 30, ep="bias gelu", to="tail"),

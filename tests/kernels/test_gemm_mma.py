@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -166,9 +167,11 @@ def x_view(channels: int, offset: int) -> tuple[Tensor, Tensor]:
         (conv(groups=64), "its groups have 1 input channels"),
         (conv((1, 64, 9, 9), 24, groups=8), "its groups have 3 output channels"),
         (conv(x=dense("x", (1, 64, 14, 14), DType.F16)), "neighbouring channels of x are 224 elements apart"),
-        (conv((1, 20, 14, 14), x=x_view(20, 0)[1]), "x has 20 channels in memory, fewer than the 24 of w"),
+        (conv((1, 20, 14, 14), x=x_view(20, 0)[1]), "x has 20 channels in memory, fewer than the 24 that are read at once"),
         (conv(x=x_view(64, 4)[1]), "rows of x begin at multiples of 4 elements, not of 16 bytes"),
-        (gemm(k=20, a=dense("x", (77, 20), DType.F16, pad=1)), "x has 20 channels in memory, fewer than the 24 of w"),
+        (gemm(k=20, a=dense("x", (77, 20), DType.F16, pad=1)), "x has 20 channels in memory, fewer than the 24 that"),
+        (gemm(k=20, a=dense("x", (77, 20), DType.F16, order=(1, 0))), None),
+        (gemm(k=20, a=dense("x", (77, 20), DType.F16, order=(1, 0), pad=1)), "rows of x begin at multiples of 77 elements"),
     ],
 )
 def test_supports(case, reason):
@@ -210,6 +213,38 @@ def test_swizzle_is_a_bijection_without_bank_conflicts(bk, name):
                     assert start ^ (32 * step) == place(row, 2 * step + half)
                     where.append(start ^ (32 * step))
                 assert len(banks(where)) == len(set(where))  # equal addresses are one access
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_lines_of_k_reach_the_fragments_that_ldmatrix_turns_round(tile):
+    """What lies in lines of K is copied and read without bank conflicts, and lanes read the blocks that the instruction takes."""
+    f = FRAGMENTS["mma.m16n8k16"]
+    operands = [(tile.bm, tile.warps_m, tile.mi, f.b, lambda i: (i % 2, i // 2))] if tile.copies_lines else []
+    operands.append((tile.bn, tile.warps_n, tile.nj, f.a, lambda i: (i // 2, i % 2)))
+    for rows, warps, blocks, lanes, matrix in operands:
+        across = rows // CHUNK
+        pitch, apart, spread = 2 * rows, tile.threads // across, max(1, 8 // across)
+
+        def place(line: int, chunk: int, pitch=pitch, spread=spread, across=across) -> int:
+            return line * pitch + (chunk ^ (line // spread % min(8, across))) * 16
+
+        copied = {}
+        for i in range(tile.bk // apart):
+            for t in range(tile.threads):
+                line, chunk = divmod(t, across)
+                copied[place(line, chunk) + i * apart * pitch] = line + i * apart, chunk
+                assert place(line, chunk) + i * apart * pitch == place(line + i * apart, chunk)
+        assert sorted(copied) == list(range(0, tile.bk * pitch, 16))
+        for step, warp, block in itertools.product(range(tile.bk // 16), range(warps), range(blocks)):
+            for i in range(4):  # matrix i of the four that a warp reads: (chunk of rows, half of K) as fragments order them
+                where = []
+                for lane in range(8 * i, 8 * i + 8):
+                    line, half = lanes(lane)
+                    at = (place(line, warp * blocks * 2 + half) ^ (32 * block)) + step * 16 * pitch
+                    chunk, k_half = matrix(i)
+                    assert copied[at] == (step * 16 + k_half * 8 + lane % 8, (warp * blocks + block) * 2 + chunk)
+                    where.append(at)
+                assert len(banks(where)) == 8
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -315,22 +350,26 @@ def heavy_epilogue() -> tuple:
     return epilogue.describe(op, program, epilogue.frame_of(op, program)).params
 
 
+BOTH = (True, True)
 COMPILED = [
-    ("sm_70", (64, 128, 64), False, True),
-    ("sm_75", (128, 64, 64), False, True),
-    ("sm_80", (128, 128, 32), False, True),
-    ("sm_86", (64, 64, 64), True, False),
-    ("sm_90a", (256, 64, 32), False, True),
-    ("sm_120", (16, 64, 64), True, True),
+    ("sm_70", (64, 128, 64), False, BOTH, True),
+    ("sm_75", (128, 64, 64), False, BOTH, True),
+    ("sm_75", (128, 64, 64), True, (False, False), False),
+    ("sm_80", (128, 128, 32), False, BOTH, True),
+    ("sm_80", (128, 128, 32), True, (False, False), True),
+    ("sm_86", (64, 64, 64), True, BOTH, False),
+    ("sm_90a", (256, 64, 32), False, BOTH, True),
+    ("sm_120", (16, 64, 64), True, BOTH, True),
+    ("sm_120", (16, 64, 64), True, (True, False), True),
 ]
 
 
-@pytest.mark.parametrize(("name", "tile", "linear", "split"), COMPILED)
-def test_compiles_without_spills(name, tile, linear, split):
+@pytest.mark.parametrize(("name", "tile", "linear", "k_major", "split"), COMPILED)
+def test_compiles_without_spills(name, tile, linear, k_major, split):
     arch, tile = ARCHS[name], BY_SHAPE[tile]
     instruction = instruction_of(arch)
     assert instruction
-    function = build_tile(instruction, arch.cp_async, tile, stages_of(tile, arch), linear, split, heavy_epilogue())
+    function = build_tile(instruction, arch.cp_async, tile, stages_of(tile, arch), linear, k_major, split, heavy_epilogue())
     ptx = emit.ptx_text(function, arch, "kernel")
     _, used = emit.assemble(ptx, arch.name)  # raises on spills
     assert used.stack == 0 and used.registers * tile.threads * tile.blocks <= 65536

@@ -51,9 +51,10 @@ def conv_program(x, w, strides=1, pads=0, dilations=1, ends=None, epilogue=BIASE
     return Program((), (), {t.name: t for t in tensors}, constants, (op,))
 
 
-def gemm_program(a, b, inputs=()) -> Program:
+def gemm_program(a, b, inputs=(), transposed="") -> Program:
     y = (*a[:-1], b[-2])
-    tensors = [dense("a", a, DType.F16), dense("b", b, DType.F16), dense("y", y, DType.F16)]
+    order = {n: (*range(len(s) - 2), len(s) - 1, len(s) - 2) if n in transposed else None for n, s in (("a", a), ("b", b))}
+    tensors = [dense("a", a, DType.F16, order["a"]), dense("b", b, DType.F16, order["b"]), dense("y", y, DType.F16)]
     op = Gemm(nodes=("gemm",), y="y", a="a", b="b")
     return Program(inputs, (), {t.name: t for t in tensors}, {"b": Literal(np.zeros(1))}, (op,))
 
@@ -76,6 +77,10 @@ CASES = {
     "row": gemm_program((1, 200), (100, 200)),
     "rows of batches": gemm_program((3, 50, 40), (24, 40)),
     "batches": gemm_program((2, 5, 33, 72), (2, 5, 20, 72)),
+    "transposed a": gemm_program((150, 70), (33, 70), transposed="a"),
+    "transposed b": gemm_program((150, 70), (33, 70), transposed="b"),
+    "both transposed": gemm_program((300, 130), (100, 130), transposed="ab"),
+    "batches of transposed": gemm_program((2, 5, 33, 72), (2, 5, 20, 72), transposed="ab"),
     "many tiles": gemm_program((1100, 64), (200, 64)),
 }  # fmt: skip
 
@@ -97,6 +102,13 @@ def box(map_: TiledMap, buffer: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     )
     mask = inside[0].reshape(-1, 1, 1) & inside[1].reshape(1, -1, 1) & inside[2].reshape(1, 1, -1)
     return np.where(mask, buffer[offset], 0).transpose(2, 1, 0)[0]
+
+
+def stage_of(map_: TiledMap, buffer: np.ndarray, k: int, first: int, rows: int, batch: int, k_major: bool) -> np.ndarray:
+    """A tile's rows of 64 of K: one box, or boxes of 64 rows of K-columns side by side."""
+    if k_major:
+        return box(map_, buffer, (k, first, batch))
+    return np.concatenate([box(map_, buffer, (first + i, k, batch)).T for i in range(0, rows, 64)])
 
 
 def pixels(map_: Im2colMap, buffer: np.ndarray, at: tuple[int, int, int, int], tap: tuple[int, int]) -> np.ndarray:
@@ -138,6 +150,7 @@ def run(program: Program, config: dict) -> np.ndarray:
         buffers[name] = padded
     (launch,) = kernel(program).work(op, program, config, ARCH).launches
     a_map, b_map = launch.args[:2]
+    k_major = dict(launch.code.params)["k_major"]
     integers = [a.value for a in launch.args[2:] if isinstance(a, I32)]
     rows, steps, tiles, tiles_n, tiles_m, whole, tail, gm, gs, tm, ts, bm_, bs_ = integers[:13]
     geometry = integers[13:]
@@ -158,8 +171,8 @@ def run(program: Program, config: dict) -> np.ndarray:
         for rank in range(split):
             for k in range(steps * rank // split, steps * (rank + 1) // split):
                 if isinstance(a_map, TiledMap):
-                    a = box(a_map, buffers[a_map.tensor], (k * 64, m, batch))
-                    b = box(b_map, buffers[b_map.tensor], (k * 64, n, batch * geometry[0]))
+                    a = stage_of(a_map, buffers[a_map.tensor], k * 64, m, bm, batch, k_major[0])
+                    b = stage_of(b_map, buffers[b_map.tensor], k * 64, n, bn, batch * geometry[0], k_major[1])
                 else:
                     a, b = im2col_stage(a_map, b_map, buffers, geometry, k, m, n)
                 acc += a.astype(np.float64) @ b.astype(np.float64).T
@@ -320,6 +333,8 @@ RESIDUAL = conv_program(
         ("product", 128, 256, 1, 64, 168),
         ("batches", 64, 256, 1, 2, 255),
         ("product", 64, 16, 4, 8, 168),
+        ("both transposed", 128, 256, 1, 64, 168),
+        ("transposed b", 64, 64, 4, 8, 168),
         ("residual", 128, 128, 1, 4, 168),
         ("residual", 192, 128, 1, 4, 128),
     ],
