@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu-test backend-test bench kernels dump clean
+.PHONY: help demo test check gpu-test backend-test bench bench-models kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,9 @@ backend-test: $(READY)  ## ONNX's node cases on a GPU, in fp32
 
 kernels: $(READY)  ## compile every config of every kernel for every generation
 	$(BIN)/python -m pytest tests/kernels --all
+
+bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, eager and compiled; needs PyTorch
+	$(BIN)/python -m tests.bench.networks --peers eager,compiled
 
 bench: $(READY)  ## whole networks and single layers on a GPU: the tables of docs/benchmarks.md; the layers' peer needs PyTorch
 	$(BIN)/python -m tests.bench.networks

@@ -1,10 +1,13 @@
-"""Whole networks on a GPU: python -m tests.bench.networks [NAME …] [--plans DIR] [--cpu] [--target sm_80]
+"""Whole networks on a GPU: python -m tests.bench.networks [NAME …] [--plans DIR] [--cpu] [--target sm_80] [--peers …]
 
 For each network: median latency of one inference by CUDA events around graph replays, inputs on the device; relative L2 error of
-each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan.
+each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan; with
+--peers the latency of PyTorch in the same run (tests/bench/peer.py), and ours beside the fastest of them.
 Prints a Markdown table: docs/benchmarks.md is made of it.
 
     python -m tests.bench.networks --build DIR --arch sm_90a      writes the plans, without weights, on a machine without a GPU
+    python -m tests.bench.networks --build DIR --arch sm_61,sm_75,sm_80 --ptx resnet18     older generations' code, for newer GPUs
+    python -m tests.bench.networks --plans DIR --target sm_61 resnet18
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -34,13 +38,14 @@ def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
     return model, {"input": (int(batch), 3, 224, 224)} if batch else SHAPES.get(base, {})
 
 
-def build(name: str, archs: tuple[str, ...], folder: Path) -> None:
-    """Write the network's plan without its weights, which `sources` of the same network fill in."""
-    from tccompile.pipeline import compile
+def build(name: str, archs: tuple[str, ...], folder: Path, ptx: bool) -> None:
+    """Write the network's plan without its weights, which `sources` of the same network fill in; `ptx`: as PTX, too."""
+    from tccompile import pipeline
 
     model, shapes = variant(name)
     start = time.perf_counter()
-    plan = compile(model, shapes, archs, strip_weights=True)
+    with patch.object(pipeline, "PTX", archs if ptx else pipeline.PTX):
+        plan = pipeline.compile(model, shapes, archs, strip_weights=True)
     plan.save(folder / f"{name}.plan")
     print(f"{name}: {time.perf_counter() - start:.1f} s, {(folder / f'{name}.plan').stat().st_size / 1e6:.1f} MB", flush=True)
 
@@ -50,7 +55,9 @@ def error(out: np.ndarray, ref: np.ndarray) -> float:
     return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
 
 
-def measure(name: str, plan: Plan | None, archs: tuple[str, ...], target: str | None, cpu: bool) -> dict[str, str]:
+def measure(
+    name: str, plan: Plan | None, archs: tuple[str, ...], target: str | None, cpu: bool, peers: tuple[str, ...]
+) -> dict[str, str]:
     """One row of the table."""
     model, shapes = variant(name)
     if plan is None:
@@ -71,6 +78,14 @@ def measure(name: str, plan: Plan | None, archs: tuple[str, ...], target: str | 
         "p99": f"{np.percentile(times, 99):.3f}",
         "error": " ".join(f"{error(got[n], expected[n]):.1e}" for n in expected),
     }
+    if peers:
+        from tests.bench.peer import measure_peers
+
+        found = measure_peers(model, shapes, inputs, "compiled" in peers)
+        times_of = {peer: found[peer] for peer in ("eager", "compiled") if peer in found}
+        row |= {f"PyTorch {peer}": f"{ms:.3f}" for peer, ms in times_of.items()}
+        row["speed"] = f"{min(times_of.values()) / float(np.median(times)):.2f}"
+        row["PyTorch's error"] = " ".join(f"{error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
     if cpu:
         with Session(plan, device="cpu") as session:
             own = dict(zip(expected, session.run(list(expected), inputs), strict=True))
@@ -90,19 +105,22 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, help="take the plans from here")
     parser.add_argument("--build", type=Path, help="write the plans here, measure nothing")
     parser.add_argument("--arch", default="sm_90a", help="generations to build for")
+    parser.add_argument("--ptx", action="store_true", help="with --build: PTX of all these generations too")
     parser.add_argument("--target", help="run this generation's section")
+    parser.add_argument("--peers", default="", help="eager, or eager,compiled: PyTorch beside")
     parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
     args = parser.parse_args()
     names = args.names or [n for n in CONVOLUTIONAL if n != "resnet50_dynbatch"] + list(VARIANTS)
     if args.build:
         args.build.mkdir(parents=True, exist_ok=True)
         for name in names:
-            build(name, tuple(args.arch.split(",")), args.build)
+            build(name, tuple(args.arch.split(",")), args.build, args.ptx)
         return
     rows = []
     for name in names:
         plan = read_plan(args.plans / f"{name}.plan") if args.plans else None
-        rows.append(measure(name, plan, tuple(args.arch.split(",")), args.target, args.cpu))
+        peers = tuple(filter(None, args.peers.split(",")))
+        rows.append(measure(name, plan, tuple(args.arch.split(",")), args.target, args.cpu, peers))
         print(rows[-1], flush=True)
     print(f"\n{rows[0].pop('device')}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:

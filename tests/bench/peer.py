@@ -1,0 +1,218 @@
+"""An ONNX network as a PyTorch user runs it: torch.nn.functional, fp16, channels-last, in a CUDA graph, eager or compiled.
+
+The graph is the one that tccompile's own stages start from (constants folded), so both run the same network. An
+activation that exporters spell as several nodes, x · sigmoid(x), is PyTorch's one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import torch
+import torch.nn.functional as F
+
+from tccompile.load import load
+
+
+def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> torch.fx.GraphModule:
+    """The network, in fp32 on the CPU: `.half().to("cuda", memory_format=torch.channels_last)` is what is measured."""
+    graph = load(model, shapes)
+    out, root = torch.fx.Graph(), torch.nn.Module()
+    values = {x.name: out.placeholder(f"x{i}") for i, x in enumerate(graph.inputs)}
+
+    def value(tensor: gs.Tensor) -> Any:
+        """What computes a tensor; a weight becomes a buffer when it is first met."""
+        if tensor.name not in values:
+            assert isinstance(tensor, gs.Constant), tensor.name
+            name = f"w{len(values)}"
+            root.register_buffer(name, torch.from_numpy(np.array(tensor.values)))
+            values[tensor.name] = out.get_attr(name)
+        return values[tensor.name]
+
+    for node in graph.nodes:
+        function, arguments, options = OPS[node.op](node, value)
+        if function is torch.mul and (silu := _silu(arguments)) is not None:
+            function, arguments = F.silu, (silu,)
+        values[node.outputs[0].name] = out.call_function(function, arguments, options)
+    out.output(tuple(values[y.name] for y in graph.outputs))
+    out.eliminate_dead_code()  # sigmoids that became part of a silu
+    return torch.fx.GraphModule(root, out)
+
+
+def _silu(arguments: tuple) -> Any:
+    """x, if the factors are x and sigmoid(x)."""
+    for x, y in (arguments, arguments[::-1]):
+        if isinstance(y, torch.fx.Node) and y.target is torch.sigmoid and y.args == (x,):
+            return x
+    return None
+
+
+# --- The ops that the networks have --------------------------------------------------------------------------------------
+
+Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
+Value = Callable[[gs.Tensor], Any]
+
+
+def _conv(node: gs.Node, value: Value) -> Call:
+    strides, dilations, groups, padding = _windows(node)
+    function = F.conv2d if node.op == "Conv" else F.conv_transpose2d
+    options = {"stride": strides, "padding": padding, "dilation": dilations, "groups": groups}
+    assert not any(node.attrs.get("output_padding", ()))
+    return function, tuple(map(value, node.inputs)), options
+
+
+def _windows(node: gs.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]:
+    """Strides, dilations, groups, and padding, which must be the same on both sides."""
+    attrs = node.attrs
+    assert attrs.get("auto_pad", "NOTSET") == "NOTSET"
+    pads = tuple(attrs.get("pads", (0, 0, 0, 0)))
+    assert pads[:2] == pads[2:], (node.name, pads)
+    return tuple(attrs.get("strides", (1, 1))), tuple(attrs.get("dilations", (1, 1))), attrs.get("group", 1), pads[:2]
+
+
+def _pool(node: gs.Node, value: Value) -> Call:
+    strides, dilations, _, padding = _windows(node)
+    options: dict[str, Any] = {"kernel_size": tuple(node.attrs["kernel_shape"]), "stride": strides, "padding": padding}
+    options["ceil_mode"] = bool(node.attrs.get("ceil_mode", 0))
+    if node.op == "MaxPool":
+        return F.max_pool2d, (value(node.inputs[0]),), options | {"dilation": dilations}
+    assert dilations == (1, 1)
+    return F.avg_pool2d, (value(node.inputs[0]),), options | {"count_include_pad": bool(node.attrs.get("count_include_pad", 0))}
+
+
+def _gemm(node: gs.Node, value: Value) -> Call:
+    attrs = node.attrs
+    assert (attrs.get("alpha", 1.0), attrs.get("beta", 1.0), attrs.get("transA", 0), attrs.get("transB", 0)) == (1.0, 1.0, 0, 1)
+    return F.linear, tuple(map(value, node.inputs)), {}
+
+
+def _clip(node: gs.Node, value: Value) -> Call:
+    low, high = (float(t.values) for t in node.inputs[1:])
+    return (
+        (F.relu6, (value(node.inputs[0]),), {})
+        if (low, high) == (0, 6)
+        else (torch.clamp, (value(node.inputs[0]), low, high), {})
+    )
+
+
+def _resize(node: gs.Node, value: Value) -> Call:
+    """Of images to whole multiples, by the nearest pixel: all that the networks have."""
+    attrs, (x, y) = node.attrs, (node.inputs[0], node.outputs[0])
+    assert attrs["mode"] == "nearest" and all(n % m == 0 for n, m in zip(y.shape, x.shape, strict=True))
+    return F.interpolate, (value(x),), {"size": tuple(y.shape[2:]), "mode": "nearest"}
+
+
+def _pad(node: gs.Node, value: Value) -> Call:
+    pads = node.inputs[1].values.tolist()
+    assert pads[:2] == pads[4:6] == [0, 0]
+    return F.pad, (value(node.inputs[0]), (pads[3], pads[7], pads[2], pads[6])), {"mode": node.attrs["mode"]}
+
+
+def _instance_norm(node: gs.Node, value: Value) -> Call:
+    x, scale, bias = map(value, node.inputs)
+    return F.instance_norm, (x,), {"weight": scale, "bias": bias, "eps": node.attrs["epsilon"]}
+
+
+def _batch_norm(node: gs.Node, value: Value) -> Call:
+    x, scale, bias, mean, variance = map(value, node.inputs)
+    return F.batch_norm, (x, mean, variance, scale, bias), {"eps": node.attrs["epsilon"]}
+
+
+def _mean(node: gs.Node, value: Value) -> Call:
+    axes = tuple(node.inputs[1].values.tolist()) if len(node.inputs) > 1 else (2, 3)  # else it is GlobalAveragePool
+    return torch.mean, (value(node.inputs[0]), axes), {"keepdim": bool(node.attrs.get("keepdims", 1))}
+
+
+def _depth_to_space(node: gs.Node, value: Value) -> Call:
+    assert node.attrs["mode"] == "CRD"
+    return F.pixel_shuffle, (value(node.inputs[0]), node.attrs["blocksize"]), {}
+
+
+def _plain(function: Callable[..., Any], **options: str) -> Callable[[gs.Node, Value], Call]:
+    """A function of the node's inputs; `options` names the attributes that its keywords take."""
+
+    def convert(node: gs.Node, value: Value) -> Call:
+        return function, tuple(map(value, node.inputs)), {k: node.attrs[a] for k, a in options.items()}
+
+    return convert
+
+
+OPS: dict[str, Callable[[gs.Node, Value], Call]] = {
+    "Add": _plain(torch.add),
+    "AveragePool": _pool,
+    "BatchNormalization": _batch_norm,
+    "Clip": _clip,
+    "Concat": lambda node, value: (torch.cat, (tuple(map(value, node.inputs)), node.attrs["axis"]), {}),
+    "Conv": _conv,
+    "ConvTranspose": _conv,
+    "DepthToSpace": _depth_to_space,
+    "Div": _plain(torch.div),
+    "Flatten": lambda node, value: (torch.flatten, (value(node.inputs[0]), node.attrs["axis"]), {}),
+    "Gemm": _gemm,
+    "GlobalAveragePool": _mean,
+    "InstanceNormalization": _instance_norm,
+    "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
+    "MaxPool": _pool,
+    "Mul": _plain(torch.mul),
+    "Pad": _pad,
+    "ReduceMean": _mean,
+    "Relu": _plain(F.relu),
+    "Reshape": lambda node, value: (torch.reshape, (value(node.inputs[0]), tuple(node.outputs[0].shape)), {}),
+    "Resize": _resize,
+    "Sigmoid": _plain(torch.sigmoid),
+    "Sub": _plain(torch.sub),
+    "Tanh": _plain(torch.tanh),
+}
+
+
+# --- Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    network: Callable[..., Any], inputs: list[torch.Tensor], replays: int = 200
+) -> tuple[float, tuple[torch.Tensor, ...]]:
+    """Median milliseconds of an inference, by events around replays of its CUDA graph; and its outputs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):  # cuDNN chooses algorithms, the compiler compiles
+            network(*inputs)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            outputs = network(*inputs)
+        for _ in range(10):
+            graph.replay()
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(replays)]
+        for begin, end in events:
+            begin.record()
+            graph.replay()
+            end.record()
+        stream.synchronize()
+    return float(np.median([begin.elapsed_time(end) for begin, end in events])), outputs
+
+
+def measure_peers(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], feeds: Mapping[str, np.ndarray], compiled: bool
+) -> dict[str, Any]:
+    """Milliseconds of PyTorch "eager" and, if asked for, "compiled" (torch.compile), and the outputs in fp32, by name.
+
+    Inputs are fp16 and channels-last before the measurement begins: what PyTorch runs fastest on.
+    """
+    torch.backends.cudnn.benchmark = True
+    names = [x.name for x in load(model, shapes).inputs]
+    inputs = [torch.from_numpy(feeds[n]).half().cuda().contiguous(memory_format=torch.channels_last) for n in names]
+    network = module(model, shapes).half().cuda()
+    for name, weight in network.named_buffers():
+        if weight.dim() == 4:
+            setattr(network, name, weight.contiguous(memory_format=torch.channels_last))
+    eager, outputs = measure(network, inputs)
+    out: dict[str, Any] = {"eager": eager, "outputs": [y.float().cpu().numpy() for y in outputs]}
+    if compiled:
+        torch._dynamo.reset()
+        out["compiled"], _ = measure(torch.compile(network), inputs)
+    return out
