@@ -14,6 +14,7 @@ from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
+from tccompile.kernels.rnn import RNN
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Kernel
 
@@ -31,6 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     PointwiseKernel(),
     PoolKernel(),
     ResizeKernel(),
+    *RNN,
 )
 
 

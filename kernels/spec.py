@@ -112,13 +112,18 @@ def code(kernel: str, **params: Value) -> Code:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: arguments in the order of the compiled function's parameters."""
+    """One kernel launch: arguments in the order of the compiled function's parameters.
+
+    cooperative  its blocks wait for each other, so they must run at once. Where the GPU has no room for `grid`, it gets fewer
+                 blocks: the code takes its share of the work from how many there are
+    """
 
     code: Code
     grid: tuple[int, int, int]
     block: int  # threads
     args: tuple[Arg, ...]
     smem: int = 0  # dynamic shared memory, bytes
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)

@@ -547,6 +547,8 @@ FUNCTIONS: dict[str, Function] = _functions(
     round="x: rint(x)",
     # activations
     relu="x: maximum(x, 0.0)",
+    affine="x, alpha, beta: alpha * x + beta",
+    scaled_tanh="x, alpha, beta: alpha * tanh(beta * x)",
     leaky_relu="x, alpha: where(x >= 0.0, x, alpha * x)",
     thresholded_relu="x, alpha: where(x > alpha, x, 0.0)",
     elu="x, alpha: where(x > 0.0, x, alpha * expm1(minimum(x, 0.0)))",

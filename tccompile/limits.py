@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
-from tccompile.expr import FUNCTIONS, Coord, DType, Element, Expr, Index, Quotient, Remainder, View, parts
+from tccompile.expr import FUNCTIONS, Coord, DType, Element, Epilogue, Expr, Index, Quotient, Remainder, View, parts
 from tccompile.program import (
+    GATES,
     Attention,
     Conv,
     Gemm,
@@ -23,6 +24,7 @@ from tccompile.program import (
     Program,
     Reduce,
     Resize,
+    Rnn,
     Shape,
     Softmax,
     Tensor,
@@ -191,6 +193,21 @@ def _resize(op: Resize, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
         yield shapes[index][1] >= 1 and x[axis] >= 1
 
 
+def _rnn(op: Rnn, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x, d = shapes[op.x], len(op.backward)
+    yield op.cell in GATES and len(x) == 3 and len(y) == 4 and len(shapes[op.r]) == 4 and op.epilogue == Epilogue()
+    gates, n, h = GATES[op.cell], x[1], shapes[op.r][-1]
+    yield d in (1, 2) and shapes[op.r] == (d, gates, h, h) and x[2] == d * gates * h
+    yield y == (x[0] + 1 + (op.cell == "lstm"), d, n, h)
+    yield all(name is None or shapes[name] == (d, n, h) for name in (op.h, op.c))
+    yield (op.b is None or shapes[op.b] == (d, h)) and (op.p is None or shapes[op.p] == (d, 3, h))
+    yield op.lengths is None or shapes[op.lengths] == (n,)
+    yield len(op.functions) == d and all(len(f) == {"rnn": 1, "gru": 2, "lstm": 3}[op.cell] for f in op.functions)
+    yield op.clip > 0
+    for function in (f for of_one in op.functions for f in of_one):
+        _check_expr(function, 0, True, "an activation")
+
+
 def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
     return len(set(axes)) == len(axes) and all(0 <= a < len(shape) for a in axes)
 
@@ -203,6 +220,7 @@ RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Pool: _pool,
     Reduce: _reduce,
     Resize: _resize,
+    Rnn: _rnn,
     Softmax: _softmax,
 }
 """Whether an op's parameters and the shapes of its operands, by name, fit the shape that it computes."""

@@ -13,7 +13,8 @@ from tccompile.errors import UnsupportedError
 from tccompile.expr import DType
 from tccompile.place import Placement
 from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
-from tccompile.program import Conv, Gemm, Program, Tensor, renamed
+from tccompile.precision import multiplied
+from tccompile.program import Program, Tensor, renamed
 from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
 from tccompile.weights import SMALL, evaluate, same, sources_of
@@ -70,7 +71,9 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
     steps = []
     for number, choice in enumerate(build.choices):
         launches = tuple(
-            PlacedLaunch(index[images[launch.code, arch, build.kind]], launch.grid, launch.block, launch.smem, args)
+            PlacedLaunch(
+                index[images[launch.code, arch, build.kind]], launch.grid, launch.block, launch.smem, args, launch.cooperative
+            )
             for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
         )
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
@@ -79,8 +82,8 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
 
 
 def _users(program: Program) -> dict[str, str]:
-    """The node that multiplies by each constant that is the weights of a Conv or Gemm."""
-    operands = {(op.w if isinstance(op, Conv) else op.b): op.nodes[0] for op in program.ops if isinstance(op, Conv | Gemm)}
+    """The node that multiplies by each constant that is the weights of an op."""
+    operands = {name: op.nodes[0] for op in program.ops for name in multiplied(op)}
     return {name: node for name, node in operands.items() if name in program.constants}
 
 

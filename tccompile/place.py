@@ -220,12 +220,16 @@ def _edges(program: Program, works: Sequence[Work], layout: _Layout, scratch: Ma
     recent: list[_Access] = []  # those that later steps can still depend on
     reach: list[int] = []  # for each step, the set of all steps that it comes after, as bits
     after: list[tuple[int, ...]] = []
+    cooperative: set[int] = set()  # the last step whose blocks must run at once
     for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
         own = [_access(i, name, False, layout) for name in op.inputs if program.tensors[name].storage not in program.constants]
         own.append(_access(i, op.y, True, layout))
         if work.scratch:
             own.append(_Access(i, "", scratch[i], scratch[i] + _aligned(work.scratch), True, None, True))
         needed = {other.step for other in recent for access in own if access.conflicts(other)}
+        if any(launch.cooperative for launch in work.launches):  # two at once could each wait for room that the other has
+            needed |= cooperative
+            cooperative = {i}
         kept, reached = [], 0
         for step in sorted(needed, reverse=True):
             if not reached >> step & 1:

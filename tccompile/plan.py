@@ -85,13 +85,17 @@ PlanArg = Address | Int | Float | Map
 
 @dataclass(frozen=True)
 class PlacedLaunch:
-    """One kernel launch; `image` indexes the plan's images."""
+    """One kernel launch; `image` indexes the plan's images.
+
+    cooperative  its blocks wait for each other: they must run at once, and may be fewer than `grid`, which is then (n, 1, 1)
+    """
 
     image: int
     grid: tuple[int, int, int]
     block: int
     smem: int
     args: tuple[PlanArg, ...]
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image]) 
 def _check_launch(launch: PlacedLaunch, section: Section, program: Program, images: Sequence[Image]) -> None:
     require(0 <= launch.image < len(images), f"there is no code {launch.image}")
     require(all(1 <= n <= most for n, most in zip(launch.grid, GRID, strict=True)), f"a grid of {launch.grid}")
+    require(not launch.cooperative or launch.grid[1:] == (1, 1), f"a cooperative grid of {launch.grid}")
     require(1 <= launch.block <= BLOCK, f"a block of {launch.block} threads")
     require(0 <= launch.smem <= SMEM, f"{launch.smem} bytes of shared memory")
     require(len(launch.args) <= ARGS, f"{len(launch.args)} arguments")

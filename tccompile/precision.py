@@ -1,7 +1,7 @@
 """Program → Program: which tensors are stored in fp16.
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
-every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv and Gemm, because
+every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm and Rnn, because
 Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
 Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. A finer
 choice, tensor by tensor, is a different answer of `storage`.
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tccompile.expr import DType
-from tccompile.program import Attention, Conv, Gemm, Program, Tensor
+from tccompile.program import Attention, Conv, Gemm, Op, Program, Rnn, Tensor
 from tccompile.weights import transform
 
 
 def precision(program: Program, mode: str) -> Program:
     """The program with the dtype of each internal float tensor chosen; constants get the cast in their recipe."""
-    operands = {op.w if isinstance(op, Conv) else op.b for op in program.ops if isinstance(op, Conv | Gemm)}
+    operands = {name for op in program.ops for name in multiplied(op)}
     outside = {*program.inputs, *program.outputs}
     masks = {program.tensors[op.mask].storage for op in program.ops if isinstance(op, Attention) and op.mask is not None}
 
@@ -30,6 +30,18 @@ def precision(program: Program, mode: str) -> Program:
         return t.dtype if stays or mode == "fp32" else DType.F16
 
     return with_storage(program, storage)
+
+
+def multiplied(op: Op) -> tuple[str, ...]:
+    """The operands that Tensor Cores read as weights."""
+    match op:
+        case Conv(w=w):
+            return (w,)
+        case Gemm(b=b):
+            return (b,)
+        case Rnn(r=r):
+            return (r,)
+    return ()
 
 
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:

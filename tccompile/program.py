@@ -249,7 +249,55 @@ class Resize(Op):
         return self.x, *self.index, *self.weights
 
 
-OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Pool, Reduce, Softmax, Norm, Resize)
+@dataclass(frozen=True, kw_only=True)
+class Rnn(Op):
+    """y = the hidden state after each step, and then the last state: of T steps, N sequences, D directions and H units.
+
+    A step computes, from the hidden state h of the step before, one pre-activation a for each of G gates,
+    a = x + h @ rᵀ, and from those the next state, with functions f, g and k (the model's f, g and h), σ meaning f:
+
+        rnn   (G = 1)            h = f(a)
+        gru   (G = 3: z, r, n)   h = (1 - σ(z)) g(n) + σ(z) h, with n = x + (σ(r) h) @ rᵀ, or, with `reset_after`,
+                                 n = x + σ(r) (h @ rᵀ + b)
+        lstm  (G = 4: i, o, f, c)  c = σ(f + p₂ c) c + σ(i + p₀ c) g(c'), then h = σ(o + p₁ c) k(c)
+
+    x        (T, N, D·G·H): the inputs' part of the pre-activations, biases included
+    r        (D, G, H, H): the recurrent weights; r[d, g, j] are those of unit j
+    b        (D, H), or None: a bias of n that is reset with the hidden state; p, (D, 3, H), or None: the peepholes
+    h, c     (D, N, H), or None for zeros: the state before the first step
+    lengths  (N,), or None: how many of the T steps each sequence has. Beyond them y is zero, and the state stays
+    y        (T + 1, D, N, H), for lstm (T + 2, D, N, H): row t is h after step t, row T is the last h, row T + 1 the last c
+    backward   for each direction, whether a sequence is read from its end
+    functions  for each direction, the functions as expressions of `acc`: f; f and g; or f, g and k
+    clip       pre-activations are clipped to ±clip; infinity for none
+    coupled    an LSTM's forget gate is 1 - its input gate
+
+    It has no epilogue.
+    """
+
+    x: str
+    r: str
+    cell: str
+    backward: tuple[bool, ...]
+    functions: tuple[tuple[Expr, ...], ...]
+    b: str | None = None
+    p: str | None = None
+    h: str | None = None
+    c: str | None = None
+    lengths: str | None = None
+    clip: float = math.inf
+    reset_after: bool = False
+    coupled: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.x, self.r, self.b, self.p, self.h, self.c, self.lengths) if name is not None)
+
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""By the cell of an Rnn."""
+
+OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Pool, Reduce, Softmax, Norm, Resize, Rnn)
 
 
 # --- Program ---------------------------------------------------------------------------------------------------------
@@ -288,7 +336,7 @@ class Program:
         return {op.y: op for op in self.ops}
 
 
-TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "y", "index", "weights")
+TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "y", "index", "weights", "r", "p", "h", "c", "lengths")
 
 
 def tensor_fields(op: Op) -> Iterator[str]:

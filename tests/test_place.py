@@ -19,6 +19,15 @@ from tests.small import program as small_program
 IMAGE = (0, 2, 3, 1)
 
 
+def test_steps_whose_blocks_must_run_at_once_never_run_at_once() -> None:
+    names = ("a", "b", "c")
+    tensors = {"x": dense("x", (8,), DType.F32, pad=1), **{n: dense(n, (8,), DType.F32, pad=1) for n in names}}
+    read = Epilogue(load(0), (identity_view("x", 1),))
+    program = Program(("x",), names, tensors, {}, tuple(Pointwise(nodes=(n,), y=n, epilogue=read) for n in names))
+    works = [Work((Launch(code("k"), (2, 1, 1), 32, (), cooperative=n != "b"),)) for n in names]
+    assert place(program, works).after == ((), (), (0,))
+
+
 @st.composite
 def programs(draw) -> tuple[Program, list[Work]]:
     """Pointwise ops over random earlier tensors: whole ones, and channel slices of concatenations written part by part."""

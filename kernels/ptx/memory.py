@@ -39,7 +39,7 @@ def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global")
         per_word = word // dtype.size
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
-            body += _unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
+            body += unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
     params = (_address(space), i32) if guarded else (_address(space),)
     return instruction(_block(body, f"${n + 1}" if guarded else ""), value if n == 1 else (value,) * n, *params)
 
@@ -56,7 +56,7 @@ def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global"
         per_word = word // dtype.size
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
-            body += _pack(dtype, name, [f"${1 + first + j}" for j in range(per_word)])
+            body += pack(dtype, name, [f"${1 + first + j}" for j in range(per_word)])
         kind = f"b{8 * word}" if word > 1 else "u8"
         body.append(f"{'@p ' if guarded else ''}st.{space}{vector}.{kind} [$0+{at}], {source};")
     params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
@@ -85,7 +85,7 @@ def _block(body: list[str], predicate: str) -> str:
     return "{ " + " ".join(head + body) + " }"
 
 
-def _unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
+def unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
     """Convert the elements in the register `word` to compute values."""
     halves = [f"{word}h{j}" for j in range(len(out))]
     declared = f".reg .b16 {', '.join(halves)};"
@@ -114,7 +114,7 @@ def _unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
     return lines
 
 
-def _pack(dtype: DType, word: str, values: list[str]) -> list[str]:
+def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
     """Convert compute values to storage and join them in the register `word`."""
     halves = [f"{word}h{j}" for j in range(len(values))]
     if dtype is DType.F16:

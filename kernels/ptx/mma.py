@@ -182,6 +182,16 @@ def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: li
 
 
 @cache
+def multiply_fragment(name: str) -> Any:
+    """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""
+    shape, a, b = {"mma.m16n8k8": ("m16n8k8", 2, 1), "mma.m16n8k16": ("m16n8k16", 4, 2)}[name]
+    words = [f"${i}" for i in range(8, 8 + a + b)]
+    text = f"mma.sync.aligned.{shape}.row.col.f32.f16.f16.f32 {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
+    text += f"{{{', '.join(words[a:])}}}, {{$4, $5, $6, $7}};"
+    return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * (a + b), pure=True)
+
+
+@cache
 def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 0, b_turned: int = 0) -> Any:
     """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
 

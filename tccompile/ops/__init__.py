@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, reduce, resize
+from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, reduce, resize, rnn
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -51,6 +51,7 @@ CONVERTERS: dict[str, Converter] = {
     "DepthToSpace": movement.depth_to_space,
     "SpaceToDepth": movement.space_to_depth,
     "Resize": resize.resize,
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), rnn.rnn),
     **dict.fromkeys(pointwise.FLOAT, pointwise.float_function),
     **dict.fromkeys(pointwise.ANY, pointwise.any_type),
     "Gelu": pointwise.gelu,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Shape, Softmax
+from tccompile.program import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Shape, Softmax
 from tccompile.reference.expressions import evaluate_expr
+from tccompile.reference.recurrent import rnn
 from tccompile.reference.reductions import norm, reduce, softmax
 from tccompile.reference.storage import convert, elements, from_storage, store, to_storage
 from tccompile.reference.windows import conv, pool
@@ -66,6 +67,7 @@ MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
     Pool: pool,
     Reduce: reduce,
     Resize: resize,
+    Rnn: rnn,
     Softmax: softmax,
 }
 """meaning(op, values, shape): what the op computes before its epilogue. A Pointwise is all epilogue."""

@@ -80,6 +80,7 @@ class Device:
         self._entered = local()  # how deep this thread is in `with device:`; only the outermost changes the context
         self._handle = handle = cu.cuDeviceGet(ordinal)
         self.cc = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self.name = cu.cuDeviceGetName(256, handle).split(b"\0")[0].decode()
         self.driver_version: int = cu.cuDriverGetVersion()  # 1000 * major + 10 * minor
         try:

@@ -266,6 +266,11 @@ class GpuEngine:
                         self._uses.setdefault(name, []).append((node, slot, offset))
                     try:
                         node.handle = cu.cuGraphAddKernelNode(self._graph.value, before, len(before), node.params)
+                        if launch.cooperative:
+                            together = cu.CUkernelNodeAttrValue()
+                            together.cooperative = 1
+                            attribute = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+                            cu.cuGraphKernelNodeSetAttribute(node.handle, attribute, together)
                     except DriverError as error:
                         raise LaunchError(f"{self._where(node)}: {error}") from error
                     self._nodes.append(node)
@@ -455,6 +460,9 @@ class _Node:
         params = cu.CUDA_KERNEL_NODE_PARAMS()
         params.func = function
         params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
+        if launch.cooperative:
+            resident = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.block, launch.smem)
+            params.gridDimX = min(launch.grid[0], resident * engine.device.multiprocessors)
         params.blockDimX, params.blockDimY, params.blockDimZ = launch.block, 1, 1
         params.sharedMemBytes = launch.smem
         params.kernelParams = ctypes.addressof(self.pointers)

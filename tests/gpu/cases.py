@@ -30,6 +30,7 @@ from tccompile.expr import (
     reshape_view,
 )
 from tccompile.program import (
+    GATES,
     Attention,
     Conv,
     Gemm,
@@ -40,6 +41,7 @@ from tccompile.program import (
     Program,
     Reduce,
     Resize,
+    Rnn,
     Softmax,
     Tensor,
     dense,
@@ -289,6 +291,38 @@ def reduce(
         outer, loads = made.expr, made.loads
     y = _destination(b, shape, 1, to, dtype, order)
     return b.program(Reduce(nodes=(case,), y=y, x="x", axes=axes, combine=combine, pre=inner, epilogue=Epilogue(outer, loads)))
+
+
+def rnn(
+    case: str,
+    cell: str,
+    steps: int,
+    n: int,
+    units: int,
+    backward: tuple[bool, ...] = (False,),
+    dtype: DType = F16,
+    functions: str = "",
+    given: str = "",
+    lengths: Sequence[int] = (),
+    scale: float = 1.0,
+    **how,
+) -> Program:
+    """`functions` of every direction in turn; `given`: the optional operands b, p, h, c."""
+    b = Builder(case)
+    d, gates = len(backward), GATES[cell]
+    b.normal("x", (steps, n, d * gates * units), dtype)
+    b.normal("r", (d, gates, units, units), dtype, scale=scale * units**-0.5)
+    shapes = {"b": (d, units), "p": (d, 3, units), "h": (d, n, units), "c": (d, n, units)}
+    operands = {name: b.normal(name, shapes[name], F32 if name in "bp" else dtype) for name in given}
+    if lengths:
+        operands["lengths"] = b.values("lengths", np.array(lengths), DType.I32)
+    b.result((steps + 1 + (cell == "lstm"), d, n, units), dtype, (0, 2, 1, 3))
+    usual = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]}[cell]
+    names = functions.split() or usual * d
+    numbers = {"leaky_relu": (0.3,), "hard_sigmoid": (0.2, 0.5), "affine": (0.5, 0.1)}
+    exprs = [call(name, ACC, *numbers.get(name, ())) for name in names]
+    each = tuple(tuple(exprs[len(usual) * i : len(usual) * (i + 1)]) for i in range(d))
+    return b.program(Rnn(nodes=(case,), y="y", x="x", r="r", cell=cell, backward=backward, functions=each, **operands, **how))
 
 
 def attention(
@@ -676,6 +710,35 @@ CASES: Cases = {
     "mean_hw_odd": _case(reduce, (1, 20, 7, 7), (2, 3), order=NHWC, ep="mean", to="odd"),
     "max_many": _case(reduce, (3, 20, 24), (1,), combine="max", ep=MANY),
     "sum_of_one": _case(reduce, (1, 1), (1,)),
+    # recurrent layers
+    "rnn": _case(rnn, "rnn", 5, 3, 20),
+    "rnn_relu": _case(rnn, "rnn", 9, 17, 72, (True,), functions="relu", given="h", scale=0.5),
+    "gru": _case(rnn, "gru", 4, 2, 24, (False, True), given="b", reset_after=True),
+    "gru_before": _case(rnn, "gru", 3, 3, 13, (True,), given="h"),
+    "gru_before_lengths": _case(rnn, "gru", 6, 9, 40, (False, True), lengths=(6, 1, 3, 5, 2, 0, 6, 4, 1), given="h"),
+    "gru_wide": _case(rnn, "gru", 12, 1, 512, (False, True), given="b", reset_after=True),
+    "gru_streamed": _case(rnn, "gru", 4, 2, 2816, reset_after=True),
+    "lstm": _case(rnn, "lstm", 4, 3, 18, given="hc"),
+    "lstm_all": _case(
+        rnn,
+        "lstm",
+        5,
+        4,
+        11,
+        (False, True),
+        given="phc",
+        lengths=(3, 5, 1, 4),
+        clip=0.8,
+        coupled=True,
+        functions="sigmoid tanh affine hard_sigmoid leaky_relu tanh",
+    ),
+    "lstm_650": _case(rnn, "lstm", 8, 8, 650),
+    "lstm_batch": _case(rnn, "lstm", 5, 70, 256, (False, True)),
+    "lstm_1200": _case(rnn, "lstm", 3, 16, 1200),
+    "rnn_fp32": _case(rnn, "rnn", 4, 2, 20, dtype=F32),
+    "gru_before_fp32": _case(rnn, "gru", 4, 5, 37, (False, True), dtype=F32, lengths=(1, 2, 3, 4, 3)),
+    "lstm_fp32": _case(rnn, "lstm", 3, 3, 11, (True,), dtype=F32, given="phc"),
+    "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),
     "attention_packed": _case(attention, (2, 3, 197, 64), 197, packed=True),

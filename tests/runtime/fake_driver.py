@@ -70,6 +70,7 @@ class FakeApi:
 
     CUDA_KERNEL_NODE_PARAMS = KernelParams
     CUDA_GRAPH_INSTANTIATE_PARAMS = InstantiateParams
+    CUkernelNodeAttrValue = SimpleNamespace
     cuuint64_t = cuuint32_t = int
 
     def __init__(
@@ -81,6 +82,8 @@ class FakeApi:
         memory: int = 1 << 20,
     ):
         self.kernels, self.count, self.cc, self.version, self.total = kernels, count, cc, version, memory
+        self.resident = 2  # blocks that a multiprocessor runs at once
+        self.together: list[int] = []  # the nodes whose blocks run at once
         self.failures: dict[str, Status] = {}
         self.calls: list[str] = []
         self.log: list[tuple] = []
@@ -100,6 +103,7 @@ class FakeApi:
             "CUfunction_attribute",
             "CUevent_flags",
             "CUjit_option",
+            "CUlaunchAttributeID",
             "CUtensorMapDataType",
             "CUtensorMapInterleave",
             "CUtensorMapSwizzle",
@@ -278,6 +282,13 @@ class FakeApi:
         handle = self._handle()
         self.graphs[graph].append((handle, list(before), "", event, None))
         return handle
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, block: int, smem: int) -> int:
+        return self.resident
+
+    def cuGraphKernelNodeSetAttribute(self, node: int, attribute: str, value: SimpleNamespace) -> None:
+        assert attribute == "CU_LAUNCH_ATTRIBUTE_COOPERATIVE" and value.cooperative
+        self.together.append(node)
 
     def cuGraphInstantiateWithParams(self, graph: int, params: InstantiateParams) -> Any:
         if "instantiate" in self.failures:

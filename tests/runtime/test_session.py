@@ -122,6 +122,24 @@ def test_the_same_on_the_gpu_and_the_cpu(fake):
             assert [y.name for y in session.get_outputs()] == ["y", "z"]
 
 
+def test_blocks_that_run_at_once_are_no_more_than_the_gpu_has_room_for(fake):
+    api = fake()
+    (entry,) = plan().entries
+    (part,) = entry.sections
+    for wanted, given in ((107, 107), (200, 108)):  # 54 multiprocessors with two blocks each
+        steps = tuple(
+            replace(step, launches=(replace(step.launches[0], grid=(wanted, 1, 1), cooperative=step.op == 1),))
+            for step in part.steps
+        )
+        session = Session(replace(plan(), entries=(replace(entry, sections=(replace(part, steps=steps),)),)), "gpu")
+        same(session.run(None, {"x": x_of()}), expected(x_of()))
+        nodes = [node for graph in api.graphs.values() for node in graph]
+        assert {launch[0] for handle, *_, launch in nodes if handle in api.together} == {given}
+        assert {launch[0] for handle, *_, launch in nodes if handle not in api.together} == {wanted}
+        session.close()
+        api.graphs.clear()
+
+
 def test_host_arrays_of_any_strides(fake):
     fake()
     session = Session(plan(), "gpu")
