@@ -17,7 +17,7 @@ from typing import Any
 
 from tccompile.errors import UnsupportedError
 from tccompile.expr import DType, Expr, Shape, View
-from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, types_of
+from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, tuple_of, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.program import Attention, Conv, Gemm, Op, Pool, Program, Tensor
 
@@ -185,6 +185,19 @@ def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...
     return store, types_of(kinds)
 
 
+def build_results(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """As `build`, for a kernel that stores by itself what it computes of two rows, where loads do not depend on the row.
+
+    results(acc, c, e)  2 · `lanes` float32 of acc, those of one row after those of the other → as many that y is to hold,
+                        rounded to nothing yet; zeros in y's padding, anything beyond it
+    """
+    from numba import cuda
+
+    text, kinds, accesses = source(params, 2, stores=False)
+    results = cuda.jit(device=True, inline="always")(execute(text, {**names(), **memory_functions(accesses)}, "results"))
+    return results, types_of(kinds)
+
+
 Accesses = dict[str, tuple[str, DType, int, bool]]
 """The memory functions that generated text calls: name → ("load" or "store", dtype, elements, guarded)."""
 
@@ -196,8 +209,9 @@ def memory_functions(accesses: Accesses) -> dict[str, Any]:
     return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
 
 
-def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
-    """The text of `store`, the kinds of its arguments ("address" or "int"), and the memory functions it calls."""
+def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[str], Accesses]:
+    """The text of `store`, or else of `results`, the kinds of its arguments ("address" or "int"), and the memory functions it
+    calls."""
     lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
     expr, target = decode(encoded), DType(y_type)
     accesses: Accesses = {}
@@ -205,8 +219,9 @@ def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
     out = Lines()
 
     # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
-    numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows)]
-    read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]]
+    assert stores or all(how == "none" for _, _, how in sources)
+    numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows) if stores]
+    read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]] + ["m"] * (rows - len(numbers))
     inner = [arguments.divider() for _ in range(rank - 1)]
     apart = any(how == "general" for how in (y_rows, *(s[2] for s in sources)))
     digits = [split(out, n, inner) if apart else [] for n in read_from]
@@ -218,7 +233,8 @@ def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
         return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
 
     first = arguments.take("address")
-    y = [out.let(f"{first}{row}") for row in offsets(y_rows, target.size)]
+    y = [f"{first}{row}" for row in offsets(y_rows, target.size)]
+    y = [out.let(text) for text in y] if stores else y
     if shuffle:
         channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
         remaining, multiplier, shift = arguments.divider()
@@ -256,11 +272,15 @@ def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
         return lambda e: f"acc[{r * lanes + i}]" if e.fn == "acc" else values[r][e.value][i]  # type: ignore[index]
 
     body = out.lines
+    ready: list[str] = []
     size, zero = target.size, "f32(0)" if target.is_float else "i64(0)"
     for r in range(rows):
         results = [out.stored(out.value(expr, leaf(r, i)), expr.dtype, target) for i in range(lanes)]
         if mask:
             results = [out.let(f"select(c + {i} < {channels}, {v}, {zero})") for i, v in enumerate(results)]
+        if not stores:
+            ready += results
+            continue
         puts = []
         if shuffle:
             accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
@@ -289,6 +309,9 @@ def source(params: Any, rows: int = 1) -> tuple[str, list[str], Accesses]:
                 guard = f", c + {i} < {padded}" if y_mode == "guarded" else ""
                 puts.append(f"put({y[r]} + i64(c + {i}) * (i64({y_step}) * {size}), {v}{guard})")
         body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
+    if not stores:  # what lies beyond y is computed from its first columns
+        text = "".join(f"    {line}\n" for line in [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(ready)}"])
+        return f"def results(acc, c, e):\n{text}", arguments.kinds, accesses
     parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
     text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
     return text, arguments.kinds, accesses

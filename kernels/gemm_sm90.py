@@ -9,6 +9,9 @@ A block has one warpgroup for every 64 rows of its tile and one warp more, of wh
 a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and `empty`
 (the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
 the others' sums from their shared memory, each for its share of the rows, in a fixed order.
+
+Where the epilogue reads nothing that differs by row, each warp rounds its results into boxes in shared memory, which the copy
+engine stores while the next tile is multiplied. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
@@ -25,6 +29,7 @@ from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
+    Arg,
     Config,
     Function,
     Im2colMap,
@@ -43,6 +48,9 @@ BK = 64
 
 ACROSS = 64 * 2 * BK
 """Bytes of a box of 64 rows or columns by BK, as an operand that is not K-major is copied."""
+
+BOXES = 2
+"""Boxes of results that a warp has: one is filled while the other is stored."""
 
 GROUP = 8
 """Row tiles that are taken together before the next column of tiles, so that they share B in the L2 cache."""
@@ -167,6 +175,20 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     return Copies(window, b, problem.k_major, r * s * boxes * chunk, chunk, geometry)
 
 
+def boxed_results(op: Op, program: Program, problem: Problem) -> tuple[TiledMap, epilogue.EpilogueSpec] | None:
+    """The map of y and the epilogue for pairs of columns, if results go to y in boxes; else None."""
+    y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)
+    if y.dtype is not DType.F16 or y.storage in program.outputs:
+        return None
+    _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
+    spec = epilogue.describe(op, program, frame, 2)
+    if shuffle or mode != "vector" or rows == "general" or any(how != "none" for _, _, how in spec.params[3]):
+        return None
+    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 8)
+    extents = y.padded[frame[-1] or 0], problem.rows, problem.batches
+    return TiledMap(y.name, 0, extents, (2 * step, 2 * step * problem.rows), (), (1, 1, 1)), spec
+
+
 # --- Tiles ---------------------------------------------------------------------------------------------------------------
 
 
@@ -175,12 +197,14 @@ class Tile:
     """A config: what a block computes, and how its shared memory is laid out.
 
     bm, bn  rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
+    boxed   whether results are stored in boxes
     """
 
     bm: int
     bn: int
     stages: int
     split: int
+    boxed: bool
 
     @property
     def consumers(self) -> int:
@@ -211,7 +235,9 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """Columns that a warp stages at once on their way to the epilogue; with a split, all: the other blocks read them."""
+        """Columns that a warp stages at once on their way to memory; with a split, all: the other blocks read them."""
+        if self.boxed:
+            return next(n for n in (64, 32, 16) if self.bn % n == 0)
         return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
 
     def rows(self, loads: int) -> int:
@@ -219,7 +245,7 @@ class Tile:
 
         Three blocks of 64×128 on a multiprocessor leave a thread 128 registers, too few for a second row's loads.
         """
-        if self.split > 1 or loads > 2 or (loads and (self.bm, self.bn) == (64, 128)):
+        if self.boxed or self.split > 1 or loads > 2 or (loads and (self.bm, self.bn) == (64, 128)):
             return 1
         return min(self.columns // 16, 4 if self.bm == 128 and loads < 2 else 2)
 
@@ -229,13 +255,18 @@ class Tile:
         return 4 * (self.columns + 8)
 
     @property
+    def staged(self) -> int:
+        """Bytes that a warp stages its 16 rows in."""
+        return BOXES * 32 * self.columns if self.boxed else 16 * self.pitch
+
+    @property
     def staging(self) -> int:
         """Where the staged results are: after the ring, or over it when the block has but one tile."""
         return 0 if self.split > 1 else self.stages * self.stage_bytes
 
     @property
     def barriers(self) -> int:
-        return max(self.stages * self.stage_bytes, self.staging + self.bm * self.pitch)
+        return max(self.stages * self.stage_bytes, self.staging + self.bm // 16 * self.staged)
 
     @property
     def smem(self) -> int:
@@ -243,12 +274,15 @@ class Tile:
         return self.barriers + 16 * self.stages + KIB
 
 
-def tile(config: Mapping[str, Any], arch: Arch, steps: int) -> Tile:
-    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
+def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool) -> Tile:
+    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill.
+
+    boxed  whether its results could be stored in boxes: not those of a split
+    """
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = -(-steps // split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split)
+        t = Tile(bm, bn, stages, split, boxed and split == 1)
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
@@ -278,7 +312,9 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
     from tccompile.kernels.ptx.core import i32, u16, u32, u64
 
     inline = cuda.jit(device=True, inline="always")
-    store, extra = epilogue.build(params, batch)
+    compute, extra = epilogue.build_results(params) if t.boxed else epilogue.build(params, batch)
+    if t.boxed:
+        extra = types.uint64, *extra  # y's map
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
     a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
     boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
@@ -297,9 +333,13 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
     a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
     multiply = hw.multiply(bn, tuple(zip(steps_a, steps_b, strict=True)), k_major)
     accumulators = hw.accumulators(bn)
-    columns, pitch, half = t.columns, t.pitch, 2 * t.columns + 16
+    columns, pitch, half, boxed, staged = t.columns, t.pitch, 2 * t.columns + 16, t.boxed, t.staged
     groups, chunks = columns // 8, bn // columns
     stage_results = hw.stage(bn, columns, pitch, half)
+    span = min(columns, 32)  # columns of a box that are taken from the accumulators at once
+    rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
+    take, spans, box_y = hw.part(bn, span), columns // span, 32 * columns
+    box_read, boxes_read = hw.boxes_read(BOXES - 1), hw.boxes_read(0)
     consumers, staging, barriers, smallest = t.consumers, t.staging, t.barriers, GROUP - 1
     apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
     share = bm * groups // split  # groups of 8 results that a block of a cluster stores
@@ -401,44 +441,81 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
 
     @inline
     def store_row(acc, m, step, end, c, e):
-        store(acc, m, c, e)
+        compute(acc, m, c, e)
 
     staged_rows = {1: one_row, 2: two_rows, 4: four_rows}[batch]
-    store_rows = store_row if batch == 1 else store
+    store_rows = store_row if batch == 1 else compute
     batches, skip = turns // batch, batch * apart
 
     @inline
-    def finish(acc, base, warp, lane, m, n, limit, rank, e):
+    def finish(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row."""
-        own = u32(base + staging + warp * (16 * pitch))
+        own = u32(base + staging + warp * staged)
         corner = u32(own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         row, group = i32(lane // groups), i32(lane % groups)
         if groups == 4:  # 8 lanes read two rows at once: rows that are 2 apart share no bank
             row = i32((row & 4) | (row & 1) << 1 | (row & 2) >> 1)
         at = u32(own + row * pitch + group * 16)
-        first, end, c = i32(m + warp * 16 + row), i32(m + limit), i32(n + group * 8)
-        if warp * 16 < limit:
+        start = i32(batch * rows)
+        first, end, c = i32(start + m + warp * 16 + row), i32(start + rows), i32(n + group * 8)
+        if i32(m + warp * 16) < rows:
             for part in range(chunks):
                 stage_results(acc, corner, part)
                 cuda.syncwarp()
-                for turn in range(batches):
-                    if first + turn * skip < end:
-                        results = staged_rows(u32(at + turn * (skip * pitch)))
-                        store_rows(results, i32(first + turn * skip), i32(apart), end, i32(c + part * columns), e)
+                for again in range(batches):
+                    if first + again * skip < end:
+                        results = staged_rows(u32(at + again * (skip * pitch)))
+                        store_rows(results, i32(first + again * skip), i32(apart), end, i32(c + part * columns), e)
                 cuda.syncwarp()
+        return turn
 
     @inline
-    def finish_split(acc, base, warp, lane, m, n, limit, rank, e):
+    def put_16(values, at, c, e):
+        """Two rows of 16 columns, of which a lane has 4: those of 8 columns after those of the 8 before."""
+        a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
+        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+
+    @inline
+    def finish_boxed(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
+        """Each warp rounds its 16 rows, some columns at a time, into boxes laid out as the copy engine swizzles them.
+
+        turn  which box is next
+        """
+        row, first = i32(lane & 15), i32(m + warp * 16)
+        key = i32((row >> rows_alike) & (columns // 8 - 1))
+        own = u32(base + staging + warp * staged)
+        at = u32(own + row * (2 * columns) + ((lane >> 4) ^ key) * 16)
+        if first < rows:
+            for number in range(chunks):
+                box = u32(turn * box_y)
+                c = i32(n + number * columns + (lane & 3) * 2)
+                if lane == 0:
+                    box_read()
+                cuda.syncwarp()
+                for i in range(spans):
+                    values = take(acc, i32(number * spans + i))
+                    put_16(values, u32((at + box) ^ (i * 2 * span)), i32(c + i * span), e[1:])
+                    if span == 32:
+                        put_16(values[8:], u32((at + box) ^ (i * 2 * span + 32)), i32(c + i * span + 16), e[1:])
+                hw.fence_copies()
+                cuda.syncwarp()
+                if lane == 0:
+                    hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
+                turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+        return turn
+
+    @inline
+    def finish_split(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each block stages its part of the sum over K; each then adds the parts of every `split`-th row, in order of rank."""
         corner = u32(base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         sync_consumers()  # nobody reads the ring any more
         stage_results(acc, corner, i32(0))
         hw.cluster_arrive()
         hw.cluster_wait()
-        for turn in range(shares):
-            i = i32(turn * consumers + warp * 32 + lane)
+        for again in range(shares):
+            i = i32(again * consumers + warp * 32 + lane)
             row, group = i32((i // groups) * split + rank), i32(i % groups)
-            if i < share and row < limit:
+            if i < share and i32(m + row) < rows:
                 at = u32(base + row * pitch + group * 16)
                 a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
                 a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), 0))
@@ -447,10 +524,11 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
                     b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), other))
                     a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
                     a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
-                store((a0, a1, a2, a3, a4, a5, a6, a7), i32(m + row), i32(n + group * 8), e)
+                compute((a0, a1, a2, a3, a4, a5, a6, a7), i32(batch * rows + m + row), i32(n + group * 8), e)
+        return turn
 
     produce = produce_im2col if im2col else produce_tiled
-    finish_tile = finish_split if split > 1 else finish
+    finish_tile = finish_boxed if boxed else finish_split if split > 1 else finish
     geometry_at = 2 + ORDER
     integers = geometry_at + (IM2COL if im2col else 1)
 
@@ -499,10 +577,9 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             # A descriptor holds an address within its block; the bits above say which block of the cluster.
             half_a = a_half | u64((base + (tid >> 7) * a_rows & 0x3FFFF) >> 4)
             half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
-            parity = i32(0)
+            parity, turn = i32(0), i32(0)
             while index < tiles:
                 row, column, batch = place(index, order)
-                m = i32(row * bm)
                 acc = accumulators()
                 before, k = empty, k_from
                 while k < k_to:
@@ -520,8 +597,10 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
                 hw.wgmma_wait_all()
                 if tid & 127 == 0:
                     hw.barrier_arrive(before)
-                finish_tile(acc, base, warp, lane, i32(batch * rows + m), i32(column * bn), i32(rows - m), rank, e)
+                turn = finish_tile(acc, base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), rank, turn, e)
                 index = i32(index + stride)
+            if boxed and lane == 0:
+                boxes_read()
         if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_arrive()
             hw.cluster_wait()
@@ -568,13 +647,19 @@ class Hopper(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
-        computing, moving = time_us(problem, how, tile(config, arch, how.steps), arch), traffic_us(op, program, arch)
+        t = tile(config, arch, how.steps, boxed_results(op, program, problem) is not None)
+        computing, moving = time_us(problem, how, t, arch), traffic_us(op, program, arch)
         return LAUNCH_US + max(computing, moving) + 0.1 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
-        t = tile(config, arch, how.steps)
+        boxes = boxed_results(op, program, problem)
+        t = tile(config, arch, how.steps, boxes is not None)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program))
+        stored: tuple[Arg, ...] = spec.args
+        if boxes and t.boxed:
+            y, spec = boxes
+            stored = replace(y, box=(t.columns, 16, 1), swizzle=2 * t.columns), *spec.args
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
         order = _order(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
@@ -590,18 +675,19 @@ class Hopper(Kernel):
                 bn=t.bn,
                 stages=t.stages,
                 split=t.split,
+                boxed=t.boxed,
                 rows=t.rows(sum(how != "none" for _, _, how in spec.params[3])),
                 epilogue=spec.params,
             ),
             grid=(grid, 1, 1),
             block=t.threads,
-            args=(*how.boxed(t), *map(I32, integers), *spec.args),
+            args=(*how.boxed(t), *map(I32, integers), *stored),
             smem=t.smem,
         )
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        t = Tile(params["bm"], params["bn"], params["stages"], params["split"])
+        t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"])
         return _function(params["im2col"], params["chunk"], params["k_major"], t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
@@ -640,7 +726,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
         step *= 1.15
     results = t.bm * t.bn / (128 * 128)
-    storing = (1.4 if t.bn <= 128 else 1.6) * results * together  # wider tiles are staged in narrower pieces
+    storing = (0.5 if t.boxed else 1.4 if t.bn <= 128 else 1.6) * results * together  # wider tiles are staged in narrower pieces
     reduction = 1.1 + 0.7 * results if t.split > 1 else 0.0
     return waves * (-(-how.steps // t.split) * step + storing) + reduction
 

@@ -84,6 +84,22 @@ copy_pixels = instruction(
 """(shared address, im2col map, barrier, c, w, h, n of the first pixel's window, offset in the window along w and h)"""
 
 
+store_box = instruction(
+    "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$0, {$2, $3, $4}], [$1]; cp.async.bulk.commit_group;",
+    void, u64, u32, i32, i32, i32,
+)  # fmt: skip
+"""(map, shared address, coordinates of a box, innermost first): a group of its own; nothing outside the array is written."""
+
+fence_copies = instruction("fence.proxy.async.shared::cta;", void)
+"""What this thread wrote to shared memory before is what the copy engine reads afterwards."""
+
+
+@cache
+def boxes_read(pending: int) -> Any:
+    """Until the copy engine has read the shared memory of all but this thread's last `pending` boxes to store."""
+    return instruction(f"cp.async.bulk.wait_group.read {pending};", void)
+
+
 @cache
 def set_registers(count: int, more: bool) -> Any:
     """Give registers back, or take as many as other warpgroups of the block gave back; executed by a whole warpgroup."""
@@ -167,6 +183,51 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bo
         return kind(kind, u64, u64, i32), codegen
 
     return multiplied
+
+
+@cache
+def part(n: int, columns: int) -> Any:
+    """part(acc, number): what a thread holds of the `columns` from `number * columns` on of its warpgroup's 64×n tile.
+
+    columns / 2 values: for each 8 columns, two neighbouring ones of row lane / 4, then the same of the row 8 below.
+    """
+    count = columns // 2
+    whole, kind = types.Tuple((f32,) * (n // 2)), types.Tuple((f32,) * count)
+
+    @intrinsic
+    def taken(typingctx, acc, number):
+        def codegen(context, builder, sig, args):
+            acc, number = args
+            values = [builder.extract_value(acc, i) for i in range(n // 2)]
+            done = builder.append_basic_block("taken")
+            blocks = [builder.append_basic_block(f"part{i}") for i in range(n // columns)]
+            cases = builder.switch(number, blocks[0])
+            for i, block in enumerate(blocks):
+                if i:
+                    cases.add_case(ir.Constant(ir.IntType(32), i), block)
+                builder.position_at_end(block)
+                builder.branch(done)
+            builder.position_at_end(done)
+            out = ir.Constant(ir.ArrayType(ir.FloatType(), count), ir.Undefined)
+            phis = [builder.phi(ir.FloatType()) for _ in range(count)]
+            for k, phi in enumerate(phis):
+                for i, block in enumerate(blocks):
+                    phi.add_incoming(values[i * count + k], block)
+                out = builder.insert_value(out, phi, k)
+            return out
+
+        return kind(whole, i32), codegen
+
+    return taken
+
+
+store_matrices = instruction(
+    "{ .reg .b32 a, b, c, d; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3; cvt.rn.f16x2.f32 c, $6, $5;"
+    " cvt.rn.f16x2.f32 d, $8, $7; stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {a, b, c, d}; }",
+    void, u32, f32, f32, f32, f32, f32, f32, f32, f32,
+)  # fmt: skip
+"""Four 8×8 matrices as fp16, side by side: a lane gives two neighbours in row lane / 4 of each, and the address of row lane mod 8
+of matrix lane / 8."""
 
 
 @cache

@@ -248,12 +248,13 @@ def test_only_hopper():
 # --- Tiles -----------------------------------------------------------------------------------------------------------
 
 TILES = [
-    sm90.tile({"bm": bm, "bn": bn, "split": split}, ARCH, steps)
+    sm90.tile({"bm": bm, "bn": bn, "split": split}, ARCH, steps, boxed)
     for bm, columns in sm90.TILES.items()
     for bn in columns
     for split in (1, 2, 4, 8)
     if split == 1 or bm * bn <= 128 * 128
     for steps in (1, 3, 100)
+    for boxed in (False, True)
 ]
 
 
@@ -261,14 +262,14 @@ def test_tiles_fit_shared_memory():
     for t in TILES:
         assert t.smem <= ARCH.smem_block and t.stages >= 2
         assert t.stage_bytes % KIB == 0 and t.barriers % 8 == 0 and t.staging % 16 == 0  # swizzled tiles, barriers, vectors
-        ring, staged = t.stages * t.stage_bytes, t.staging + t.bm * t.pitch
+        ring, staged = t.stages * t.stage_bytes, t.staging + t.bm // 16 * t.staged
         assert t.barriers >= max(ring, staged) and (t.split > 1 or t.staging >= ring)
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 def test_staging_has_no_bank_conflicts(columns):
     """Each half of a warp writes 8 bytes a lane, each quarter reads 16: no two 4-byte words of it may be in one of 32 banks."""
-    t = next(t for t in TILES if t.columns == columns)
+    t = next(t for t in TILES if t.columns == columns and not t.boxed)
     half = 2 * columns + 16
     for j in range(columns // 8):
         for lanes in (range(16), range(16, 32)):
@@ -288,7 +289,7 @@ def test_staging_has_no_bank_conflicts(columns):
 
 
 def test_rows_at_a_time_are_fewer_where_loads_need_registers():
-    rows = [[sm90.Tile(bm, bn, 2, split).rows(n) for n in range(4)] for bm, bn, split in
+    rows = [[sm90.Tile(bm, bn, 2, split, False).rows(n) for n in range(4)] for bm, bn, split in
             ((128, 128, 1), (192, 128, 1), (128, 256, 1), (64, 128, 1), (64, 16, 1), (64, 64, 4))]  # fmt: skip
     assert rows == [[4, 4, 2, 1], [2, 2, 2, 1], [2, 2, 2, 1], [2, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
 
@@ -344,6 +345,6 @@ def test_machine_code_has_no_spills(case, bm, bn, split, steps, most):
     program = {**CASES, "residual": RESIDUAL}[case]
     config = {"bm": bm, "bn": bn, "split": split}
     (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
-    params = {**dict(launch.code.params), "stages": sm90.tile(config, ARCH, steps).stages}
+    params = {**dict(launch.code.params), "stages": sm90.tile(config, ARCH, steps, dict(launch.code.params)["boxed"]).stages}
     used = resources(type(launch.code)(launch.code.kernel, tuple(sorted(params.items()))), ARCH)
     assert used.registers <= most and used.stack == 0
