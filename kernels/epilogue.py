@@ -128,6 +128,11 @@ def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
     return -(-extent // lanes)
 
 
+def loads_by_row(op: Op, program: Program) -> int:
+    """How many tensors the epilogue reads elsewhere for each row, such as a residual: what it costs depends on them."""
+    return sum(how != "none" for _, _, how in describe(op, program, frame_of(op, program)).params[3])
+
+
 Dims = list[tuple[int, list[int]]]
 """Dimensions of the rows, outermost first: their extents, and the axes of the result that each is made of."""
 

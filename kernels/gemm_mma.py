@@ -33,7 +33,21 @@ from tccompile.kernels.implicit_gemm import (
     time_us,
     unfit,
 )
-from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Value, Work, code
+from tccompile.kernels.spec import (
+    I32,
+    Arg,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    Scratch,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
 from tccompile.program import Conv, Gemm, Op, Program
 
 LINES = ("depth", "x_line", "w_line")
@@ -146,14 +160,24 @@ RATES = {16: (5.5e6, 0.30), 8: (3.0e6, 0.16), 4: (3.5e6, 0.18), 2: (2.2e6, 0.14)
 """By a warp's 16×16 blocks: FLOP a microsecond of a multiprocessor, and a step's overhead in microseconds; fitted to an H100."""
 
 
-def rates_of(tile: Tile, arch: Arch, linear: bool) -> Rates:
+MEMORY_US = 0.8
+"""From a copy's start to its end, when the operand comes from memory."""
+
+
+def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int) -> Rates:
     """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
 
-    Where copies are not asynchronous a step waits for memory.
+    Where copies are not asynchronous a step waits for memory. `loads`: of the epilogue, those that differ by row.
     """
     flops, step = RATES[tile.mi * tile.nj]
     peak = arch.tensor_tflops * 1e6 / arch.sms
-    return Rates(min(flops, 0.9 * peak), step + (0.0 if linear else 0.05) + (0.0 if arch.cp_async else 0.3), 0.7)
+    return Rates(
+        flops_us=min(flops, 0.9 * peak),
+        step_us=step + (0.0 if linear else 0.05) + (0.0 if arch.cp_async else 0.3),
+        least_us=MEMORY_US / (stages_of(tile, arch) - 1),
+        start_us=0.7,
+        store_us=(1.9 + 3.2 * loads) * tile.bm * tile.bn / (128 * 128),
+    )
 
 
 # --- The kernel ------------------------------------------------------------------------------------------------------
@@ -405,6 +429,7 @@ class _Mma(Kernel):
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
+        loads, moving = epilogue.loads_by_row(op, program), traffic_us(op, program, arch)
         for tile in TILES:
             if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
                 continue
@@ -412,9 +437,8 @@ class _Mma(Kernel):
             for splits in sorted(options):
                 if splits > 1 and _scratch(problem, tile, splits) > MOST_SCRATCH:
                     continue
-                ranked.append(
-                    (_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "bk": tile.bk, "splits": splits})
-                )
+                config = {"bm": tile.bm, "bn": tile.bn, "bk": tile.bk, "splits": splits}
+                ranked.append((_time(problem, tile, splits, arch, loads, moving), config))
         ranked.sort(key=lambda r: r[0])
         for _, config in ranked[:12]:
             yield config
@@ -422,7 +446,8 @@ class _Mma(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
-        return _time(problem, _tile(config), int(config["splits"]), arch)  # type: ignore[arg-type]
+        loads, moving = epilogue.loads_by_row(op, program), traffic_us(op, program, arch)
+        return _time(problem, _tile(config), int(config["splits"]), arch, loads, moving)  # type: ignore[arg-type]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)
@@ -476,10 +501,9 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
     return tm * tn * problem.batches * splits * tile.bm * tile.bn * 4
 
 
-def _time(problem: Problem, tile: Tile, splits: int, arch: Arch) -> float:
-    return time_us(
-        problem, arch, rates_of(tile, arch, problem.linear), tile.bm, tile.bn, tile.bk, splits, resident_of(tile, arch)
-    )
+def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
+    rates, resident = rates_of(tile, arch, problem.linear, loads), resident_of(tile, arch)
+    return time_us(problem, arch, rates, tile.bm, tile.bn, tile.bk, splits, resident, moving)
 
 
 class GemmMma(_Mma):

@@ -27,7 +27,7 @@ from tccompile.kernels.implicit_gemm import (
     tiles,
     time_us,
 )  # fmt: skip
-from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code
+from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code, traffic_us
 from tccompile.program import Conv, Gemm, Op, Program
 
 BK = 16
@@ -246,10 +246,11 @@ class _Simt(Kernel):
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         ranked = []
+        moving = traffic_us(op, program, arch)
         for tile in TILES:
             for splits in sorted({split_steps(_steps(problem), s)[0] for s in (1, 2, 4, 8, 16)}):
                 if splits == 1 or _scratch(problem, tile, splits) <= MOST_SCRATCH:
-                    ranked.append((_time(problem, tile, splits, arch), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
+                    ranked.append((_time(problem, tile, splits, arch, moving), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
         ranked.sort(key=lambda r: r[0])
         for _, config in ranked[:6]:
             yield config
@@ -257,7 +258,7 @@ class _Simt(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
-        return _time(problem, _tile(config), int(config["splits"]), arch)  # type: ignore[arg-type]
+        return _time(problem, _tile(config), int(config["splits"]), arch, traffic_us(op, program, arch))  # type: ignore[arg-type]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)
@@ -305,11 +306,11 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
     return tm * tn * problem.batches * splits * tile.bm * tile.bn * 4
 
 
-def _time(problem: Problem, tile: Tile, splits: int, arch: Arch) -> float:
+def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, moving: float) -> float:
     share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
     resident = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024)))
-    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, 0.35, 1.0)
-    return time_us(problem, arch, rates, tile.bm, tile.bn, BK, splits, resident)
+    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=0.0)
+    return time_us(problem, arch, rates, tile.bm, tile.bn, BK, splits, resident, moving)
 
 
 class GemmSimt(_Simt):

@@ -648,8 +648,9 @@ class Hopper(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
         t = tile(config, arch, how.steps, boxed_results(op, program, problem) is not None)
-        computing, moving = time_us(problem, how, t, arch), traffic_us(op, program, arch)
-        return LAUNCH_US + max(computing, moving) + 0.1 * min(computing, moving)
+        computing = time_us(problem, how, t, arch, epilogue.loads_by_row(op, program))
+        moving = traffic_us(op, program, arch)
+        return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
@@ -707,28 +708,35 @@ def resident(t: Tile, arch: Arch) -> int:
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
 
 
-def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
-    """Microseconds from the first block's start to the last one's end, if memory is fast enough.
+TOGETHER = {1: 132, 2: 132, 4: 120, 8: 112}
+"""Multiprocessors that clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
 
-    Fitted to about 400 times of ResNet-50's layers (batch 1 and 32) and of GEMMs on an H200, of which it is off by 14 % on
-    average; the configs that it chooses among those measured take 4 % longer than the best of them.
+
+def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> float:
+    """Microseconds from the first block's start to the last one's end, if memory is fast enough; `loads` of the epilogue by row.
+
+    Fitted to 108 times of ResNet-50's layers at batch 32 and of GEMMs on an H200, from which it is 9 % off (in the mean of
+    squares). The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
-    blocks = tiles * t.split
-    # A cluster lies within a group of 16 or 18 multiprocessors.
-    sms = {1: arch.sms, 2: arch.sms, 4: arch.sms // 16 * 16, 8: (arch.sms // 16 - 1) * 16}[t.split]
+    blocks, sms = tiles * t.split, TOGETHER[t.split]
     together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
-    rows_a = t.bm * (BK // how.chunk) * (2.1 if how.im2col else 1.6)  # cycles of the copy engine
-    copying = max(rows_a + t.bn * 1.6, t.stage_bytes / 52 if blocks > 100 else 0)  # or of the L2 cache, when all blocks ask
+    # Cycles of a stage: of the copy engine, the L2 cache, the Tensor Cores, and shared memory, which both use
+    copying = t.bm * (BK // how.chunk) * 1.75 + t.bn * 1.75
+    fetching = t.stage_bytes / 70
     multiplying = t.bm // 64 * 2 * max(t.bn, 48)
-    step = max(max(copying, multiplying) * together, 280) / 1700
+    sharing = 0.85 * (t.bm + t.bn + t.bm // 64 * (64 + t.bn))
+    step = max(max(copying, fetching, multiplying, sharing) * together, 345) / 1560
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
-        step *= 1.15
-    results = t.bm * t.bn / (128 * 128)
-    storing = (0.5 if t.boxed else 1.4 if t.bn <= 128 else 1.6) * results * together  # wider tiles are staged in narrower pieces
-    reduction = 1.1 + 0.7 * results if t.split > 1 else 0.0
-    return waves * (-(-how.steps // t.split) * step + storing) + reduction
+        step *= 1.03
+    tiles_128 = max(t.bm * together, 128) * t.bn / (128 * 128)  # a warpgroup alone takes as long as beside another
+    storing = ((1.25 if t.boxed else 1.55) + 0.5 * loads) * tiles_128
+    reduction = 1.2 + 0.7 * t.bm * t.bn / (128 * 128) if t.split > 1 else 0.0
+    draining = (
+        min(blocks, sms * together) * t.bm * t.bn / t.split * 2 / 6e6
+    )  # nothing is multiplied while the last tiles are stored
+    return 0.45 + waves * (-(-how.steps // t.split) * step + storing) + reduction + draining
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

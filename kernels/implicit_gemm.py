@@ -300,35 +300,37 @@ def split_steps(steps: int, splits: int) -> tuple[int, int]:
     return max(1, -(-steps // each)), each
 
 
-def bytes_moved(problem: Problem, arch: Arch) -> float:
-    """Time in microseconds to bring x and w in and y out once at the memory's bandwidth."""
-    total = sum(math.prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
-    return total / (arch.gbps * 1e3 * 0.9)
-
-
 @dataclass(frozen=True)
 class Rates:
     """What one kernel reaches on a generation.
 
     flops_us  floating-point operations a microsecond of one multiprocessor
     step_us   what a step of a block's main loop takes beside its arithmetic: copies that come late, barriers
+    least_us  what a step takes at least: the time from asking memory for a step's operands to having them, over the steps
+              that are asked for ahead
     start_us  from a block's start to its first multiplication, and from its last to its end, together
+    store_us  what the epilogue of one block's tile takes a multiprocessor
     """
 
     flops_us: float
     step_us: float
+    least_us: float
     start_us: float
+    store_us: float
 
 
 REDUCE_US = 1.7
 """A split's way through the workspace: fences, the counter, the first read."""
 
 
-def time_us(problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, splits: int, resident: int) -> float:
+def time_us(
+    problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, splits: int, resident: int, moving: float
+) -> float:
     """Time of a grid of tiles of bm×bn in which each block takes steps of bk, `resident` blocks a multiprocessor, in µs.
 
     Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
-    through L2 (at 2.5 times the memory's bandwidth), or all tensors through memory, if that is longer. Fitted to an H100.
+    through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory, `moving`, if that is longer; they overlap
+    but in part. Fitted to an H100 and an H200.
     """
     tm, tn = tiles(problem, bm, bn)
     splits, each = split_steps(-(-problem.depth // bk), splits)
@@ -337,12 +339,13 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: in
     full, rest = divmod(blocks, arch.sms * resident)
 
     def wave(together: int) -> float:
-        return each * (rates.step_us + together * work) + rates.start_us
+        return each * max(rates.step_us + together * work, rates.least_us) + rates.start_us + together * rates.store_us
 
     compute = full * wave(resident) + (wave(-(-rest // arch.sms)) if rest else 0.0)
-    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.5)
+    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.3)
+    computing = max(compute, l2)
     reduction = 0.0
     if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
         part = bm * bn * 4
         reduction = REDUCE_US + splits * part / 75e3 + tm * tn * problem.batches * splits * part / (arch.gbps * 1e3 * 0.7)
-    return LAUNCH_US + max(compute, l2, bytes_moved(problem, arch)) + reduction
+    return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving) + reduction

@@ -10,7 +10,8 @@ class Arch:
     """One GPU generation.
 
     Figures are the CUDA C++ Programming Guide's "Technical Specifications per Compute Capability" and the datasheets of a
-    typical card of the generation (for the cost model only: the card that will run a plan is not known).
+    typical card of the generation (for the cost model only: the card that will run a plan is not known; of sm_90a's memory,
+    between an H100's 3350 GB/s and an H200's 4800).
     """
 
     name: str  # as in sm_80
@@ -50,7 +51,7 @@ ARCHS: dict[str, Arch] = {a.name: a for a in (
     Arch("sm_80",  (8, 0),  "",  "mma.m16n8k16", True,  False, True,  163 * KIB, 164 * KIB,  2048, 32, 108, 312.0,  19.5, 1555),
     Arch("sm_86",  (8, 6),  "",  "mma.m16n8k16", True,  False, True,   99 * KIB, 100 * KIB,  1536, 16,  68, 119.0,  29.8,  760),
     Arch("sm_89",  (8, 9),  "",  "mma.m16n8k16", True,  False, True,   99 * KIB, 100 * KIB,  1536, 24, 128, 330.0,  82.6, 1008),
-    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,  True,  True,  227 * KIB, 228 * KIB,  2048, 32, 132, 800.0,  67.0, 3000),
+    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,  True,  True,  227 * KIB, 228 * KIB,  2048, 32, 132, 800.0,  67.0, 4000),
     Arch("sm_100", (10, 0), "",  "mma.m16n8k16", True,  True,  True,  227 * KIB, 228 * KIB,  2048, 32, 148, 500.0,  75.0, 7000),
     Arch("sm_120", (12, 0), "",  "mma.m16n8k16", True,  True,  True,   99 * KIB, 100 * KIB,  1536, 24, 170, 400.0, 104.0, 1790),
 )}

