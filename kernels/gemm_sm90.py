@@ -100,13 +100,24 @@ class Copies:
         return a, replace(self.b, box=b_box)
 
 
-def _chunk(channels: int) -> int:
-    """Halves of an im2col box's row: 64, or a divisor of the channels where the last 64 of them would be mostly padding.
+ROW_CYCLES = 1.75
+"""What the copy engine takes for a row of a box, narrow or wide."""
 
-    Narrow boxes cost the copy engine more for the same bytes.
-    """
-    cost = {n: -(-channels // n) * n * slow for n, slow in ((64, 1.0), (32, 1.05), (16, 1.25), (8, 1.6))}
-    return min((n for n in cost if n == 64 or channels % n == 0), key=lambda n: cost[n])
+
+def _multiplying(rows: int, columns: int) -> int:
+    """Cycles of the Tensor Cores for a stage."""
+    return rows // 64 * 2 * max(columns, 48)
+
+
+def _chunk(channels: int, columns: int) -> int:
+    """Halves of an im2col box's row: 64, which may be mostly zeros to multiply, or a divisor of the channels, in more boxes."""
+
+    def cycles(n: int) -> float:
+        """Of 64 rows of a tap."""
+        boxes = -(-channels // n)
+        return max(64 * ROW_CYCLES * boxes, _multiplying(64, min(columns, 128)) * boxes * n / BK)
+
+    return min((n for n in (64, 32, 16, 8) if n == 64 or channels % n == 0), key=cycles)
 
 
 def _array(t: Tensor, depth: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int], k_major: bool) -> TiledMap:
@@ -155,7 +166,7 @@ def copies(problem: Problem, program: Program) -> Copies | str:
         return f"the window's first element goes from {corners[:2]} to {corners[2:]} off the image; im2col maps take -128 to 127"
     if (r - 1) * dil_h > 255 or (s - 1) * dil_w > 255:
         return "the window spans more than 256 elements, the most of im2col maps"
-    chunk = _chunk(cp)
+    chunk = _chunk(cp, problem.stored)
     steps = [2 * (t if extent > 1 else 8) for extent, t in ((width, step_w), (height, step_h), (n, step_n))]
     swizzle = 0 if chunk == 8 else 2 * chunk
     window = Im2colMap(
@@ -723,9 +734,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> f
     together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
     # Cycles of a stage: of the copy engine, the L2 cache, the Tensor Cores, and shared memory, which both use
-    copying = t.bm * (BK // how.chunk) * 1.75 + t.bn * 1.75
+    copying = (t.bm * (BK // how.chunk) + t.bn) * ROW_CYCLES
     fetching = t.stage_bytes / 70
-    multiplying = t.bm // 64 * 2 * max(t.bn, 48)
+    multiplying = _multiplying(t.bm, t.bn)
     sharing = 0.85 * (t.bm + t.bn + t.bm // 64 * (64 + t.bn))
     step = max(max(copying, fetching, multiplying, sharing) * together, 345) / 1560
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations

@@ -21,6 +21,8 @@ def convs(program: Program) -> list[tuple[int, ...]]:
         ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
         ((7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
         ((5, 3), (1, 2), (0, 2, 1, 0), (1, 1)),
+        ((4, 4), (4, 4), (0, 0, 0, 0), (1, 1)),
+        ((5, 3), (3, 1), (2, 1, 0, 1), (1, 2)),
         ((2, 4), (3, 1), (1, 0, 0, 3), (2, 3)),
         ((1, 11), (1, 4), (0, 2, 0, 2), (1, 1)),
     ],
@@ -29,7 +31,8 @@ def test_taps_of_a_row_become_input_channels(channels, kernel, strides, pads, di
     attributes = {"strides": strides, "pads": pads, "dilations": dilations}
     nodes = [("Conv", "x w b", "c", attributes), ("Relu", "c", "y", {})]
     program = fused(model(nodes, {"x": (2, channels, 17, 19)}, {"w": weight(6, channels, *kernel), "b": weight(6)}))
-    assert convs(program) == [(6, kernel[1] * channels, kernel[0], 1)]
+    together = strides[0] if strides[0] <= kernel[0] and dilations[0] == 1 else 1
+    assert convs(program) == [(6, together * kernel[1] * channels, -(-kernel[0] // together), 1)]
     assert ops(program) == {"Pointwise": 1, "Conv": 1}
 
 

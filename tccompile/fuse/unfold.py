@@ -1,12 +1,13 @@
 """Equations for convolutions whose channels are too few to fill a Tensor Core's tiles: taps become channels.
 
-    unfold_inputs   conv(x, w)  =>  conv(columns(x), w')    x with 1–4 channels: the S taps of a filter row become channels
+    unfold_inputs   conv(x, w)  =>  conv(columns(x), w')    x with 1–4 channels: the S taps of a filter row become channels; of
+                                                            an image's filter that steps by g rows, those of g rows
     unfold_outputs  conv(x, w)  =>  rows(conv(x, w'))       y with 1–4 channels: the R filter rows become output channels,
                                                             and y is the sum of R shifted reads
 
 An implicit GEMM pads a tap's channels to 8, so a 7×7 filter over 3 channels multiplies 49·8 numbers where 7·24 do after
-unfold_inputs; and with 3 output channels a tile of 16 columns, for which each pixel is gathered R·S times, is mostly padding
-where 9·3 columns and S gathers do after unfold_outputs.
+unfold_inputs, or 4·48 in half as many rows if it steps by 2; and with 3 output channels a tile of 16 columns, for which each
+pixel is gathered R·S times, is mostly padding where 9·3 columns and S gathers do after unfold_outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from tccompile.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
 from tccompile.program import Conv, Op, Pointwise, Program, Tensor, dense
-from tccompile.weights import transform
+from tccompile.weights import Recipe, transform
 
 FEW = 4
 """Up to this many channels are few."""
@@ -41,25 +42,51 @@ def unfold_inputs(program: Program) -> Program:
             continue
         x, w, y = tensors[op.x], tensors[op.w], program.op_shape(op)
         outputs, channels, *rows, taps = w.shape
-        shape = (x.shape[0], taps * channels, *x.shape[2:-1], y[-1])
-        columns = dense(f"{op.y}.columns", shape, x.dtype, _channels_last(len(shape)))
-        recipe = transform("transpose", constants[op.w], axes=(0, x.rank - 1, 1, *range(2, x.rank - 1)))
-        weights = dense(f"{op.w}.columns.{op.y}", (outputs, taps * channels, *rows, 1), w.dtype, _channels_last(x.rank))
-        constants[weights.name] = transform("reshape", recipe, shape=weights.shape)
+        g, last = _rows_at_once(op, w), x.rank - 1
+        steps = [-(-n // g) for n in rows]
+        heights = [y[2] + steps[0] - 1] if g > 1 else x.shape[2:last]
+        shape = (x.shape[0], g * taps * channels, *heights, y[last])
+        columns = dense(f"{op.y}.columns", shape, x.dtype, _channels_last(x.rank))
+        weights = dense(f"{op.w}.columns.{op.y}", (outputs, shape[1], *steps, 1), w.dtype, _channels_last(x.rank))
+        constants[weights.name] = _column_weights(constants[op.w], w.shape, g, weights.shape)
         tensors |= {columns.name: columns, weights.name: weights}
 
-        last = x.rank - 1
         tap, channel = quotient(coord(1), channels, shape), remainder(coord(1), channels, shape)
+        row, tap = quotient(tap, taps, shape), remainder(tap, taps, shape)
         at = coord(last) * op.strides[-1] + tap * op.dilations[-1] - op.pads[-1]
-        view = View(x.name, (coord(0), channel, *(coord(a) for a in range(2, last)), at), _inside(at, x.shape[-1], shape))
+        valid = _inside(at, x.shape[last], shape)
+        middle = [coord(axis) for axis in range(2, last)]
+        if g > 1:
+            middle = [coord(2) * g + row - op.pads[0]]
+            valid += _inside(middle[0], x.shape[2], shape)
+        view = View(x.name, (coord(0), channel, *middle, at), valid)
         ops.append(Pointwise(nodes=op.nodes, y=columns.name, epilogue=Epilogue(load(0), (view,))))
         along: dict[str, Any] = {
-            "strides": (*op.strides[:-1], 1),
-            "pads": (*op.pads[:-1], 0),
+            "strides": (*op.strides[:-1], 1) if g == 1 else (1, 1),
+            "pads": (*op.pads[:-1], 0) if g == 1 else (0, 0),
             "dilations": (*op.dilations[:-1], 1),
         }
         ops.append(replace(op, x=columns.name, w=weights.name, **along))
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
+
+
+def _rows_at_once(op: Conv, w: Tensor) -> int:
+    """Filter rows that become channels together: those that the filter steps over."""
+    together = len(op.strides) == 2 and op.dilations[0] == 1 and op.strides[0] <= w.shape[2]
+    return op.strides[0] if together else 1
+
+
+def _column_weights(w: Recipe, shape: tuple[int, ...], g: int, columns: tuple[int, ...]) -> Recipe:
+    """(O, C, R, S) as (O, g · S · C, R / g, 1), with rows of zeros where g does not divide R."""
+    outputs, channels, *rows, taps = shape
+    rank = len(shape)
+    if g == 1:
+        turned = transform("transpose", w, axes=(0, rank - 1, 1, *range(2, rank - 1)))
+        return transform("reshape", turned, shape=columns)
+    missing = columns[2] * g - rows[0]
+    whole = transform("pad", w, before=(0, 0, 0, 0), after=(0, 0, missing, 0)) if missing else w
+    parts = transform("reshape", whole, shape=(outputs, channels, columns[2], g, taps))
+    return transform("reshape", transform("transpose", parts, axes=(0, 3, 4, 1, 2)), shape=columns)
 
 
 def _channels_last(rank: int) -> tuple[int, ...]:

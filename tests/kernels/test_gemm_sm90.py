@@ -288,6 +288,27 @@ def test_staging_has_no_bank_conflicts(columns):
     assert len(places) == 16 * columns and max(places) < 16 * t.pitch
 
 
+@pytest.mark.parametrize("columns", [16, 32, 64])
+def test_boxes_are_laid_out_as_the_copy_engine_swizzles_them(columns):
+    """Chunk c (16 bytes) of a box's row r lies at c ^ (which 128 bytes the row is in, modulo the chunks of a row)."""
+    t = next(t for t in TILES if t.boxed and t.columns == columns)
+    alike = 7 - columns.bit_length()
+    written = {}
+    for group in range(columns // 16):
+        for matrix in range(4):  # of a stmatrix: rows 0-7 and 8-15 of 8 columns, then of the next 8; a lane gives a row's address
+            where = []
+            for lane in range(8 * matrix, 8 * matrix + 8):
+                row, key = lane & 15, (lane & 15) >> alike & columns // 8 - 1
+                at = (row * 2 * columns + ((lane >> 4) ^ key) * 16) ^ (group * 32)
+                written[at] = row, 2 * group + (lane >> 4)
+                where.append(at)
+            assert len({a // 16 % 8 for a in where}) == 8
+    swizzled = {r * 2 * columns + (c ^ (r * 2 * columns // 128) % (columns // 8)) * 16: (r, c)
+                for r in range(16) for c in range(columns // 8)}  # fmt: skip
+    assert written == swizzled
+    assert t.staged == sm90.BOXES * 16 * 2 * columns and t.staged % 1024 == t.staging % 1024 == 0
+
+
 def test_rows_at_a_time_are_fewer_where_loads_need_registers():
     rows = [[sm90.Tile(bm, bn, 2, split, False).rows(n) for n in range(4)] for bm, bn, split in
             ((128, 128, 1), (192, 128, 1), (128, 256, 1), (64, 128, 1), (64, 16, 1), (64, 64, 4))]  # fmt: skip
@@ -334,6 +355,7 @@ RESIDUAL = conv_program(
         ("product", 128, 256, 1, 64, 168),
         ("batches", 64, 256, 1, 2, 255),
         ("product", 64, 16, 4, 8, 168),
+        ("1x1", 64, 96, 1, 2, 168),
         ("both transposed", 128, 256, 1, 64, 168),
         ("transposed b", 64, 64, 4, 8, 168),
         ("residual", 128, 128, 1, 4, 168),
