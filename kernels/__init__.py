@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tccompile.kernels.attention import AttentionKernel
+from tccompile.kernels.attention_mma import AttentionMma
+from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
@@ -24,6 +26,8 @@ KERNELS: tuple[Kernel, ...] = (
     *SIMT,
     Depthwise(),
     ConvDirect(),
+    AttentionSm90(),
+    AttentionMma(),
     AttentionKernel(),
     ReduceKernel(),
     SoftmaxKernel(),

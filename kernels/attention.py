@@ -49,7 +49,7 @@ class AttentionKernel(Kernel):
         shape, n = program.op_shape(op), program.tensors[op.k].shape[2]
         depth = program.tensors[op.q].shape[3] * -(-shape[3] // COLUMNS) + shape[3]
         flops = 2.0 * prod(shape[:3]) * n * depth
-        return LAUNCH_US + traffic_us(op, program, arch) + flops / (arch.fp32_tflops * 1e6 * 0.1)
+        return LAUNCH_US + traffic_us(op, program, arch) + flops / (arch.fp32_tflops * 1e6 * 0.05)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

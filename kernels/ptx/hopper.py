@@ -56,6 +56,10 @@ def sync_threads(name: int, threads: int) -> Any:
     return instruction(f"bar.sync {name}, {threads};", void)
 
 
+sync_named = instruction("bar.sync $0, 256;", void, i32)
+arrive_named = instruction("bar.arrive $0, 256;", void, i32)
+"""Two warpgroups meet at a named barrier: the one that arrives goes on."""
+
 # --- Clusters ----------------------------------------------------------------------------------------------------------
 
 cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
@@ -75,6 +79,12 @@ copy_box = instruction(
     void, u32, u64, u32, i32, i32, i32,
 )  # fmt: skip
 """(shared address, map, barrier, coordinates of a box of three dimensions, innermost first); zeros outside the array."""
+
+copy_box4 = instruction(
+    "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6}], [$2];",
+    void, u32, u64, u32, i32, i32, i32, i32,
+)  # fmt: skip
+"""The same of a box of four dimensions."""
 
 copy_pixels = instruction(
     "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
@@ -270,3 +280,138 @@ def stage(n: int, columns: int, pitch: int, half: int) -> Any:
         return void(kind, u32, i32), codegen
 
     return staged
+
+
+# --- Attention ---------------------------------------------------------------------------------------------------------
+
+
+ONE = ".reg .pred one; setp.eq.u32 one, 0, 0; "
+
+
+def _attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], first: int, turn: bool) -> list[str]:
+    """Two committed groups of wgmmas: scores = q · kᵀ, and values += weights · v; then a wait for the first one.
+
+    Operands from `first` on: the weights' words, descriptors of q, k and v, and with `turn` the barrier to arrive at.
+    """
+    words = scores // 4
+    q, k, v = (f"${first + words + i}" for i in range(3))
+    s = "{" + ", ".join(f"${i}" for i in range(scores // 2)) + "}"
+    o = "{" + ", ".join(f"${scores // 2 + i}" for i in range(values // 2)) + "}"
+    lines = ["wgmma.fence.sync.aligned;"]
+    for i, (at_q, at_k) in enumerate(steps):
+        lines += [f"add.s64 a, {q}, {at_q >> 4};", f"add.s64 b, {k}, {at_k >> 4};"]
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{scores}k16.f32.f16.f16 {s}, a, b, {'one' if i else 'zero'}, 1, 1, 0, 0;")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    lines += _weigh(o, values, words, first, v)
+    if turn:
+        lines.append(f"bar.arrive ${first + words + 3}, 256;")
+    return [*lines, "wgmma.wait_group.sync.aligned 1;"]
+
+
+def _weigh(o: str, values: int, words: int, first: int, v: str) -> list[str]:
+    """A committed group: o += weights · v, 16 rows of v (2048 bytes) at a time."""
+    lines = []
+    for step in range(words // 4):
+        left = ", ".join(f"${first + 4 * step + i}" for i in range(4))
+        lines.append(f"add.s64 b, {v}, {2048 * step >> 4};")
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{values}k16.f32.f16.f16 {o}, {{{left}}}, b, one, 1, 1, 1;")
+    return [*lines, "wgmma.commit_group.sync.aligned;"]
+
+
+@cache
+def attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], turn: bool) -> Any:
+    """s, acc = attend(acc, weights, q, k, v[, barrier]): s = q · kᵀ (64×scores), while acc += weights · v (64×values) goes on.
+
+    acc and the weights must be left alone until `settle`. `steps` are those of `multiply`; q, k and v descriptors. With `turn`
+    it arrives at a named barrier of 256 threads as soon as all is asked for.
+    """
+    s, o, w = (types.UniTuple(t, n) for t, n in ((f32, scores // 2), (f32, values // 2), (u32, scores // 4)))
+    outs = scores // 2 + values // 2
+    body = _attend(scores, values, steps, outs, turn)
+    text = "{ .reg .b64 a, b; .reg .pred zero; setp.ne.u32 zero, 0, 0; " + ONE + " ".join(body) + " }"
+    more = ["r"] if turn else []
+    tied = [str(scores // 2 + i) for i in range(values // 2)]
+    constraints = ",".join([*["=f"] * outs, *["r"] * (scores // 4), "l", "l", "l", *more, *tied, "~{memory}"])
+
+    def codegen(context, builder, sig, args):
+        acc, weights, *rest = args
+        given = [builder.extract_value(weights, i) for i in range(scores // 4)] + rest
+        given += [builder.extract_value(acc, i) for i in range(values // 2)]
+        function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * outs), [g.type for g in given])
+        done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
+        parts = [builder.extract_value(done, i) for i in range(outs)]
+        return context.make_tuple(
+            builder, sig.return_type, [_tuple(builder, parts[: scores // 2]), _tuple(builder, parts[scores // 2 :])]
+        )
+
+    result = types.Tuple((s, o))
+    if turn:
+
+        @intrinsic
+        def attended_in_turn(typingctx, acc, weights, q, k, v, barrier):
+            return result(o, w, u64, u64, u64, i32), codegen
+
+        return attended_in_turn
+
+    @intrinsic
+    def attended(typingctx, acc, weights, q, k, v):
+        return result(o, w, u64, u64, u64), codegen
+
+    return attended
+
+
+@cache
+def weigh(scores: int, values: int) -> Any:
+    """acc = weigh(acc, weights, v): acc plus weights · v, when it is there."""
+    o, w = types.UniTuple(f32, values // 2), types.UniTuple(u32, scores // 4)
+    registers = "{" + ", ".join(f"${i}" for i in range(values // 2)) + "}"
+    first = values // 2
+    lines = ["wgmma.fence.sync.aligned;", *_weigh(registers, values, scores // 4, first, f"${first + scores // 4}")]
+    text = "{ .reg .b64 b; " + ONE + " ".join(lines) + " wgmma.wait_group.sync.aligned 0; }"
+    constraints = ",".join([*["=f"] * first, *["r"] * (scores // 4), "l", *map(str, range(first)), "~{memory}"])
+
+    @intrinsic
+    def weighed(typingctx, acc, weights, v):
+        def codegen(context, builder, sig, args):
+            given = [builder.extract_value(args[1], i) for i in range(scores // 4)] + [args[2]]
+            given += [builder.extract_value(args[0], i) for i in range(first)]
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * first), [g.type for g in given])
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
+            return _tuple(builder, [builder.extract_value(done, i) for i in range(first)])
+
+        return o(o, w, u64), codegen
+
+    return weighed
+
+
+@cache
+def settle(scores: int, values: int) -> Any:
+    """acc, s = settle(acc, s): both as they were, once all products are done; s is not used for anything before."""
+    s, o = types.UniTuple(f32, scores // 2), types.UniTuple(f32, values // 2)
+    count = scores // 2 + values // 2
+    constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
+
+    @intrinsic
+    def settled(typingctx, acc, weights):
+        def codegen(context, builder, sig, args):
+            given = [builder.extract_value(args[0], i) for i in range(values // 2)]
+            given += [builder.extract_value(args[1], i) for i in range(scores // 2)]
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [g.type for g in given])
+            asm = ir.InlineAsm(function, "wgmma.wait_group.sync.aligned 0;", constraints, side_effect=True)
+            done = builder.call(asm, given)
+            parts = [builder.extract_value(done, i) for i in range(count)]
+            return context.make_tuple(
+                builder, sig.return_type, [_tuple(builder, parts[: values // 2]), _tuple(builder, parts[values // 2 :])]
+            )
+
+        return types.Tuple((o, s))(o, s), codegen
+
+    return settled
+
+
+def _tuple(builder: ir.IRBuilder, values: list) -> Any:
+    """A UniTuple's value."""
+    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, v in enumerate(values):
+        out = builder.insert_value(out, v, i)
+    return out

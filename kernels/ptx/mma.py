@@ -323,3 +323,79 @@ def add_partial(count: int, threads: int) -> Any:
         return ty(ty, u64), codegen
 
     return add
+
+
+# --- Attention -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def load_rows(instruction: str, steps: int) -> Any:
+    """The device function address → a warp's 16 rows of the left operand, `steps` times 16 halves of K: 4·steps words.
+
+    address: where this lane reads, as `Fragments.a` says, of rows without swizzle.
+    """
+    ty = types.UniTuple(u32, 4 * steps)
+
+    @intrinsic
+    def load(typingctx, address):
+        def codegen(context, builder, sig, args):
+            blocks = [_chunks(builder, FRAGMENTS[instruction], args[0], 32 * step) for step in range(steps)]
+            return _array(builder, [word for block in blocks for word in block])
+
+        return ty(u32), codegen
+
+    return load
+
+
+@cache
+def multiply_rows(instruction: str, steps: int, nj: int, pitch: int) -> Any:
+    """The device function rows, b → 16×16·nj products of what `load_rows` gave with b's rows, over K = 16·steps.
+
+    b: where this lane reads, as `Fragments.b` says, of rows `pitch` bytes apart, without swizzle.
+    """
+    ty, acc = types.UniTuple(u32, 4 * steps), types.UniTuple(f32, 8 * nj)
+
+    @intrinsic
+    def multiply(typingctx, rows, b):
+        def codegen(context, builder, sig, args):
+            left = _parts(builder, args[0], 4 * steps)
+            values = [ir.Constant(F32, 0.0)] * (8 * nj)
+            for step in range(steps):
+                for j in range(nj):
+                    right = _chunks(builder, FRAGMENTS[instruction], args[1], j * 16 * pitch + 32 * step)
+                    values[8 * j : 8 * j + 8] = _multiply(
+                        builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
+                    )
+            return _array(builder, values)
+
+        return acc(ty, u32), codegen
+
+    return multiply
+
+
+@cache
+def multiply_columns(instruction: str, steps: int, nj: int, pitch: int) -> Any:
+    """The device function acc, rows, b → acc plus the product of `rows` (as of `load_rows`) with b, whose rows are K.
+
+    b: where this lane reads, as `Fragments.a` says, of rows `pitch` bytes apart, without swizzle; they are transposed on the way.
+    """
+    ty, kind = types.UniTuple(u32, 4 * steps), types.UniTuple(f32, 8 * nj)
+    transposed = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+
+    @intrinsic
+    def multiply(typingctx, acc, rows, b):
+        def codegen(context, builder, sig, args):
+            values, left = _parts(builder, args[0], 8 * nj), _parts(builder, args[1], 4 * steps)
+            words = ir.LiteralStructType([I32] * 4)
+            for step in range(steps):
+                for j in range(nj):
+                    text = f"{transposed} {{$0, $1, $2, $3}}, [$4+{step * 16 * pitch + 32 * j}];"
+                    right = _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [args[2]], True), 4)
+                    values[8 * j : 8 * j + 8] = _multiply(
+                        builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
+                    )
+            return _array(builder, values)
+
+        return kind(kind, ty, u32), codegen
+
+    return multiply

@@ -1,6 +1,7 @@
 """Single layers on a GPU, beside cuBLAS and cuDNN: python -m tests.bench.layers [--quick] [--batch 1,8,32] [--all] [--plot FILE]
 
 zoo        every distinct Conv and Gemm of the networks, at each batch; a convolution with bias and ReLU, a Gemm with bias
+attention  heads of 64 and 128 elements, sequences of 512 to 4096, and those of networks; the peer is scaled_dot_product_attention
 inference  DeepBench's lists for server and device inference: weights as the kernels read them
 training   DeepBench's lists for training: operands as the lists store them, transposed or not; where their rows do not begin
            at multiples of 16 bytes, the copy that kernels read is timed too
@@ -34,7 +35,7 @@ from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.load import load as read_model
 from tccompile.lower import lower
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Tensor, dense
+from tccompile.program import Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense
 from tccompile.rewrites import rewrite
 from tccompile.schedule import candidates
 from tccompile.tune import COUNT, REPETITIONS, Trial, gpu_to_measure, measure
@@ -174,7 +175,43 @@ class GemmLayer:
         return lambda a, b: torch.mm(a, b.t()), (a,), (b,)
 
 
-Layer = ConvLayer | GemmLayer
+@dataclass(frozen=True)
+class AttentionLayer:
+    """softmax(q · kᵀ / √d) · v: q, k and v (batch, heads, length, d), as one projection writes them."""
+
+    batch: int
+    heads: int
+    length: int
+    d: int
+    causal: bool = False
+
+    @property
+    def flop(self) -> float:
+        return 4.0 * self.batch * self.heads * self.length**2 * self.d * (0.5 if self.causal else 1.0)
+
+    @property
+    def bytes(self) -> float:
+        return 8.0 * self.batch * self.heads * self.length * self.d
+
+    def __str__(self) -> str:
+        return f"attention {self.batch}×{self.heads}×{self.length}×{self.d}" + (", causal" if self.causal else "")
+
+    def parts(self) -> list[tuple[Op, Program]]:
+        shape, width = (self.batch, self.heads, self.length, self.d), self.heads * self.d
+        whole = dense("qkv", (self.batch, self.length, 3 * width), F16)
+        strides = (whole.strides[0], self.d, whole.strides[1], 1)
+        tensors = [Tensor(name, shape, F16, shape, strides, "qkv", i * width) for i, name in enumerate("qkv")]
+        y = dense("y", shape, F16, (0, 2, 1, 3))
+        causal = 0 if self.causal else None
+        op = Attention(nodes=(str(self),), y="y", q="q", k="k", v="v", scale=self.d**-0.5, causal=causal)
+        return [one_op(op, [*tensors, whole, y], ())]
+
+    def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
+        qkv = [torch.randn(self.batch, self.heads, self.length, self.d, device="cuda").half() for _ in range(3)]
+        return partial(torch.nn.functional.scaled_dot_product_attention, is_causal=self.causal), qkv, ()
+
+
+Layer = ConvLayer | GemmLayer | AttentionLayer
 
 
 def one_op(op: Op, tensors: Sequence[Tensor], constants: Sequence[str], inputs: Sequence[str] = ()) -> tuple[Op, Program]:
@@ -219,6 +256,15 @@ def deepbench(which: str) -> list[Layer]:
                     stored = (None, None) if which == "inference" else (row["b_t"] == 0, row["a_t"] == 1)
                     found[GemmLayer(row["n"], row["m"], row["k"], stored=stored)] = None
     return list(found)
+
+
+ATTENTION = (
+    *(AttentionLayer(16384 // n, 16 if d == 64 else 8, n, d) for d in (64, 128) for n in (512, 1024, 2048, 4096)),
+    AttentionLayer(8, 12, 512, 64), AttentionLayer(4, 16, 2048, 64), AttentionLayer(2, 16, 4096, 128),
+    AttentionLayer(2, 8, 4096, 40), AttentionLayer(2, 16, 4096, 128, causal=True), AttentionLayer(1, 12, 197, 64),
+    AttentionLayer(1, 12, 128, 64),
+)  # fmt: skip
+"""Sixteen thousand tokens at several lengths; sizes of networks."""
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------------
@@ -388,6 +434,9 @@ def lists(batches: Sequence[int], wanted: Sequence[str], quick: bool) -> list[Ro
     """The rows to measure."""
     rows = []
     for name in wanted:
+        if name == "attention":
+            rows += [Row(name, layer) for layer in ATTENTION]
+            continue
         groups = [(f"zoo, batch {b}", zoo(b)) for b in batches] if name == "zoo" else [(f"DeepBench {name}", deepbench(name))]
         for group, layers in groups:
             for kind, of in (("conv", ConvLayer), ("gemm", GemmLayer)):
@@ -403,7 +452,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.layers")
     parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
     parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
-    parser.add_argument("--lists", default="zoo,inference,training")
+    parser.add_argument("--lists", default="zoo,inference,training,attention")
     parser.add_argument("--all", action="store_true", help="measure every config, not those of least estimated time")
     parser.add_argument("--seconds", type=float, help="stop after so long, with what there is by then")
     parser.add_argument("--no-peer", action="store_true", help="without PyTorch")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels.attention import AttentionKernel
+from tccompile.kernels.attention_mma import AttentionMma
+from tccompile.kernels.attention_sm90 import AttentionSm90
+from tccompile.kernels.spec import Config, Kernel, TiledMap
+from tccompile.program import Attention, Program
 from tests.gpu.cases import attention, program_of
-from tests.kernels.support import ARCH, check
+from tests.kernels.support import check
 
-KERNEL = AttentionKernel()
+KERNEL, MMA, SM90 = AttentionKernel(), AttentionMma(), AttentionSm90()
 
 TINY = {
-    "masked": attention("masked", (2, 2, 3, 5), 36, e=9, mask=(2, 1, 1, 36), ep="bias"),
-    "bool, causal": attention("bool, causal", (1, 2, 34, 8), 35, mask=(1, 2, 34, 35), kind=DType.BOOL, causal=-1),
-    "grouped, packed heads": attention("grouped", (1, 4, 4, 40), 6, e=3, share=2, dtype=DType.F32, to="output"),
+    "masked": attention("masked", (2, 1, 3, 5), 36, e=9, mask=(2, 1, 1, 36), ep="bias"),
+    "bool, causal": attention("bool, causal", (1, 2, 34, 3), 3, mask=(1, 2, 34, 3), kind=DType.BOOL, causal=-1),
+    "groups of heads": attention("groups", (1, 2, 4, 40), 6, e=3, share=2, dtype=DType.F32, to="output"),
 }
 
 
@@ -26,12 +32,53 @@ def test_values(case: str) -> None:
 
 
 def test_says_why_not() -> None:
-    program = attention("integers", (1, 1, 4, 8), 4, dtype=DType.I32)
-    assert "no float type" in (KERNEL.supports(program.ops[0], program, ARCH) or "")
+    def reason(kernel: Kernel, program: Program, arch: str = "sm_90a") -> str:
+        return kernel.supports(program.ops[0], program, ARCHS[arch]) or ""
+
+    integers = attention("integers", (1, 1, 4, 8), 4, dtype=DType.I32)
+    assert "no float type" in reason(KERNEL, integers)
+    good = attention("good", (1, 2, 40, 64), 40)
+    assert not any(reason(k, good) for k in (KERNEL, MMA, SM90))
+    assert not reason(MMA, good, "sm_75") and not reason(KERNEL, good, "sm_61")
+    assert "no mma.m16n8" in reason(MMA, good, "sm_70") and "no wgmma" in reason(SM90, good, "sm_80")
+    for kernel in (MMA, SM90):
+        assert "float32" in reason(kernel, attention("wide", (1, 2, 40, 64), 40, dtype=DType.F32))
+        assert "at most 256" in reason(kernel, attention("long heads", (1, 2, 40, 264), 40))
+        assert "a mask, mask" in reason(SM90, program_of("attention_mask"))
+        program = program_of("attention_packed")
+        (op,) = program.ops
+        assert isinstance(op, Attention)
+        negative = replace(program, ops=(replace(op, scale=-1.0),))
+        assert "its scale is -1" in reason(kernel, negative)
+        odd = {n: replace(t, offset=t.offset + (n == "k")) for n, t in program.tensors.items()}
+        assert "rows of k do not begin" in reason(kernel, replace(program, tensors=odd))
+    assert "64 KiB of shared memory" in reason(MMA, attention("large", (1, 2, 40, 256), 40), "sm_75")
 
 
-@pytest.mark.parametrize("arch", ["sm_61", "sm_90a"])
-def test_compiles(arch: str) -> None:
-    program = program_of("attention_mask_causal")
-    (launch,) = KERNEL.work(program.ops[0], program, {}, ARCHS[arch]).launches
+def test_tiles_fit_shared_memory_and_registers() -> None:
+    for d in (8, 40, 64, 96, 128, 192, 256):
+        program = attention("tiles", (1, 2, 600, d), 600)
+        (op,) = program.ops
+        for config in SM90.configs(op, program, ARCHS["sm_90a"]):
+            (launch,) = SM90.work(op, program, config, ARCHS["sm_90a"]).launches
+            assert launch.smem <= ARCHS["sm_90a"].smem_block and launch.block <= 512
+            maps = [a for a in launch.args if isinstance(a, TiledMap)]
+            assert [m.box[1] for m in maps] == [64 * config["warpgroups"], config["bn"], config["bn"]]
+            assert [m.extents[0] for m in maps] == [d] * 3
+        assert len(list(SM90.configs(op, program, ARCHS["sm_90a"]))) >= 2
+
+
+@pytest.mark.parametrize(
+    "kernel, case, arch, config",
+    [
+        (KERNEL, "attention_mask_causal", "sm_61", {}),
+        (MMA, "attention_40", "sm_75", {"bn": 32}),
+        (MMA, "attention_causal", "sm_80", {"bn": 64}),
+        (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64}),
+        (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128}),
+    ],
+)
+def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:
+    program = program_of(case)
+    (launch,) = kernel.work(program.ops[0], program, config, ARCHS[arch]).launches
     assert resources(launch.code, ARCHS[arch]).stack == 0

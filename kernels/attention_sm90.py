@@ -1,0 +1,400 @@
+"""Attention on Hopper: the tensor copy engine feeds wgmma; softmax and products overlap.
+
+A block computes 64 rows of one head for each of its warpgroups; one warp more asks for copies of q once, and of k and v tile by
+tile, in rings of `STAGES` buffers each. A warpgroup asks for the scores of a tile and, with the weights of the tile before, for
+its share of the result, and computes weights from the scores while the latter is under way. With two warpgroups or more they
+take turns in asking, so that one multiplies while another computes exponentials (after Shah et al., FlashAttention-3, 2024).
+Weights go into the second product from registers; v is read as its rows lie, transposed by wgmma.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.arch import KIB, Arch
+from tccompile.kernels import epilogue
+from tccompile.kernels.attention import op_extents
+from tccompile.kernels.attention_mma import LOG2_E, unfit
+from tccompile.kernels.loops import entry, refusal
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
+from tccompile.program import Attention, Op, Program, Tensor
+
+STAGES = 2
+"""Tiles of k, and of v, that are in shared memory at once."""
+
+COLUMNS = 64
+"""Halves of a row that a box of the copy engine has: 128 bytes, the widest swizzle."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s."""
+
+    warpgroups: int
+    bn: int
+    d: int
+    e: int
+
+    @property
+    def bm(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def exchange(self) -> bool:
+        """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it."""
+        return self.warpgroups > 1
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warpgroups + (128 if self.exchange else 32)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
+        launched = 65536 // self.threads // 8 * 8
+        return 32, (launched * self.threads // 128 - 32) // self.warpgroups // 8 * 8
+
+    @property
+    def boxes(self) -> tuple[int, int]:
+        """Boxes side by side in a row of q and k, and in one of v."""
+        return -(-self.d // COLUMNS), -(-self.e // COLUMNS)
+
+    @property
+    def q_bytes(self) -> int:
+        return self.boxes[0] * self.bm * 2 * COLUMNS
+
+    @property
+    def k_bytes(self) -> int:
+        return self.boxes[0] * self.bn * 2 * COLUMNS
+
+    @property
+    def v_bytes(self) -> int:
+        return self.boxes[1] * self.bn * 2 * COLUMNS
+
+    @property
+    def staged(self) -> int:
+        """Columns of the result that a warp stages at once on their way to the epilogue."""
+        return next(n for n in (32, 16, 8) if self.e % n == 0)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
+        return 4 * (self.staged + 8)
+
+    @property
+    def staging(self) -> int:
+        return self.q_bytes + STAGES * (self.k_bytes + self.v_bytes)
+
+    @property
+    def barriers(self) -> int:
+        return self.staging + self.bm * self.pitch
+
+    @property
+    def smem(self) -> int:
+        """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
+        return self.barriers + 8 * (1 + 4 * STAGES) + KIB
+
+
+SHAPES = ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128))
+"""Warpgroups of a block, and rows of k and v that they take at a time."""
+
+SLACK = 56
+"""Registers that a thread needs beside scores, weights and results."""
+
+
+def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
+    """The tiles that fit registers and shared memory."""
+    q, v = program.tensors[op.q], program.tensors[op.v]
+    for warpgroups, bn in SHAPES:
+        t = Tile(warpgroups, bn, -(-q.shape[3] // 16) * 16, -(-v.shape[3] // 8) * 8)
+        room = t.registers[1] if t.exchange else 240
+        if t.smem <= arch.smem_block and bn // 2 + bn // 4 + t.e // 2 + SLACK <= room + (24 if warpgroups == 3 else 0):
+            yield t
+
+
+def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch) -> Tile:
+    found = (t for t in tiles_of(op, program, arch) if (t.warpgroups, t.bn) == (config["warpgroups"], config["bn"]))
+    return next(found)
+
+
+def _map(t: Tensor, rows: int) -> TiledMap:
+    """Boxes of 64 elements by `rows` rows of a head, of (elements, rows, heads, batches)."""
+    b, h, m, e = t.shape
+    steps = tuple(2 * (s if n > 1 else 8) for n, s in zip((m, h, b), (t.strides[2], t.strides[1], t.strides[0]), strict=True))
+    return TiledMap(t.name, 0, (e, m, h, b), steps, (COLUMNS, rows, 1, 1), (1, 1, 1, 1))
+
+
+def resident(t: Tile, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once, by shared memory and registers."""
+    if t.exchange:
+        return 1
+    registers = t.bn // 2 + t.bn // 4 + t.e // 2 + 32
+    return max(1, min(arch.smem_sm // (t.smem + KIB), 65536 // (t.threads * registers)))
+
+
+class AttentionSm90(Kernel):
+    """Attention of half-precision heads of up to 256 elements without a mask tensor, by TMA and wgmma."""
+
+    name = "attention_sm90"
+    realises = Attention
+    tensor_cores = True
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Attention)
+        if arch.mma != "wgmma":
+            return f"{arch.name} has no wgmma instructions"
+        if reason := unfit(op, program):
+            return reason
+        if op.mask is not None:
+            return f"it has a mask, {op.mask}"
+        for name in (op.q, op.k, op.v):
+            t = program.tensors[name]
+            if t.storage in program.inputs or t.storage in program.outputs:
+                return f"{name} is a model input or output, whose address may change; tensor maps hold addresses"
+            if 0 in t.shape:
+                return "an extent is 0"
+        if not any(True for _ in tiles_of(op, program, arch)):
+            return "its heads do not fit registers and shared memory"
+        return refusal(op, program, epilogue.frame_of(op, program))
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Attention)
+        _, rows, n = op_extents(op, program)
+        for t in tiles_of(op, program, arch):
+            if (t.warpgroups == 1 or t.bm < rows + 64) and (t.bn == 64 or t.bn < 2 * n):
+                yield {"warpgroups": t.warpgroups, "bn": t.bn}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Attention)
+        t = _tile(config, op, program, arch)
+        heads, rows, n = op_extents(op, program)
+        blocks = heads * -(-rows // t.bm)
+        seen = min(n, rows / 2 + op.causal + t.bm) if op.causal is not None and rows > t.bm else n
+        together = min(resident(t, arch), -(-blocks // arch.sms))
+        # Cycles of 1.7 GHz that a warpgroup takes for a tile of k and v; fitted to 50 times on an H200.
+        each = t.bn * (t.d + t.e) / 32 + t.bn * 4  # products, and an exponential for each score
+        if t.warpgroups == 1:
+            each = each + 60 if together > 1 else 1.45 * each  # nobody multiplies while it computes exponentials
+        else:
+            each += 90 if t.warpgroups == 3 else 28 + 1.5 * (128 - t.bn)
+        waves = blocks / (arch.sms * together)
+        waves = max(waves, min(math.ceil(waves), waves + 0.5))
+        time = waves * (max(seen, 1) / t.bn * t.warpgroups * together * each / 1700 + (0.7 if together > 1 else 1.7))
+        return LAUNCH_US + max(time, traffic_us(op, program, arch)) + 1.0
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Attention)
+        heads, rows, n = op_extents(op, program)
+        if 0 in program.tensors[op.y].padded:
+            return Work(())
+        t = _tile(config, op, program, arch)
+        q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
+        stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
+        tiles = -(-rows // t.bm)
+        integers = (tiles, q.shape[1], q.shape[1] // k.shape[1], rows, n, op.causal or 0)
+        args = (_map(q, t.bm), _map(k, t.bn), _map(v, t.bn), F32(op.scale * LOG2_E), *map(I32, integers), *stored.args)
+        compiled = code(
+            self.name,
+            warpgroups=t.warpgroups,
+            bn=t.bn,
+            d=t.d,
+            e=t.e,
+            causal=op.causal is not None,
+            epilogue=stored.params,
+        )
+        return Work((Launch(compiled, (tiles * heads, 1, 1), t.threads, args, t.smem),))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"])
+        return _function(tile, params["causal"], params["epilogue"])
+
+
+def _function(t: Tile, causal: bool, params: Value) -> Function:
+    """The kernel for a tile: the code that `work` gives its arguments to."""
+    from numba import cuda
+    from numba.cuda import types
+
+    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx import mma, softmax
+    from tccompile.kernels.ptx.core import f32, i32, u32, u64
+
+    bm, bn, warpgroups, exchange, consumers = t.bm, t.bn, t.warpgroups, t.exchange, 128 * t.warpgroups
+    q_bytes, k_bytes, v_bytes = t.q_bytes, t.k_bytes, t.v_bytes
+    k_ring, v_ring, barriers = q_bytes, q_bytes + STAGES * k_bytes, t.barriers
+    d_boxes, e_boxes = t.boxes
+    q_box, kv_box = bm * 2 * COLUMNS, bn * 2 * COLUMNS
+    steps = tuple((i // 4 * q_box + i % 4 * 32, i // 4 * kv_box + i % 4 * 32) for i in range(t.d // 16))
+    row_half, v_half = hw.descriptor(128, 0, 1024), hw.descriptor(128, kv_box, 1024)
+    k_units, v_units = k_bytes >> 4, v_bytes >> 4
+    in_turn = warpgroups > 1
+    first_scores, empty_scores = hw.multiply(bn, steps, (True, True)), hw.accumulators(bn)
+    attend, weigh, settle = hw.attend(bn, t.e, steps, in_turn), hw.weigh(bn, t.e), hw.settle(bn, t.e)
+    zeros = mma.zeros(t.e // 2)
+    groups = bn // 8
+    highest, cut, scaled = softmax.highest(groups), softmax.cut(groups), softmax.scaled(t.e // 8)
+    exponentials, halves = softmax.exponentials(groups), softmax.halves(groups)
+    row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
+    store, extra = epilogue.build(params)
+    staged, pitch, half = t.staged, t.pitch, 2 * t.staged + 16
+    stage_results, parts = hw.stage(t.e, staged, pitch, half), t.e // staged
+    lane_groups = staged // 8
+    apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
+    load4 = hw.load_shared_f32x4
+    shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+
+    @inline
+    def produce(map_q, map_k, map_v, base, q_full, m0, h, g, b, tiles):
+        k_full, k_empty = u32(q_full + 8), u32(q_full + 8 + 8 * STAGES)
+        v_full, v_empty = u32(q_full + 8 + 16 * STAGES), u32(q_full + 8 + 24 * STAGES)
+        hw.barrier_expect(q_full, q_bytes)
+        for c in range(d_boxes):
+            hw.copy_box4(u32(base + c * q_box), map_q, q_full, i32(c * COLUMNS), m0, h, b)
+        slot, parity = i32(0), i32(1)
+        for tile in range(tiles):
+            n = i32(tile * bn)
+            full, at = u32(k_full + 8 * slot), u32(base + k_ring + slot * k_bytes)
+            hw.barrier_wait(u32(k_empty + 8 * slot), parity)
+            hw.barrier_expect(full, k_bytes)
+            for c in range(d_boxes):
+                hw.copy_box4(u32(at + c * kv_box), map_k, full, i32(c * COLUMNS), n, g, b)
+            full, at = u32(v_full + 8 * slot), u32(base + v_ring + slot * v_bytes)
+            hw.barrier_wait(u32(v_empty + 8 * slot), parity)
+            hw.barrier_expect(full, v_bytes)
+            for c in range(e_boxes):
+                hw.copy_box4(u32(at + c * kv_box), map_v, full, i32(c * COLUMNS), n, g, b)
+            slot = i32(slot + 1)
+            if slot == STAGES:
+                slot, parity = i32(0), i32(parity ^ 1)
+
+    @inline
+    def body(map_q, map_k, map_v, factor, integers, e):
+        tiles_m, heads, share, rows, columns, ahead = integers
+        base = u32((hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00)
+        q_full = u32(base + barriers)
+        k_full, k_empty = u32(q_full + 8), u32(q_full + 8 + 8 * STAGES)
+        v_full, v_empty = u32(q_full + 8 + 16 * STAGES), u32(q_full + 8 + 24 * STAGES)
+        tid = i32(cuda.threadIdx.x)
+        if tid == 0:
+            hw.barrier_init(q_full, 1)
+            for s in range(STAGES):
+                hw.barrier_init(u32(k_full + 8 * s), 1)
+                hw.barrier_init(u32(v_full + 8 * s), 1)
+                hw.barrier_init(u32(k_empty + 8 * s), warpgroups)
+                hw.barrier_init(u32(v_empty + 8 * s), warpgroups)
+            hw.fence_barrier_init()
+            hw.prefetch_map(map_q)
+            hw.prefetch_map(map_k)
+            hw.prefetch_map(map_v)
+        cuda.syncthreads()
+        hw.wait_for_earlier_grids()
+        hw.let_later_grids_start()
+        block = i32(cuda.blockIdx.x)
+        head = mma.divide(block, tiles_m)
+        # The longest causal rows first: blocks are started in order.
+        tile_m = i32(block - head * tiles_m)
+        m0 = i32((tiles_m - 1 - tile_m) * bm) if causal else i32(tile_m * bm)
+        b = mma.divide(head, heads)
+        h = i32(head - b * heads)
+        g = mma.divide(h, share)
+        last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
+        tiles = i32(max(i32(0), last) + (bn - 1)) // bn
+        if tid >= consumers:
+            if exchange:
+                shrink()
+            if tid == consumers:
+                produce(map_q, map_k, map_v, base, q_full, m0, h, g, b, tiles)
+        else:
+            if exchange:
+                grow()
+            warp, lane, group = i32(tid >> 5), i32(tid & 31), i32(tid >> 7)
+            q_half = row_half | u64((base + group * (64 * 2 * COLUMNS) & 0x3FFFF) >> 4)
+            k_half = row_half | u64((base + k_ring & 0x3FFFF) >> 4)
+            values_half = v_half | u64((base + v_ring & 0x3FFFF) >> 4)
+            # This thread's two rows, and what they see; `safe` columns are seen by all rows of the warpgroup.
+            m = i32(m0 + warp * 16 + (lane >> 2))
+            column = i32((lane & 3) * 2)
+            end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
+            end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
+            safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
+            acc = zeros()
+            x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
+            if tiles > 0:
+                own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
+                if in_turn and group == warpgroups - 1:
+                    hw.arrive_named(other)
+                hw.barrier_wait(q_full, i32(0))
+                hw.barrier_wait(k_full, i32(0))
+                s = first_scores(empty_scores(), q_half, k_half, i32(0))
+                hw.wgmma_wait_all()
+                if tid & 127 == 0:
+                    hw.barrier_arrive(k_empty)
+                if bn > safe:
+                    s = cut(s, column, end0, end1)
+                x0, x1 = highest(s, x0, x1)
+                x0, x1 = row_maximum(x0), row_maximum(x1)
+                b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * factor)
+                b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * factor)
+                s, sum0, sum1 = exponentials(s, factor, b0, b1)
+                weights = halves(s)
+                slot, parity, before, parity_before = i32(1 % STAGES), i32(1 // STAGES), i32(0), i32(0)
+                n = i32(bn)
+                while n < last:
+                    hw.barrier_wait(u32(k_full + 8 * slot), parity)
+                    hw.barrier_wait(u32(v_full + 8 * before), parity_before)
+                    q_at, k_at, v_at = q_half, k_half + u64(slot * k_units), values_half + u64(before * v_units)
+                    if in_turn:
+                        hw.sync_named(own)
+                        s, acc = attend(acc, weights, q_at, k_at, v_at, other)
+                    else:
+                        s, acc = attend(acc, weights, q_at, k_at, v_at)
+                    if tid & 127 == 0:
+                        hw.barrier_arrive(u32(k_empty + 8 * slot))
+                    if n + bn > safe:
+                        s = cut(s, i32(n + column), end0, end1)
+                    was0, was1 = x0, x1
+                    x0, x1 = highest(s, x0, x1)
+                    x0, x1 = row_maximum(x0), row_maximum(x1)
+                    b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * factor)
+                    b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * factor)
+                    s, add0, add1 = exponentials(s, factor, b0, b1)
+                    a0, a1 = exp2(f32(was0 * factor - b0)), exp2(f32(was1 * factor - b1))
+                    sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
+                    acc, s = settle(acc, s)
+                    if tid & 127 == 0:
+                        hw.barrier_arrive(u32(v_empty + 8 * before))
+                    weights = halves(s)
+                    acc = scaled(acc, a0, a1)
+                    before, parity_before = slot, parity
+                    slot = i32(slot + 1)
+                    if slot == STAGES:
+                        slot, parity = i32(0), i32(parity ^ 1)
+                    n = i32(n + bn)
+                hw.barrier_wait(u32(v_full + 8 * before), parity_before)
+                acc = weigh(acc, weights, values_half + u64(before * v_units))
+                sum0, sum1 = row_sum(sum0), row_sum(sum1)
+                acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
+
+            # Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row.
+            slab = u32(base + t_staging + warp * (16 * pitch))
+            corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+            row, part = i32(lane // lane_groups), i32(lane % lane_groups)
+            at = u32(slab + row * pitch + part * 16)
+            first, c = i32(m0 + warp * 16 + row), i32(part * 8)
+            if m0 + warp * 16 < rows:
+                for chunk in range(parts):
+                    stage_results(acc, corner, i32(chunk))
+                    cuda.syncwarp()
+                    for turn in range(turns):
+                        if row + turn * apart < 16 and first + turn * apart < rows:
+                            place = u32(at + turn * (apart * pitch))
+                            values = load4(place) + load4(u32(place + half))
+                            store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
+                    cuda.syncwarp()
+
+    t_staging = t.staging
+    signature = types.void(u64, u64, u64, f32, *[i32] * 6, *extra)
+    return Function(entry(body, 4, 6, len(extra)), signature, t.threads)

@@ -1,0 +1,178 @@
+"""The arithmetic of online softmax on a Tensor Core's accumulators, and their way into the next product as its left operand.
+
+Accumulators are those of mma.m16n8 and of wgmma: of each group of 8 columns a thread holds four, columns 2q and 2q + 1 (q = lane
+mod 4) of row r = lane / 4 and the same of row r + 8. Everything here takes both rows at once: x0 is of row r, x1 of row r + 8.
+The four threads of a row are neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tccompile.kernels.ptx.core import f32, i32, instruction, u32
+
+F32, I32 = ir.FloatType(), ir.IntType(32)
+
+exp2 = instruction("ex2.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
+"""2 to the power x; 0 for -inf."""
+
+_neighbour = {n: instruction(f"shfl.sync.bfly.b32 $0, $1, {n}, 0x1f, 0xffffffff;", f32, f32) for n in (1, 2)}
+
+
+def _pure(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list) -> Any:
+    function = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), args)
+
+
+def _maximum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return _pure(builder, "max.f32 $0, $1, $2;", "=f,f,f", F32, [a, b])
+
+
+def _values(builder: ir.IRBuilder, pack: Any, n: int) -> list:
+    return [builder.extract_value(pack, i) for i in range(n)]
+
+
+def _array(builder: ir.IRBuilder, values: list) -> Any:
+    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, v in enumerate(values):
+        out = builder.insert_value(out, v, i)
+    return out
+
+
+def _row(i: int) -> int:
+    """Which of a thread's two rows accumulator i belongs to."""
+    return i % 4 // 2
+
+
+@cache
+def highest(groups: int) -> Any:
+    """highest(acc, x0, x1): the greatest of x and this thread's accumulators, for each row."""
+    ty = types.UniTuple(f32, 4 * groups)
+    pair = types.UniTuple(f32, 2)
+
+    @intrinsic
+    def found(typingctx, acc, x0, x1):
+        def codegen(context, builder, sig, args):
+            values, best = _values(builder, args[0], 4 * groups), [args[1], args[2]]
+            for i, v in enumerate(values):
+                best[_row(i)] = _maximum(builder, best[_row(i)], v)
+            return _array(builder, best)
+
+        return pair(ty, f32, f32), codegen
+
+    return found
+
+
+def row_maximum() -> Any:
+    """The device function x → the greatest x of a row's four threads."""
+    from tccompile.kernels.device_math import inline
+
+    one, two = _neighbour[1], _neighbour[2]
+
+    @inline
+    def reduced(x):
+        x = max(x, one(x))
+        return max(x, two(x))
+
+    return reduced
+
+
+def row_sum() -> Any:
+    """The device function x → the sum of a row's four threads."""
+    from tccompile.kernels.device_math import inline
+
+    one, two = _neighbour[1], _neighbour[2]
+
+    @inline
+    def reduced(x):
+        x = x + one(x)
+        return x + two(x)
+
+    return reduced
+
+
+@cache
+def exponentials(groups: int) -> Any:
+    """exponentials(acc, scale, b0, b1): (2^(acc * scale - b), its sum in this thread for row r, and for row r + 8)."""
+    ty = types.UniTuple(f32, 4 * groups)
+    result = types.Tuple((ty, f32, f32))
+
+    @intrinsic
+    def computed(typingctx, acc, scale, b0, b1):
+        def codegen(context, builder, sig, args):
+            values, scale = _values(builder, args[0], 4 * groups), args[1]
+            low = [builder.fsub(ir.Constant(F32, -0.0), b) for b in args[2:]]
+            sums: list = [None, None]
+            for i, v in enumerate(values):
+                power = builder.fma(v, scale, low[_row(i)])
+                values[i] = _pure(builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", F32, [power])
+                before = sums[_row(i)]
+                sums[_row(i)] = values[i] if before is None else builder.fadd(before, values[i])
+            return context.make_tuple(builder, sig.return_type, [_array(builder, values), *sums])
+
+        return result(ty, f32, f32, f32), codegen
+
+    return computed
+
+
+@cache
+def halves(groups: int, packed_conversion: bool = True) -> Any:
+    """halves(acc): words of two halves each; 4k … 4k + 3 are m16n8k16's (and wgmma's) left operand of columns 16k … 16k + 15.
+
+    `packed_conversion` of two floats at once is an instruction of sm_80 and later.
+    """
+    text = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    if not packed_conversion:
+        text = "{ .reg .b16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }"
+
+    @intrinsic
+    def packed(typingctx, acc):
+        def codegen(context, builder, sig, args):
+            values = _values(builder, args[0], 4 * groups)
+            pairs = (values[i : i + 2] for i in range(0, len(values), 2))
+            return _array(builder, [_pure(builder, text, "=r,f,f", I32, pair) for pair in pairs])
+
+        return types.UniTuple(u32, 2 * groups)(types.UniTuple(f32, 4 * groups)), codegen
+
+    return packed
+
+
+@cache
+def scaled(groups: int) -> Any:
+    """scaled(acc, a0, a1): each row's accumulators times a."""
+    ty = types.UniTuple(f32, 4 * groups)
+
+    @intrinsic
+    def product(typingctx, acc, a0, a1):
+        def codegen(context, builder, sig, args):
+            values = _values(builder, args[0], 4 * groups)
+            return _array(builder, [builder.fmul(v, args[1 + _row(i)]) for i, v in enumerate(values)])
+
+        return ty(ty, f32, f32), codegen
+
+    return product
+
+
+@cache
+def cut(groups: int) -> Any:
+    """cut(acc, column, end0, end1): -inf in place of columns at and beyond a row's end; `column` is this thread's first."""
+    ty = types.UniTuple(f32, 4 * groups)
+
+    @intrinsic
+    def chosen(typingctx, acc, column, end0, end1):
+        def codegen(context, builder, sig, args):
+            values, lowest = _values(builder, args[0], 4 * groups), ir.Constant(F32, float("-inf"))
+            left = [builder.sub(end, args[1]) for end in args[2:]]
+            for i, v in enumerate(values):
+                inside = builder.icmp_signed(">", left[_row(i)], ir.Constant(I32, i // 4 * 8 + i % 2))
+                values[i] = builder.select(inside, v, lowest)
+            return _array(builder, values)
+
+        return ty(ty, i32, i32, i32), codegen
+
+    return chosen
