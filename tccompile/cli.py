@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
-from tccompile.errors import InputError, LaunchError, TccompileError, UsageError
+from tccompile.errors import LaunchError, TccompileError, UsageError
 
 if TYPE_CHECKING:
     from tccompile.ops.builder import Issue
@@ -146,14 +146,18 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
 @click.option(
     "--precision",
-    type=click.Choice(["fp16", "fp32"]),
-    default="fp16",
+    type=click.Choice(["mixed", "fp16", "fp32"]),
+    default="mixed",
     show_default=True,
-    help="How tensors are stored; Tensor Cores need fp16.",
+    help="How tensors are stored; Tensor Cores need fp16. mixed: fp16, but scaled or in fp32 what fp16 would lose.",
 )
+@click.option("--fp32", multiple=True, metavar="NODE", help="Keep what a node reads and writes in fp32; repeat, or use patterns.")
+@click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
-@click.option("--explain", is_flag=True, help="Print for each step its nodes, kernel, config, Tensor Cores or why not, padding.")
+@click.option(
+    "--explain", is_flag=True, help="Print each step: nodes, kernel, config, Tensor Cores or why not, precision, padding."
+)
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
 @click.option("--timing-cache", type=NEW, metavar="FILE", help="Choose kernels by the times in this file, which --tune writes.")
 @click.option("--tune", is_flag=True, help="Measure kernels on this machine's GPU; writes MODEL.timings.json, or --timing-cache.")
@@ -169,6 +173,8 @@ def tccompile(
     entry_texts: Sequence[str],
     arch: str,
     precision: str,
+    fp32: Sequence[str],
+    calibrate: Path | None,
     strip_weights: bool,
     check: bool,
     explain: bool,
@@ -193,10 +199,11 @@ def tccompile(
         raise UsageError("--quiet and --verbose contradict each other; give one")
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
-    options = Options(entries, parse_archs(arch), precision, strip_weights, dump, jobs, timing_cache, tune)
+    archs = parse_archs(arch)
+    options = Options(entries, archs, precision, strip_weights, dump, jobs, timing_cache, tune, tuple(fp32), calibrate)
     output = output or Path(model.stem + ".plan")
     if not check:
-        _check_output(output, model, timing_cache)
+        _check_output(output, model, timing_cache, calibrate)
         if tune and timing_cache:
             _check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
@@ -328,6 +335,7 @@ def tcrun(
     INPUT is an .npy file for a model with one input, or an .npz file with an array for each input, by name. tcinspect lists
     the inputs. Without -o, a summary of each output is printed.
     """
+    from tccompile.feeds import read_arrays
     from tccompile.plan import fill, read_plan
     from tccompile.runtime.session import Session
 
@@ -350,7 +358,9 @@ def tcrun(
             f"the model has {len(program.outputs)} outputs ({', '.join(program.outputs)}): "
             f"write them with -o {output.with_suffix('.npz')}"
         )
-    feeds = None if input_file is None and program.inputs else _read_feeds(input_file, program.inputs)
+    feeds: dict[str, Any] | None = {} if not program.inputs else None
+    if input_file is not None:
+        feeds = read_arrays(input_file, program.inputs)
     if weights is not None:
         _need_compiler("--weights")
         from tccompile.load import sources
@@ -375,28 +385,6 @@ def tcrun(
             file.write(profile_page(steps).encode())
     _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
     return 0
-
-
-def _read_feeds(path: Path | None, names: Sequence[str]) -> dict[str, Any]:
-    """The arrays of a .npy or .npz file by the name of the input they are for; nothing without a file."""
-    import numpy as np
-
-    if path is None:
-        return {}
-    what = f"{path} is not a .npy or .npz file of plain arrays"
-    try:
-        data = np.load(path, allow_pickle=False)
-        arrays = data if isinstance(data, np.ndarray) else {name: data[name] for name in data.files}
-    except Exception as error:  # the readers of zip archives and headers raise types of many kinds
-        raise InputError(f"{what}: {error}") from None
-    if isinstance(arrays, dict):
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray):
-                raise InputError(f"{what}: {name} is no array")
-        return arrays
-    if len(names) != 1:
-        raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz file with an array for each")
-    return {names[0]: arrays}
 
 
 def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ def program_text(program: Program) -> str:
     for op in program.ops:
         lines.append(f"{_tensor(program.tensors[op.y])} = {op_text(op)}    # {', '.join(op.nodes)}\n")
     lines += [f"output {n}\n" for n in program.outputs]
+    lines += [f"storage of %{n}: {s.reason}\n" for n, s in program.storage.items()]
     return "".join(lines)
 
 

@@ -38,6 +38,8 @@ EXTENT = 1 << 31
 """Extents, strides of windows and the like are smaller."""
 SIZE = 1 << 40
 """Elements of a tensor, bytes of an arena: fewer."""
+SCALE = 126
+"""A tensor is scaled by a power of two of at most this exponent, which float32 holds."""
 DEPTH = 128
 """Expressions, indices and recipes nest less deep."""
 
@@ -67,6 +69,10 @@ def check_program(program: Program) -> None:
         require(name not in program.inputs and name not in program.outputs, f"constant {name!r} is an input or output")
         require(program.tensors[name].base is None, f"constant {name!r} lies in another tensor")
         _check_recipe(name, recipe)
+    for name, storage in program.storage.items():
+        own = name in program.tensors and program.tensors[name].base is None and program.tensors[name].dtype.is_float
+        require(own, f"the storage of {name!r}, which is no float tensor with storage of its own")
+        require(abs(storage.scale) <= SCALE, f"tensor {name!r} is scaled by 2**{storage.scale}")
     for op in program.ops:
         _check_op(op, program)
     try:

@@ -12,7 +12,7 @@ from tccompile.errors import UsageError
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each model input, by its name."""
 
-PRECISIONS = ("fp16", "fp32")
+PRECISIONS = ("mixed", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,27 @@ class Options:
 
     entries        one set of input shapes each; one empty set for a model whose shapes are all fixed
     archs          GPU generations to build for (names in `arch.ARCHS`); the plan also carries PTX for those in `arch.PTX`
-    precision      "fp16": fp16 storage and Tensor Cores; "fp32": fp32 storage everywhere
+    precision      "mixed": fp16 storage and Tensor Cores, with a scale or in fp32 what fp16 would lose; "fp16": fp16 without
+                   looking at values; "fp32": fp32 storage everywhere
     strip_weights  leave large weights out of the plan
     dump           a folder to write every stage into, or None
     jobs           processes that compile kernels; None for one a core
     timing_cache   a file of measured times to choose kernels by, before those that come with tccompile; or None
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
+    fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
+    calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
     """
 
     entries: tuple[Shapes, ...] = ({},)
     archs: tuple[str, ...] = tuple(ARCHS)
-    precision: str = "fp16"
+    precision: str = "mixed"
     strip_weights: bool = False
     dump: Path | None = None
     jobs: int | None = None
     timing_cache: Path | None = None
     tune: bool = False
+    fp32: tuple[str, ...] = ()
+    calibrate: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -46,6 +51,8 @@ class Options:
             raise UsageError("no GPU generation to build for; leave --arch away for all of them")
         if self.precision not in PRECISIONS:
             raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
+        if self.calibrate is not None and self.precision != "mixed":
+            raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if not self.entries:
             raise UsageError("no entry: give at least one set of input shapes")
         if self.tune and self.timing_cache is None:

@@ -13,8 +13,7 @@ from tccompile.errors import UnsupportedError
 from tccompile.expr import DType
 from tccompile.place import Placement
 from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
-from tccompile.precision import multiplied
-from tccompile.program import Program, Tensor, renamed
+from tccompile.program import Program, Tensor, multiplied, renamed
 from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
 from tccompile.weights import SMALL, evaluate, same, sources_of
@@ -92,7 +91,7 @@ def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
     if tensor.dtype is DType.F16 and np.isinf(to_storage(values, DType.F16)).any():
         raise UnsupportedError(
             f"the weights {tensor.name!r} of node {node!r} have values beyond 65504, where float16 ends: "
-            "compile with --precision fp32"
+            "compile with --precision mixed"
         )
 
 

@@ -4,7 +4,7 @@
   rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
   lower        gs.Graph → Program        typed ops; NHWC and padding
   fuse         Program → Program         epilogues, views instead of copies
-  precision    Program → Program         fp16 or fp32 storage
+  precision    Program → Program         fp16 or fp32 storage, scales
 for each GPU generation:
   schedule     Program × Arch → choices  which kernel, which config, which launches, and why
   place        choices → placement       liveness, arena, edges between steps
@@ -14,7 +14,9 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
+from tccompile.errors import InputError, TccompileError
+from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
 from tccompile.kernels.spec import Code, Work
 from tccompile.load import load, sources
@@ -32,8 +36,9 @@ from tccompile.options import Options, Shapes
 from tccompile.pack import Build, pack
 from tccompile.place import place
 from tccompile.plan import Plan, Section, Step
-from tccompile.precision import precision
+from tccompile.precision import precision, storage_note
 from tccompile.program import Program, verify
+from tccompile.ranges import LONG, TOO_LONG, Spread, activations, operands, smaller, total_flops
 from tccompile.rewrites import rewrite
 from tccompile.schedule import schedule
 from tccompile.timings import NO_TIMINGS, Timings, timings
@@ -62,18 +67,30 @@ def compile(
     strip_weights: bool = False,
     timing_cache: str | Path | None = None,
     tune: bool = False,
+    fp32: Sequence[str] = (),
+    calibrate: str | Path | None = None,
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
     shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
     archs         GPU generations to build for
+    precision     "mixed", "fp16" or "fp32" (see Options); `fp32`: nodes that compute in fp32 in any; `calibrate`: real inputs
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
     """
     sets = tuple(entries) if entries is not None else (dict(shapes or {}),)
     cache = Path(timing_cache) if timing_cache is not None else None
-    options = Options(sets, tuple(archs), precision, strip_weights, timing_cache=cache, tune=tune)
+    options = Options(
+        sets,
+        tuple(archs),
+        precision,
+        strip_weights,
+        timing_cache=cache,
+        tune=tune,
+        fp32=tuple(fp32),
+        calibrate=Path(calibrate) if calibrate is not None else None,
+    )
     return compile_model(model, options)
 
 
@@ -108,7 +125,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     name = Path(model).stem if isinstance(model, str | Path) else model.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
-    notes = [f"floats between inputs and outputs are stored in {options.precision}"]
+    notes = [*dict.fromkeys(storage_note(program, options.precision) for program in programs)]
     return pack(name, producer, entries, images, sources(model), options.strip_weights, notes)
 
 
@@ -144,10 +161,41 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
     dump.program(3, "fuse", program)
 
     progress("precision", 4, 5)
-    program = precision(program, options.precision)
+    spreads = measured(model, program, options) if options.precision == "mixed" else {}
+    program = precision(program, options.precision, spreads, options.fp32)
     verify(program)
     dump.program(4, "precision", program)
     return program
+
+
+def measured(model: Model, program: Program, options: Options) -> dict[str, Spread]:
+    """The values that the program's tensors take with the user's inputs, or else with random ones.
+
+    With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
+    takes them; see `ranges.smaller`.
+    """
+    weights = sources(model)
+    constants = operands(program, weights)
+    if options.calibrate is not None:
+        runs = samples(program, read_arrays(options.calibrate, program.inputs))
+        if runs:
+            return constants | activations(program, runs, weights)
+        if len(options.entries) == 1:
+            shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
+            raise InputError(f"{options.calibrate}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
+    if total_flops(program) > LONG:
+        with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
+            program = lower(rewrite(load(*smaller(model, program))))
+    if total_flops(program) > TOO_LONG:
+        why = f"that would be {total_flops(program) / 1e9:.0f} GFLOP on the CPU"
+    else:
+        try:
+            return constants | activations(program, [seeded(program, 0), seeded(program, 0, positive=True)], weights)
+        except InputError as error:
+            why = f"random inputs do not fit: {error}"
+    way_out = "--calibrate DATA.npz measures it with real inputs, --precision fp16 does without"
+    warnings.warn(f"what values tensors take was not measured, {why}: {way_out}", RuntimeWarning, stacklevel=2)
+    return constants
 
 
 def to_builds(

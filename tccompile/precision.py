@@ -1,47 +1,93 @@
-"""Program → Program: which tensors are stored in fp16.
+"""Program → Program: which tensors are stored in fp16, which times a power of two, and which in fp32.
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm and Rnn, because
 Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
-Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. A finer
-choice, tensor by tensor, is a different answer of `storage`.
+Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. "mixed"
+is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py):
+
+  within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
+                                                  that read it multiply in fp32, in expressions they evaluate anyway
+  too wide for fp16 at any scale, or read by an   stored in fp32
+  op that no scale can be taken out of
+
+Nodes that the user names keep what they read and write in fp32 in any mode. Other convolutions and matrix products read a copy
+of an fp32 tensor in fp16, scaled if need be: what is too small for it drowns in their sums in any case. Where it might not, as
+weights are as far apart, or what is summed is not known or not all channels, they multiply in fp32, on CUDA cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
-from tccompile.expr import DType
-from tccompile.program import Attention, Conv, Gemm, Op, Program, Rnn, Tensor
-from tccompile.weights import transform
+import numpy as np
+
+from tccompile.errors import UsageError
+from tccompile.expr import ACC, DType, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
+from tccompile.fuse.editor import tidy, without_dead_code
+from tccompile.program import (
+    Attention,
+    Conv,
+    Gemm,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Program,
+    Reduce,
+    Resize,
+    Rnn,
+    Storage,
+    Tensor,
+    multiplied,
+    renamed,
+)
+from tccompile.ranges import Spread
+from tccompile.weights import Literal, Recipe, transform
+
+HEADROOM = 2.0**13
+"""Magnitudes from here on are beyond fp16: it ends at 65504, and other inputs than those seen may give 8 times as much."""
+
+LOSS = 2.0**-10
+"""The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
+
+EVEN = 64.0
+"""How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
+
+STEP = 8
+"""Scales are powers of 2**STEP, so that neighbours have the same one and the factors cancel; a scaled tensor's largest
+magnitude is at most 2**STEP, which leaves as much room above as a range of 2**22 below it."""
+
+LEAST = 2.0**-14
+"""The smallest normal fp16 number."""
+
+SMALL = 1 << 16
+"""Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
 
 
-def precision(program: Program, mode: str) -> Program:
-    """The program with the dtype of each internal float tensor chosen; constants get the cast in their recipe."""
-    operands = {name for op in program.ops for name in multiplied(op)}
-    outside = {*program.inputs, *program.outputs}
-    masks = {program.tensors[op.mask].storage for op in program.ops if isinstance(op, Attention) and op.mask is not None}
+def precision(program: Program, mode: str, ranges: Mapping[str, Spread] | None = None, fp32: Collection[str] = ()) -> Program:
+    """The program with the dtype and scale of each internal float tensor chosen; constants get both in their recipes.
 
-    def storage(t: Tensor) -> DType:
-        stays = (
-            t.dtype is not DType.F32 or t.storage in outside | masks or (t.name in program.constants and t.name not in operands)
-        )
-        return t.dtype if stays or mode == "fp32" else DType.F16
-
-    return with_storage(program, storage)
-
-
-def multiplied(op: Op) -> tuple[str, ...]:
-    """The operands that Tensor Cores read as weights."""
-    match op:
-        case Conv(w=w):
-            return (w,)
-        case Gemm(b=b):
-            return (b,)
-        case Rnn(r=r):
-            return (r,)
-    return ()
+    ranges  of tensors by the one that owns the storage, for "mixed"
+    fp32    names of nodes, or patterns as for files, whose tensors are stored in fp32
+    Raises UsageError for a name that no node has.
+    """
+    choice = _Choice(program)
+    for owner, values in (ranges or {}).items():
+        if choice.is_free(owner):
+            choice.measure(owner, values)
+    for pattern in fp32:
+        choice.name(pattern)
+    if mode == "fp32":
+        return program
+    choice.close()
+    program = _with_copies(program, choice)
+    program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale})
+    program = with_storage(program, lambda t: choice.dtype(t, program.constants))
+    return without_dead_code(replace(program, storage=choice.storage))
 
 
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
@@ -54,3 +100,255 @@ def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Progra
         for name, recipe in program.constants.items()
     }
     return replace(program, tensors=tensors, constants=constants)
+
+
+def storage_note(program: Program, mode: str) -> str:
+    """How floats are stored, in a line."""
+    scaled = sum(s.scale != 0 for s in program.storage.values())
+    note = f"floats between inputs and outputs are stored in {'fp32' if mode == 'fp32' else 'fp16'}"
+    if not program.storage:
+        return note
+    return f"{note}, but for {len(program.storage) - scaled} tensors in fp32 and {scaled} scaled: --explain says why"
+
+
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Choice:
+    """What is chosen for each tensor that owns storage; fp16 as it is for all others between inputs and outputs.
+
+    wide    tensors in fp32; of those, fp16 would lose the values of `lost`, which has the scale at which it keeps the largest
+    exact   ops that read their operands in fp32, by position
+    even    constants whose norms for each input channel are of about one size
+    """
+
+    program: Program
+    storage: dict[str, Storage] = field(default_factory=dict)
+    wide: set[str] = field(default_factory=set)
+    lost: dict[str, int] = field(default_factory=dict)
+    exact: set[int] = field(default_factory=set)
+    even: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        p = self.program
+        self.operands = {name for op in p.ops for name in multiplied(op)}
+        self.outside = {*p.inputs, *p.outputs}
+        self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
+        self.readers: dict[str, list[Op]] = {}
+        for op in p.ops:
+            for name in op.inputs:
+                self.readers.setdefault(p.tensors[name].storage, []).append(op)
+
+    def is_free(self, owner: str) -> bool:
+        """Whether its storage is ours to choose: no model input or output, no mask, and no constant that fp32 code reads."""
+        if (
+            owner not in self.program.tensors
+            or owner in self.outside | self.masks
+            or self.program.tensors[owner].dtype is not DType.F32
+        ):
+            return False
+        return owner not in self.program.constants or owner in self.operands
+
+    def dtype(self, t: Tensor, constants: Collection[str]) -> DType:
+        stays = t.dtype is not DType.F32 or t.storage in self.outside | self.masks | self.wide
+        return t.dtype if stays or (t.name in constants and t.name not in self.operands) else DType.F16
+
+    def name(self, pattern: str) -> None:
+        """Keep the tensors of the nodes that the user means in fp32."""
+        found = [i for i, op in enumerate(self.program.ops) if any(fnmatchcase(n, pattern) for n in op.nodes)]
+        if not found:
+            raise UsageError(f"--fp32 {pattern}: no node has this name; tccompile --explain lists them")
+        for i in found:
+            op = self.program.ops[i]
+            self.exact.add(i)
+            for owner in {self.program.tensors[name].storage for name in (*op.inputs, op.y)}:
+                if self.is_free(owner) and owner not in self.wide:
+                    if owner in self.storage:
+                        self.lost[owner] = self.storage[owner].scale
+                    self._widen(owner, f"fp32 as asked for {op.nodes[0]!r}")
+
+    def _widen(self, owner: str, reason: str) -> None:
+        self.storage[owner] = Storage(reason)
+        self.wide.add(owner)
+
+    def measure(self, owner: str, values: Spread) -> None:
+        """Choose by the values that the tensor takes."""
+        if values.spread <= EVEN:
+            self.even.add(owner)
+        v = values.magnitudes
+        if values.largest < HEADROOM and _loss(v) <= LOSS:
+            return
+        what = f"values up to {values.largest:.1e}" if values.largest >= HEADROOM else f"values of {_middle(v):.1e}"
+        scale = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
+        scale = max(min(scale, 48), -120)
+        scaled = v * 2.0**scale
+        if ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or values.largest * 2.0**scale > 2.0**STEP:
+            self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
+            self.lost[owner] = scale
+        elif blocker := self._blocker(owner):
+            self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")
+            self.lost[owner] = scale
+        else:
+            self.storage[owner] = Storage(f"fp16 times 2^{scale}: {what}", scale)
+
+    def _blocker(self, owner: str) -> Op | None:
+        """An op that means something else, by more than a factor, when the tensor is scaled."""
+        # Views are no matter: they are scaled where they are read.
+        for op in self.readers.get(owner, ()):
+            mine = any(self.program.tensors[name].storage == owner for name in op.operands)
+            if mine and not isinstance(op, Conv | Gemm | Attention | Pool | Reduce | Norm | Resize):
+                return op
+        return next((op for op in self.program.ops if isinstance(op, Rnn) and self.program.tensors[op.y].storage == owner), None)
+
+    def close(self) -> None:
+        """What must multiply fp32 has fp32 weights too."""
+        for i, op in enumerate(self.program.ops):
+            if not isinstance(op, Conv | Gemm) or not any(self.program.tensors[n].storage in self.lost for n in op.operands):
+                continue
+            if op.operands[1] in self.even and getattr(op, "groups", 1) == 1:
+                continue
+            self.exact.add(i)
+            for name in op.operands:
+                if name in self.program.constants and name not in self.wide:
+                    self._widen(name, f"fp32: weights of {op.nodes[0]!r}, which reads fp32")
+
+
+def _middle(v: np.ndarray) -> float:
+    return float(np.median(v)) if v.size else 0.0
+
+
+def _loss(v: np.ndarray) -> float:
+    """The relative error of fp16 storage: ‖fp16(v) - v‖ / ‖v‖."""
+    if not v.size:
+        return 0.0
+    exact = v.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(v.astype(np.float16).astype(np.float64) - exact) / np.linalg.norm(exact))
+
+
+# --- Copies for Tensor Cores -----------------------------------------------------------------------------------------
+
+
+def _with_copies(program: Program, choice: _Choice) -> Program:
+    """fp16 copies of fp32 tensors for those convolutions and matrix products that need not read fp32."""
+    tensors, constants = dict(program.tensors), dict(program.constants)
+    ops: list[Op] = []
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Conv | Gemm) and i not in choice.exact:
+            for name in op.operands:
+                t = tensors[name]
+                if t.storage not in choice.wide:
+                    continue
+                short = replace(t, name=f"{name}.fp16", base=None, offset=0)
+                if short.name not in tensors:
+                    tensors[short.name] = short
+                    if scale := choice.lost.get(t.storage, 0):
+                        choice.storage[short.name] = Storage(f"a copy in fp16 times 2^{scale} for Tensor Cores", scale)
+                    if name in constants:
+                        constants[short.name] = constants[name]
+                        choice.operands.add(short.name)
+                    else:
+                        copy = Epilogue(load(0), (identity_view(name, t.rank),))
+                        ops.append(Pointwise(nodes=op.nodes[:1], y=short.name, epilogue=copy))
+                op = renamed(op, {name: short.name})
+        ops.append(op)
+    return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
+
+
+# --- Scales ----------------------------------------------------------------------------------------------------------
+
+
+def _scaled(program: Program, scales: Mapping[str, int]) -> Program:
+    """The program with each tensor's memory holding its values times 2**scale, given by the tensor that owns the storage."""
+    if not scales:
+        return program
+    scaler = _Scaler(program, scales)
+    ops = tuple(map(scaler.op, program.ops))
+    for name in program.constants:
+        if e := scales.get(name):
+            scaler.constants[name] = _times_constant(program, name, e)
+    return without_dead_code(replace(program, tensors=scaler.tensors, constants=scaler.constants, ops=ops))
+
+
+def _times_constant(program: Program, name: str, e: int) -> Recipe:
+    return transform("mul", program.constants[name], Literal(np.array(2.0**e, np.float32)))
+
+
+class _Scaler:
+    """Moves the scales of the tensors that an op reads and writes into its expressions."""
+
+    def __init__(self, program: Program, scales: Mapping[str, int]):
+        self.program, self.scales = program, scales
+        self.tensors, self.constants = dict(program.tensors), dict(program.constants)
+        self.loads: list[View] = []
+
+    def scale(self, name: str) -> int:
+        return self.scales.get(self.program.tensors[name].storage, 0)
+
+    def op(self, op: Op) -> Op:
+        own, y = [self.scale(name) for name in op.operands], self.scale(op.y)
+        if not any(own) and not y and not any(self.scale(v.tensor) for v in op.views):
+            return op
+        self.loads = [replace(v, fill=v.fill * 2.0 ** self.scale(v.tensor)) for v in op.views]
+        acc = -sum(own)
+        if isinstance(op, Attention):
+            q, k, v, *_ = own
+            op, acc = replace(op, scale=op.scale * 2.0 ** -(q + k)), -v
+        if isinstance(op, Norm) and acc:
+            op, acc = replace(op, eps=op.eps * 4.0 ** own[0]), 0  # (x - mean) / sqrt(variance + eps) with all of it scaled
+        if isinstance(op, Reduce) and acc and (op.pre != ACC or op.combine == "mul"):
+            op, acc = replace(op, pre=substitute(op.pre, {ACC: self.times(ACC, acc)})), 0
+        leaf: dict[Expr, Expr] = {}
+        for x in walk(op.epilogue.expr):
+            if x.fn == "acc" and acc:
+                leaf[x] = self.times(x, acc)
+            elif x.fn == "load" and (e := self.scale(op.views[x.value].tensor)):  # type: ignore[index]
+                leaf[x] = call("mul", x, 2.0**-e)
+        expr = substitute(op.epilogue.expr, leaf)
+        expr = self.times(cast(expr, DType.F32), y) if y else expr
+        return replace(op, epilogue=replace(tidy(expr, self.loads), shuffle=op.epilogue.shuffle))
+
+    def times(self, x: Expr, e: int) -> Expr:
+        """x * 2**e"""
+        taken = self._taken(x, e)
+        return call("mul", x, 2.0**e) if taken is None else taken
+
+    def _taken(self, x: Expr, e: int) -> Expr | None:
+        """x * 2**e without one operation more, or None: the factor goes where another is, or into a constant."""
+
+        def into(*places: int) -> Expr | None:
+            new = {i: self._taken(x.args[i], e) for i in places}
+            if any(a is None for a in new.values()):
+                return None
+            return replace(x, args=tuple(new.get(i) or a for i, a in enumerate(x.args)))
+
+        match x.fn:
+            case "const":
+                return const(x.value * 2.0**e)  # type: ignore[operator]
+            case "load":
+                return self._constant(self.loads[x.value], e)  # type: ignore[index]
+            case "mul":
+                for i in (0, 1):
+                    if x.args[1 - i].fn == "const" and x.args[1 - i].value * 2.0**e == 1.0:  # type: ignore[operator]
+                        return x.args[i]
+                return into(1) or into(0)
+            case "relu" | "leaky_relu" | "neg" | "abs" | "div":
+                return into(0)
+            case "add" | "sub" | "min" | "max":
+                return into(0, 1)
+            case "where":
+                return into(1, 2)
+        return None
+
+    def _constant(self, view: View, e: int) -> Expr | None:
+        """What the view reads of a constant times 2**e, from a constant of its own."""
+        t = self.tensors[view.tensor]
+        if view.tensor not in self.program.constants or self.scale(view.tensor) or t.dtype is not DType.F32 or t.size > SMALL:
+            return None
+        name = f"{view.tensor}*2^{e}"
+        if name not in self.constants:
+            self.tensors[name] = replace(t, name=name)
+            self.constants[name] = _times_constant(self.program, view.tensor, e)
+        self.loads.append(replace(view, tensor=name, fill=view.fill * 2.0**e))
+        return load(len(self.loads) - 1)

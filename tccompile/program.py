@@ -304,12 +304,25 @@ OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Pool, Reduce, Sof
 
 
 @dataclass(frozen=True)
+class Storage:
+    """How a tensor is stored other than its neighbours, and why.
+
+    scale  what lies in memory is the value times 2**scale
+    """
+
+    reason: str
+    scale: int = 0
+
+
+@dataclass(frozen=True)
 class Program:
     """One set of input shapes of a model: ops in an order in which they can run.
 
     inputs, outputs  tensors with the model's own names, dtypes and shapes, row-major and without padding
     constants        how the values of a constant tensor come from the model's weights; logical shape, before the padding
                      and order of axes that its entry in `tensors` says
+    storage          of tensors whose precision or scale is a choice of their own, by the tensor that owns the memory. The ops'
+                     expressions hold the scales already: this is for whoever looks at memory or asks why
     """
 
     inputs: tuple[str, ...]
@@ -317,6 +330,7 @@ class Program:
     tensors: Mapping[str, Tensor]
     constants: Mapping[str, Recipe]
     ops: tuple[Op, ...]
+    storage: Mapping[str, Storage] = field(default_factory=dict)
 
     def op_shape(self, op: Op) -> Shape:
         """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""
@@ -334,6 +348,18 @@ class Program:
     def writer(self) -> dict[str, Op]:
         """The op that writes each tensor."""
         return {op.y: op for op in self.ops}
+
+
+def multiplied(op: Op) -> tuple[str, ...]:
+    """The operands that Tensor Cores read as weights."""
+    match op:
+        case Conv(w=w):
+            return (w,)
+        case Gemm(b=b):
+            return (b,)
+        case Rnn(r=r):
+            return (r,)
+    return ()
 
 
 TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "y", "index", "weights", "r", "p", "h", "c", "lengths")

@@ -58,7 +58,7 @@ def _value(program: Program, name: str) -> Json:
 
 
 def explain(plan: Plan) -> list[Json]:
-    """For each entry and generation, each step: the user's nodes, kernel, config, Tensor Cores or why not, padding added.
+    """For each entry and generation, each step: the user's nodes, kernel, config, Tensor Cores or why not, precision, padding.
 
     A generation whose code comes in several forms has the same steps in each: it is told once, with all of them in `code`.
     """
@@ -83,8 +83,16 @@ def _step(program: Program, step: Step) -> Json:
         "launches": len(step.launches),
         "tensor_cores": step.tensor_cores,
         "reason": step.reason,
+        "precision": _precision(program, op),
         "padding": _padding(program, op),
     }
+
+
+def _precision(program: Program, op: Op) -> list[Json]:
+    """What the op writes, and the constants it multiplies, where their storage is a choice of its own."""
+    owners = dict.fromkeys(program.tensors[name].storage for name in (op.y, *op.operands))
+    own = [n for n in owners if n in program.storage and (n in program.constants or n == program.tensors[op.y].storage)]
+    return [{"tensor": n, "dtype": program.tensors[n].dtype.value, **vars(program.storage[n])} for n in own]
 
 
 def _padding(program: Program, op: Op) -> list[str]:
@@ -142,6 +150,7 @@ def explain_text(sections: list[Json]) -> str:
             lines.append(f"  {number:3}  {' + '.join(step['nodes'])}")
             lines.append(f"       {step['op']} → {step['output']['dtype']} {shape}")
             lines.append(f"       {step['kernel']} ({config}) on {cores}; {step['reason']}")
+            lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")
     return "\n".join(lines)

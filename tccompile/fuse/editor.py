@@ -86,7 +86,8 @@ def without_dead_code(program: Program) -> Program:
     named |= {program.tensors[n].storage for n in named}
     tensors = {n: t for n, t in program.tensors.items() if n in named}
     constants = {n: r for n, r in program.constants.items() if n in named}
-    return replace(program, tensors=tensors, constants=constants, ops=ops)
+    storage = {n: s for n, s in program.storage.items() if n in named}
+    return replace(program, tensors=tensors, constants=constants, ops=ops, storage=storage)
 
 
 def tidy(expr: Expr, loads: Iterable[View]) -> Epilogue:

@@ -95,10 +95,20 @@ def _typed(values: np.ndarray, program: Program, name: str) -> np.ndarray:
     return values if values.dtype == dtype.compute.numpy else from_storage(values, dtype)
 
 
-def evaluate(program: Program, feeds: Mapping[str, np.ndarray], sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+Observer = Callable[[str, np.ndarray], None]
+"""Called with a tensor's name and its values."""
+
+
+def evaluate(
+    program: Program,
+    feeds: Mapping[str, np.ndarray],
+    sources: Mapping[str, np.ndarray],
+    observe: Observer = lambda name, values: None,
+) -> dict[str, np.ndarray]:
     """The program's outputs by name, computed in float32, int64 and bool throughout: nothing is rounded to storage types.
 
     feeds    the inputs' values by name; sources, the model's weights by name (see `weights.evaluate`)
+    observe  sees what each op writes
     """
     tensors = program.tensors
     last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
@@ -121,7 +131,9 @@ def evaluate(program: Program, feeds: Mapping[str, np.ndarray], sources: Mapping
             owner = tensors[name].storage
             if owner in program.constants and owner not in memory:
                 put(owner, weights.evaluate(program.constants[owner], sources))
-        put(op.y, compute(op, program, {name: get(name) for name in op.inputs}))
+        values = compute(op, program, {name: get(name) for name in op.inputs})
+        observe(op.y, values)
+        put(op.y, values)
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]
     return {name: get(name).copy() for name in program.outputs}

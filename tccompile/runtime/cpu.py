@@ -14,7 +14,7 @@ import numpy as np
 from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, Section
-from tccompile.program import Op, Tensor
+from tccompile.program import Op, Storage, Tensor
 from tccompile.reference import compute, elements, from_storage, store, to_storage
 
 
@@ -74,7 +74,7 @@ class CpuEngine:
                 raise InputError(f"node {op.nodes[0]!r}: {error}") from None
             stored = to_storage(values, y.dtype)
             if self.check_finite and y.dtype.is_float:
-                _check_finite(op, y, values, stored)
+                _check_finite(op, y, values, stored, self.program.storage.get(y.storage))
             store(memory[y.storage], y, stored)
             if times is not None:
                 times.append((perf_counter() - begin) * 1e6)
@@ -93,7 +93,7 @@ class CpuEngine:
                 raise VerificationError(f"node {op.nodes[0]!r} reads {name!r} {tensor.shape}, whose padding is not zero")
 
 
-def _check_finite(op: Op, tensor: Tensor, values: np.ndarray, stored: np.ndarray) -> None:
+def _check_finite(op: Op, tensor: Tensor, values: np.ndarray, stored: np.ndarray, storage: Storage | None) -> None:
     numbers = from_storage(stored, tensor.dtype)
     if np.isfinite(numbers).all():
         return
@@ -102,7 +102,9 @@ def _check_finite(op: Op, tensor: Tensor, values: np.ndarray, stored: np.ndarray
     what = "NaN" if np.isnan(numbers).any() else "an infinity"
     where = f"node {op.nodes[0]!r} writes {what} into {tensor.name!r} {tensor.shape} {tensor.dtype.value}"
     if tensor.dtype is DType.F16 and largest > 65504:
-        way = f"its largest magnitude is {largest:.4g}, float16 ends at 65504: compile with --precision fp32"
+        scale = storage.scale if storage else 0
+        end = f"float16 {f'times 2^{-scale} ' if scale else ''}ends at {65504 / 2.0**scale:.6g}"
+        way = f"its largest magnitude is {largest / 2.0**scale:.4g}, {end}: compile with --calibrate INPUT, or --precision fp32"
     else:
         way = f"its largest finite magnitude is {largest:.4g}: the model itself computes it, or an input holds it"
     raise VerificationError(f"{where}; {way}")

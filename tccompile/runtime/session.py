@@ -17,6 +17,7 @@ import numpy as np
 
 from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.expr import DType, Shape
+from tccompile.feeds import seeded
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
 from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, adopt
@@ -272,7 +273,7 @@ class Session:
         """
         with self._lock:
             if feeds is None:
-                feeds = _random_feeds(self.plan.entries[0])
+                feeds = seeded(self.plan.entries[0].program, 0)
             self.run(None, feeds)
             if self._device is None:
                 times = []
@@ -293,7 +294,7 @@ class Session:
 
         with self._lock:
             if feeds is None:
-                feeds = _random_feeds(self.plan.entries[0])
+                feeds = seeded(self.plan.entries[0].program, 0)
             if self._device is None:
                 arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
                 runner: CpuEngine = self._engine(arrays)  # type: ignore[assignment]
@@ -459,14 +460,3 @@ def _stream_handle(stream: Any) -> int:
     with suppress(TypeError, ValueError):
         return int(stream)
     raise InputError(f"a {type(stream).__name__} is not a CUDA stream; give its handle as an integer")
-
-
-def _random_feeds(entry: Entry) -> dict[str, np.ndarray]:
-    """Values to measure with: normal for floats, zeros for all others."""
-    generator = np.random.default_rng(0)
-    feeds = {}
-    for name in entry.program.inputs:
-        t = entry.program.tensors[name]
-        values = generator.standard_normal(t.shape) if t.dtype in (DType.F16, DType.F32, DType.F64) else np.zeros(t.shape)
-        feeds[name] = values.astype(t.dtype.numpy)
-    return feeds

@@ -1,0 +1,76 @@
+"""Inputs of a program: made from a seed, the same on every machine, or read from a file. NumPy only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tccompile.errors import InputError
+from tccompile.expr import DType, Shape
+from tccompile.program import Program
+from tccompile.reference.storage import to_storage
+
+
+def seeded(program: Program, seed: int, positive: bool = False) -> dict[str, np.ndarray]:
+    """Values for each input by name, in its storage type, from the seed alone.
+
+    Floats are the sum of four uniform numbers, of mean 0 and variance 1, within ±3.5, or the magnitudes of that. uint8, as
+    images are stored, is any byte; other integers, which may be places in a table of unknown size, are 0 or 1. They come from
+    the raw words of Philox (Salmon et al., 2011), whose stream NumPy keeps, and not from its distributions, which it may change.
+    """
+    out = {}
+    for number, name in enumerate(program.inputs):
+        t = program.tensors[name]
+        words = np.random.Philox(key=(seed << 32) + number).random_raw(t.size).reshape(t.shape)
+        if t.dtype.is_float:
+            total = sum((words >> shift & 0xFFFF).astype(np.int64) for shift in (0, 16, 32, 48))
+            values = ((total - 2 * 0xFFFF) / np.sqrt((2**32 - 1) / 3)).astype(np.float32)
+            out[name] = to_storage(np.abs(values) if positive else values, t.dtype)
+        else:
+            out[name] = (words >> 32 & (0xFF if t.dtype is DType.U8 else 1)).astype(t.dtype.numpy)
+    return out
+
+
+def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of a .npy or .npz file by the name of the input they are for. Raises InputError."""
+    what = f"{os.fspath(path)} is not a .npy or .npz file of plain arrays"
+    try:
+        data = np.load(path, allow_pickle=False)
+        arrays: Any = data if isinstance(data, np.ndarray) else {name: data[name] for name in data.files}
+    except Exception as error:  # the readers of zip archives and headers raise types of many kinds
+        raise InputError(f"{what}: {error}") from None
+    if isinstance(arrays, dict):
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise InputError(f"{what}: {name} is no array")
+        return arrays
+    if len(names) != 1:
+        raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz file with an array for each")
+    return {names[0]: arrays}
+
+
+def samples(program: Program, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
+    """The sets of inputs that arrays hold: each has its input's shape, or one axis more in front, an element a set.
+
+    None if they fit the program's input shapes in neither way. Raises InputError for a missing or unknown name, or another type.
+    """
+    for name in arrays:
+        if name not in program.inputs:
+            raise InputError(f"the model has no input {name!r}; it has {', '.join(map(repr, program.inputs))}")
+    shapes: dict[str, Shape] = {}
+    for name in program.inputs:
+        if name not in arrays:
+            raise InputError(f"input {name!r} is missing")
+        t, array = program.tensors[name], arrays[name]
+        if array.dtype != t.dtype.numpy:
+            raise InputError(f"input {name!r} has type {t.dtype.value}, got {array.dtype.name}")
+        shapes[name] = array.shape
+    if all(shapes[n] == program.tensors[n].shape for n in program.inputs):
+        return [dict(arrays)]
+    counts = {s[0] for s in shapes.values() if s}
+    if len(counts) != 1 or any(shapes[n][1:] != program.tensors[n].shape for n in program.inputs):
+        return None
+    return [{n: arrays[n][i] for n in program.inputs} for i in range(counts.pop())]

@@ -1,0 +1,120 @@
+"""What values the tensors of a program take, from running it in float32: where fp16 would overflow or lose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tccompile import weights
+from tccompile.program import Conv, Gemm, Op, Program, multiplied
+from tccompile.reference import evaluate
+
+if TYPE_CHECKING:
+    import onnx
+
+LONG, TOO_LONG = 40e9, 300e9
+"""Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
+
+SAMPLE = 1 << 15
+"""Elements of a tensor that are looked at one by one: its largest is sought among all."""
+
+
+@dataclass
+class Spread:
+    """Magnitudes of a tensor's finite values: the largest, and a sample of those that are not 0.
+
+    spread  for constant operands: how far the norms for each input channel are apart, those that are not 0
+    """
+
+    largest: float = 0.0
+    sample: list[np.ndarray] = field(default_factory=list)
+    spread: float = np.inf
+
+    def add(self, values: np.ndarray) -> None:
+        flat = values.ravel("K")  # memory order: no copy of a transposed array
+        some = np.abs(flat[:: flat.size // SAMPLE | 1])  # odd: channels, by which memory repeats itself, are mostly even
+        high, low = (float(flat.max()), float(flat.min())) if flat.size else (0.0, 0.0)
+        if not np.isfinite(high - low):  # an infinity or a NaN among them: its neighbours still count
+            finite = flat[np.isfinite(flat)]
+            high, low = (float(finite.max()), float(finite.min())) if finite.size else (0.0, 0.0)
+        self.largest = max(self.largest, high, -low)
+        self.sample.append(some[np.isfinite(some) & (some > 0)].astype(np.float32))
+
+    @property
+    def magnitudes(self) -> np.ndarray:
+        return np.concatenate(self.sample) if self.sample else np.empty(0, np.float32)
+
+
+def activations(
+    program: Program, runs: Iterable[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]
+) -> dict[str, Spread]:
+    """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage."""
+    found: dict[str, Spread] = {}
+
+    def observe(name: str, values: np.ndarray) -> None:
+        if program.tensors[name].dtype.is_float:
+            found.setdefault(program.tensors[name].storage, Spread()).add(values)
+
+    with np.errstate(all="ignore"):
+        for feeds in runs:
+            evaluate(program, feeds, sources, observe)
+    return found
+
+
+def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:
+    """The values of each constant that Tensor Cores may multiply."""
+    found: dict[str, Spread] = {}
+    for name in dict.fromkeys(name for op in program.ops for name in multiplied(op)):
+        if name in program.constants:
+            values = weights.evaluate(program.constants[name], sources)
+            found[name] = Spread()
+            found[name].add(values)
+            if values.ndim > 1:  # (output, input channels, …)
+                norms = np.sqrt(np.square(values, dtype=np.float64).sum(tuple(a for a in range(values.ndim) if a != 1)))
+                norms = norms[norms > 0]
+                found[name].spread = norms.max() / norms.min() if norms.size else 1.0
+    return found
+
+
+def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """The model for smaller images, and their shapes, such that a run is about LONG / 2 operations.
+
+    Images are inputs of rank 4. Tensors have the same names in both; a network that flattens images may not take other sizes.
+    """
+    import onnx
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model if isinstance(model, onnx.ModelProto) else onnx.load(model))
+    factor = (LONG / 2 / total_flops(program)) ** 0.5
+    shapes = {}
+    for value in proto.graph.input:
+        if value.name in program.inputs:
+            shape = program.tensors[value.name].shape
+            if len(shape) == 4:  # rounded up to what networks with several scales take
+                shape = tuple(n if n < 64 else -(-int(n * factor) // 32) * 32 if n % 32 == 0 else int(n * factor) for n in shape)
+            shapes[value.name] = shape
+            for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+                dim.dim_value = extent
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    return proto, shapes
+
+
+def total_flops(program: Program) -> int:
+    return sum(flops(op, program) for op in program.ops)
+
+
+def flops(op: Op, program: Program) -> int:
+    """Multiplications and additions of a convolution or a matrix product; other ops count as none."""
+    y = np.prod(program.op_shape(op), dtype=np.int64)
+    match op:
+        case Conv(w=w):
+            return 2 * int(y * np.prod(program.tensors[w].shape[1:], dtype=np.int64))
+        case Gemm(a=a):
+            return 2 * int(y) * program.tensors[a].shape[-1]
+    return 0

@@ -1,0 +1,347 @@
+"""What is stored in fp16, scaled, or in fp32: from the values that tensors take, and from what the user says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tccompile.dump import Dump
+from tccompile.errors import InputError, UnsupportedError, UsageError
+from tccompile.expr import DType, walk
+from tccompile.feeds import samples, seeded
+from tccompile.load import sources
+from tccompile.options import Options
+from tccompile.pipeline import to_program
+from tccompile.plan import Plan
+from tccompile.precision import _Choice, _scaled
+from tccompile.program import Conv, Gemm, Program, verify
+from tccompile.ranges import flops, total_flops
+from tccompile.reference import evaluate
+from tccompile.runtime.cpu import CpuEngine
+from tests.networks import feeds, reference, relative_error, skeleton
+from tests.plans import without_code
+
+LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("*.onnx"))
+
+
+class Network:
+    """A model in the making: `x = net(x, "Conv", w, …)`; every node is called as its output."""
+
+    def __init__(self, seed: int = 0):
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, x: str, op: str, *more: str | np.ndarray, name: str = "", **attributes) -> str:
+        inputs = [x]
+        for value in more:
+            if isinstance(value, np.ndarray):
+                self.weights.append(numpy_helper.from_array(value, f"w{len(self.weights)}"))
+                value = self.weights[-1].name
+            inputs.append(value)
+        name = name or f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def weight(self, *shape: int, gain: float = 1.0) -> np.ndarray:
+        """Random weights that multiply the size of what they are applied to by `gain`."""
+        return (self.rng.standard_normal(shape) * gain / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    def conv(self, x: str, o: int, c: int, k: int = 3, gain: float = 1.0, groups: int = 1, **attributes) -> str:
+        w, b = self.weight(o, c // groups, k, k, gain=gain), self.weight(o, 1).reshape(o)
+        return self(x, "Conv", w, b, group=groups, pads=[k // 2] * 4, **attributes)
+
+    def model(self, shape: tuple[int, ...], *outputs: str, opset: int = 20) -> onnx.ModelProto:
+        value = helper.make_tensor_value_info
+        ends = [value(name, TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "g", [value("x", TensorProto.FLOAT, shape)], ends, self.weights)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(made, data_prop=True)
+
+
+def run(plan: Plan, inputs: dict[str, np.ndarray], check_finite: bool = False) -> dict[str, np.ndarray]:
+    entry = plan.entries[0]
+    return CpuEngine(plan, entry, entry.sections[0], check_padding=True, check_finite=check_finite).run(inputs)
+
+
+def errors(plan: Plan, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str, float]:
+    """The relative error of each output; NaN where either is not finite."""
+    out, expected = run(plan, inputs), reference(model, inputs)
+    assert all(np.isfinite(e).all() for e in expected.values())
+    return {name: relative_error(out[name], e) if np.isfinite(out[name]).all() else np.nan for name, e in expected.items()}
+
+
+def on_tensor_cores(plan: Plan) -> float:
+    """The part of the floating-point operations of convolutions and products that runs there."""
+    program, steps = plan.entries[0].program, plan.entries[0].sections[0].steps
+    return sum(flops(program.ops[s.op], program) for s in steps if s.tensor_cores) / total_flops(program)
+
+
+# --- Networks whose values leave fp16's range --------------------------------------------------------------------------
+
+
+def mixer() -> onnx.ModelProto:
+    """Depthwise and pointwise convolutions with GELU, each batch of them larger than the last."""
+    n = Network(1)
+    x = n("x", "Conv", n.weight(32, 3, 4, 4), strides=[4, 4])
+    for _ in range(6):
+        x = n(n(n.conv(x, 32, 32, 5, gain=20, groups=32), "Gelu"), "Add", x)
+        x = n(n.conv(x, 32, 32, 1, gain=20), "Gelu")
+    return n.model((1, 3, 32, 32), n(n(x, "GlobalAveragePool"), "Conv", n.weight(16, 32, 1, 1)))
+
+
+def linear_attention() -> onnx.ModelProto:
+    """Products of unnormalized keys and values over all tokens, divided by the sum of what they were weighted with."""
+    n = Network(2)
+    w = [n.weight(24, 24, gain=g) for g in (60, 60, 40)]
+    q, k, v = (n("x", "MatMul", m) for m in w)
+    q, k = n(q, "Relu"), n(k, "Relu")
+    kv = n(n(k, "Transpose", perm=[0, 2, 1]), "MatMul", v)
+    total = n(k, "ReduceSum", np.array([1], np.int64), keepdims=1)
+    numbers = n(q, "MatMul", kv)
+    weights = n(n(q, "Mul", total), "ReduceSum", np.array([2], np.int64), keepdims=1)
+    return n.model((1, 512, 24), n(numbers, "Div", n(weights, "Add", np.array(1e-15, np.float32))))
+
+
+def branches() -> onnx.ModelProto:
+    """Convolutions side by side, added or concatenated, pooled, normalized in the end: scales of all kinds meet."""
+    n = Network(3)
+    x = n(n.conv("x", 16, 3), "Relu")
+    for i in range(5):
+        a, b = n.conv(x, 16, 16, gain=30), n.conv(x, 16, 16, 1, gain=3)
+        x = n(n(n(a, "Add", b), "LeakyRelu", alpha=0.1), "Add", x)
+        if i == 2:
+            pooled = n(x, "AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)
+            x = n(n.conv(n(pooled, "Concat", n(x, "MaxPool", kernel_shape=[3, 3], pads=[1] * 4), axis=1), 16, 32), "Relu")
+    sigmoid = n(n(x, "Mul", np.array(1e-6, np.float32)), "Sigmoid")
+    up = n(x, "Resize", "", np.array([1, 1, 2, 2], np.float32), mode="linear")
+    normal = n(x, "InstanceNormalization", np.ones(16, np.float32), np.zeros(16, np.float32))
+    squares = n(n(x, "ReduceSumSquare", np.array([2, 3], np.int64)), "Sqrt")
+    return n.model((1, 3, 12, 12), sigmoid, n(up, "Mul", np.array(1e-3, np.float32)), normal, squares)
+
+
+@pytest.mark.parametrize("network", [mixer, linear_attention, branches])
+def test_values_beyond_fp16_are_scaled(network):
+    model = network()
+    inputs = {"x": seeded(without_code(model, ("sm_80",)).entries[0].program, 5)["x"]}
+    assert not all(error <= 0.1 for error in errors(without_code(model, ("sm_80",)), model, inputs).values())
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert any(s.scale < 0 and s.reason.startswith(f"fp16 times 2^{s.scale}: values up to ") for s in storage(plan).values())
+    for name, error in errors(plan, model, inputs).items():
+        assert error <= 3e-3, (name, error)
+    assert not any(t.dtype is DType.F32 for t in operands(plan.entries[0].program))
+
+
+def storage(plan: Plan):
+    return plan.entries[0].program.storage
+
+
+def operands(program: Program):
+    """What Conv and Gemm multiply."""
+    return [program.tensors[name] for op in program.ops if isinstance(op, Conv | Gemm) for name in op.operands]
+
+
+def test_values_that_drown_are_scaled():
+    """Fourth powers of 1e-2 before a convolution: in fp16 they are 0 or of a few bits."""
+    n = Network(4)
+    x = n(n("x", "Mul", np.array(1e-2, np.float32)), "Pow", np.array(4, np.float32))
+    x = n(x, "Conv", n.weight(16, 8, 3, 3))
+    model = n.model((1, 8, 9, 9), n(x, "Mul", np.array(3e7, np.float32)))
+    inputs = feeds(model, 1)
+    with pytest.raises(UnsupportedError, match="beyond 65504"):  # 3e7 is folded into the weights
+        without_code(model, ("sm_80",))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    signs = {name in plan.entries[0].program.constants: np.sign(s.scale) for name, s in storage(plan).items()}
+    assert signs == {True: -1, False: 1}
+    assert max(errors(plan, model, inputs).values()) <= 1e-3
+
+
+@pytest.mark.parametrize("size", [1e6, 1e-8])
+def test_weights_that_fp16_does_not_hold_are_scaled(size):
+    n = Network(5)
+    x = n("x", "Conv", n.weight(16, 8, 3, 3, gain=size), pads=[1] * 4)
+    x = n(x, "InstanceNormalization", np.ones(16, np.float32), np.zeros(16, np.float32), epsilon=1e-30)
+    model = n.model((1, 8, 9, 9), n(n(x, "Flatten"), "MatMul", n.weight(16 * 81, 8, gain=size)))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    scaled = [s.scale for name, s in storage(plan).items() if name in plan.entries[0].program.constants]
+    assert len(scaled) == 2 and all((s < 0) == (size > 1) for s in scaled)
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+    assert on_tensor_cores(plan) == 1
+
+
+def test_values_too_far_apart_for_fp16_stay_in_fp32():
+    """A mask's -1e30 beside scores of 1: no scale keeps both, and Softmax takes none."""
+    n = Network(6)
+    scores = n("x", "MatMul", n.weight(16, 16))
+    mask = np.where(np.arange(16) % 3 == 0, np.float32(-1e30), np.float32(0))
+    masked = n(scores, "Add", mask, name="masked")
+    probabilities = n(n(masked, "Identity"), "Softmax", axis=-1)
+    model = n.model((1, 16, 16), probabilities, n(masked, "Max", np.array(-4, np.float32)))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    (wide,) = [s for name, s in storage(plan).items() if plan.entries[0].program.tensors[name].dtype is DType.F32]
+    assert wide.reason.startswith("fp32: values up to 1.0e+30, most around ") and wide.scale == 0
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+    assert on_tensor_cores(plan) == 1
+
+
+def test_a_convolution_of_values_too_far_apart_runs_in_fp32():
+    n = Network(7)
+    x = n(n("x", "Mul", np.geomspace(1e-9, 1e9, 16, dtype=np.float32).reshape(1, 16, 1, 1)), "Relu", name="wide")
+    w = n.weight(8, 16, 1, 1) / np.geomspace(1e-9, 1e9, 16, dtype=np.float32).reshape(1, 16, 1, 1)
+    model = n.model((1, 16, 8, 8), n(x, "Conv", w.astype(np.float32)))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F32}
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-5
+    assert on_tensor_cores(plan) == 0
+
+
+# --- The light models of the onnx package ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
+def test_light_model(path):
+    """Activations up to 1e31. Softmax of equal logits hides all errors, so the logits are looked at too.
+
+    All weights of a layer are one number: they round to the same side, by 2**-12 on average, and that adds up by the layer.
+    """
+    model = onnx.load(path)
+    weights = {t.name for t in model.graph.initializer}
+    (value,) = (i for i in model.graph.input if i.name not in weights)
+    logits = [n.input[0] for n in model.graph.node if n.op_type == "Softmax"]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in logits)
+    inputs = {value.name: np.random.default_rng(0).random([d.dim_value for d in value.type.tensor_type.shape.dim], np.float32)}
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    out, expected = run(plan, inputs, check_finite=True), reference(model, inputs)
+    depth = sum(isinstance(op, Conv | Gemm) for op in plan.entries[0].program.ops)
+    for name, ref in expected.items():
+        assert relative_error(out[name], ref) <= (depth * 2**-12 if name in logits else 3e-3), name
+    assert (max(np.abs(expected[name]).max() for name in logits or expected) > 65504) == bool(storage(plan))
+    assert not any(t.dtype is DType.F32 for t in operands(plan.entries[0].program))
+
+
+# --- Networks whose values stay in range -------------------------------------------------------------------------------
+
+IN_RANGE = ("resnet18", "googlenet", "mobilenet_v2", "efficientnet_b0", "espcn_x3")
+
+
+@pytest.mark.parametrize("name", IN_RANGE)
+def test_nothing_is_decided_for_networks_in_range(name):
+    """So all of their operations read fp16, which the bar of 5 % outside allows for."""
+    mixed, plain = (to_program(skeleton(name), {}, Options(precision=p), Dump(None)) for p in ("mixed", "fp16"))
+    assert not mixed.storage and mixed.tensors == plain.tensors and mixed.ops == plain.ops
+    assert {t.dtype for t in operands(mixed)} == {DType.F16}
+
+
+def attention() -> onnx.ModelProto:
+    n = Network(12)
+    q, k, v = (n("x", "MatMul", n.weight(16, 16)) for _ in range(3))
+    return n.model((1, 2, 12, 16), n(n(q, "Attention", k, v), "MatMul", n.weight(16, 16)), opset=23)
+
+
+@pytest.mark.parametrize("network", [mixer, linear_attention, branches, attention])
+def test_a_scale_changes_no_value(network):
+    """Any scales of any tensors: what the program computes is the same, to the rounding of eps and of reordered factors."""
+    model = network()
+    program = to_program(model, {}, Options(precision="fp32"), Dump(None))
+    choice, rng = _Choice(program), np.random.default_rng(8)
+    owners = sorted({t.storage for t in program.tensors.values() if choice.is_free(t.storage)})
+    for _ in range(3):
+        scaled = _scaled(program, {owner: int(rng.integers(-3, 4)) * 8 for owner in owners})
+        verify(scaled)
+        inputs = seeded(program, 1)
+        expected, got = (evaluate(p, inputs, sources(model)) for p in (program, scaled))
+        for name in expected:
+            assert relative_error(got[name], expected[name]) <= 1e-5, name
+
+
+def test_equal_scales_cost_nothing():
+    """relu(conv(x) + b) with x and y of one scale: the factors cancel, and the bias has the scale in it."""
+    n = Network(9)
+    model = n.model((1, 8, 6, 6), n(n(n.conv(n("x", "Relu"), 8, 8), "Relu"), "GlobalMaxPool"))
+    program = to_program(model, {}, Options(precision="fp32"), Dump(None))
+    conv = next(op for op in program.ops if isinstance(op, Conv))
+    for y, factors in ((16, 0), (8, 1)):
+        scaled = next(op for op in _scaled(program, {conv.x: 16, conv.y: y}).ops if isinstance(op, Conv))
+        assert sum(e.fn == "mul" for e in walk(scaled.epilogue.expr)) == factors
+        assert scaled.epilogue.loads[0].tensor.endswith(f"*2^{y}")
+
+
+# --- What the user says --------------------------------------------------------------------------------------------------
+
+
+def chain() -> onnx.ModelProto:
+    n = Network(10)
+    x = n.conv("x", 16, 8, name="first")
+    x = n.conv(n(x, "Relu"), 16, 16, name="second")
+    return n.model((1, 8, 10, 10), n(n.conv(n(x, "Relu"), 16, 16, name="third"), "Sigmoid"))
+
+
+def named(model: onnx.ModelProto, *fp32: str, mode: str = "mixed") -> Program:
+    return to_program(model, {}, Options(precision=mode, fp32=fp32), Dump(None))
+
+
+@pytest.mark.parametrize("mode", ["mixed", "fp16"])
+def test_a_node_is_kept_in_fp32(mode):
+    program = named(chain(), "second", mode=mode)
+    first, second, third = (op for op in program.ops if isinstance(op, Conv))
+    t = program.tensors
+    assert {t[second.x].dtype, t[second.w].dtype, t[second.y].dtype, t[first.y].dtype} == {DType.F32}
+    assert {t[first.x].dtype, t[first.w].dtype, t[third.x].dtype, t[third.w].dtype} == {DType.F16}
+    assert program.storage[second.w].reason == "fp32 as asked for 'second'"
+    (copy,) = (op for op in program.ops if op.y == third.x)
+    assert copy.epilogue.loads[0].tensor == second.y
+
+
+def test_patterns_name_nodes():
+    convolutions = [op for op in named(chain(), "*d").ops if isinstance(op, Conv)]
+    program = named(chain(), "*d")
+    assert [program.tensors[op.w].dtype for op in convolutions] == [DType.F16, DType.F32, DType.F32]
+    with pytest.raises(UsageError, match="--fp32 fourth: no node has this name"):
+        named(chain(), "fourth")
+
+
+def test_all_in_fp32_by_a_pattern_is_fp32():
+    assert {t.dtype for t in named(chain(), "*", mode="fp16").tensors.values()} == {DType.F32}
+
+
+def test_calibration_reads_real_inputs(tmp_path):
+    """Images of 0 to 255 leave the range that random ones of about 1 do not."""
+    n = Network(11)
+    x = n("x", "Relu")
+    for _ in range(3):
+        x = n(n.conv(x, 8, 8, gain=12), "Relu")
+    model = n.model((1, 8, 10, 10), n(x, "Mul", np.array(1e-4, np.float32)))
+    assert not named(model).storage
+    images = np.random.default_rng(0).uniform(0, 255, (3, 1, 8, 10, 10)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images)
+    options = Options(calibrate=tmp_path / "data.npz")
+    assert [s.scale for s in to_program(model, {}, options, Dump(None)).storage.values()] and min(
+        s.scale for s in to_program(model, {}, options, Dump(None)).storage.values()
+    ) < 0
+    np.savez(tmp_path / "data.npz", x=images[:, :, :4])
+    with pytest.raises(InputError, match="neither alone nor in a row"):
+        to_program(model, {}, options, Dump(None))
+    with pytest.raises(UsageError, match="precision mixed"):
+        Options(precision="fp16", calibrate=tmp_path / "data.npz")
+
+
+def test_sets_of_inputs():
+    program = named(chain())
+    one = np.zeros((1, 8, 10, 10), np.float32)
+    assert len(samples(program, {"x": one}) or ()) == 1
+    assert [s["x"].shape for s in samples(program, {"x": np.stack([one] * 4)}) or ()] == [one.shape] * 4
+    assert samples(program, {"x": one[0]}) is None
+    for wrong, words in (({"y": one}, "no input 'y'"), ({}, "'x' is missing"), ({"x": one.astype(int)}, "int64")):
+        with pytest.raises(InputError, match=words):
+            samples(program, wrong)
+
+
+def test_seeded_inputs_are_the_same_everywhere():
+    """To the bit: a plan's certificate holds what they must give."""
+    x = seeded(named(chain()), 3)["x"]
+    assert x.dtype == np.float32 and abs(x.mean()) < 0.1 and abs(x.std() - 1) < 0.1
+    np.testing.assert_array_equal(x.reshape(-1)[:3].view(np.uint32), [3194453978, 3215104165, 3216173658])
