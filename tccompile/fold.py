@@ -35,9 +35,9 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
-    "AffineGrid", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
-    "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "RMSNormalization", "Range", "RotaryEmbedding",
-    "SoftmaxCrossEntropyLoss", "SwiGLU",
+    "AffineGrid", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
+    "HannWindow", "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "RMSNormalization", "Range",
+    "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU",
 }  # fmt: skip
 """Operators that are taken apart, as the standard defines them, where they do not fold."""
 

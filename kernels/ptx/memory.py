@@ -109,6 +109,9 @@ def unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
         return [f"cvt.s64.{sign}{bits} {out[0]}, {word};"]
     fields = [f"{word}f{j}" for j in range(len(out))]
     lines = [f".reg .b32 {', '.join(fields)};"]
+    if bits * len(out) == 16:  # a register of 16 bits
+        lines += [f".reg .b32 {word}w;", f"cvt.u32.u16 {word}w, {word};"]
+        word = f"{word}w"
     for j, (o, f) in enumerate(zip(out, fields, strict=True)):
         lines += [f"bfe.{sign}32 {f}, {word}, {bits * j}, {bits};", f"cvt.s64.{sign}32 {o}, {f};"]
     return lines
@@ -146,5 +149,8 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
     bits = 8 * dtype.size
     fields = [f"{word}f{j}" for j in range(len(values))]
     lines = [f".reg .b32 {', '.join(fields)};"] + [f"cvt.u32.u64 {f}, {v};" for f, v in zip(fields, values, strict=True)]
-    lines.append(f"mov.b32 {word}, {fields[0]};")
-    return lines + [f"bfi.b32 {word}, {f}, {word}, {bits * j}, {bits};" for j, f in enumerate(fields) if j]
+    whole = f"{word}w" if bits * len(values) == 16 else word  # joined in 32 bits, if the register has 16
+    lines += [f".reg .b32 {whole};"] if whole != word else []
+    lines.append(f"mov.b32 {whole}, {fields[0]};")
+    lines += [f"bfi.b32 {whole}, {f}, {whole}, {bits * j}, {bits};" for j, f in enumerate(fields) if j]
+    return [*lines, f"cvt.u16.u32 {word}, {whole};"] if whole != word else lines

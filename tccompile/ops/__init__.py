@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, reduce, resize, rnn
+from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, quantized, reduce, resize, rnn
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -52,6 +52,12 @@ CONVERTERS: dict[str, Converter] = {
     "SpaceToDepth": movement.space_to_depth,
     "Resize": resize.resize,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), rnn.rnn),
+    "QuantizeLinear": quantized.quantize,
+    "DequantizeLinear": quantized.dequantize,
+    "ConvInteger": quantized.conv_integer,
+    "MatMulInteger": quantized.matmul_integer,
+    "QLinearConv": quantized.qlinear_conv,
+    "QLinearMatMul": quantized.qlinear_matmul,
     **dict.fromkeys(pointwise.FLOAT, pointwise.float_function),
     **dict.fromkeys(pointwise.ANY, pointwise.any_type),
     "Gelu": pointwise.gelu,

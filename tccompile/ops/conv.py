@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import ACC, Epilogue, call
+from tccompile.expr import ACC, Epilogue, Expr, call
 from tccompile.ops.builder import IMAGE, Builder, Order, Reads, shape_of
 from tccompile.ops.windows import window
 from tccompile.program import Conv
@@ -17,15 +19,20 @@ DEPTHWISE: dict[int, Order] = {3: (2, 1, 0), 4: (2, 3, 1, 0)}
 
 
 def conv(node: gs.Node, b: Builder) -> None:
+    bias = b.input(2)
     x, w = node.inputs[:2]
-    y, filters = node.outputs[0], shape_of(w)
+    product(b, x, w, node.outputs[0], lambda reads: ACC if bias is None else call("add", ACC, reads.along(bias, 1)))
+
+
+def product(b: Builder, x: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callable[[Reads], Expr]) -> None:
+    """y = finish(conv(x, w)) by the current node's attributes; `finish` gives an expression of `acc` and of what it reads."""
+    filters = shape_of(w)
     win = window(b, shape_of(x)[2:], filters[2:])
     groups = b.attr("group", 1)
     depthwise = filters[1] == 1 and filters[0] == groups
     order = (DEPTHWISE if depthwise else WEIGHTS)[len(filters)]
     reads = Reads(b, shape_of(y))
-    bias = b.input(2)
-    expr = ACC if bias is None else call("add", ACC, reads.along(bias, 1))
+    expr = finish(reads)
     b.emit(
         Conv,
         b.result(y, IMAGE[len(filters)]),

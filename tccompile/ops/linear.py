@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
@@ -31,20 +32,27 @@ def gemm(node: gs.Node, b: Builder) -> None:
 def matmul(node: gs.Node, b: Builder) -> None:
     """NumPy's matmul: leading axes broadcast; a vector is a matrix of one row or column that is dropped from the result."""
     a, w = node.inputs[:2]
-    y = node.outputs[0]
     _floats_only(b, a)
+    product(b, a, w, node.outputs[0])
+
+
+def product(b: Builder, a: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callable[[Reads], Expr] = lambda reads: ACC) -> None:
+    """y = finish(matmul(a, w)); `finish` gives an expression of `acc` and of what it reads."""
     ashape, bshape = shape_of(a), shape_of(w)
     lead = shape_of(y)[: len(y.shape) - (len(ashape) > 1) - (len(bshape) > 1)]
     m = ashape[-2] if len(ashape) > 1 else 1
     n = bshape[-1] if len(bshape) > 1 else 1
     right = _right(b, w, lead)
     left = _left(b, a, lead)
-    if len(ashape) > 1 and len(bshape) > 1:
-        b.emit(Gemm, b.result(y, tuple(range(len(y.shape)))), a=left.name, b=right.name)
-        return
     whole = (*lead, m, n)
-    product = b.emit(Gemm, b.new(y.name, whole, order=tuple(range(len(whole)))), a=left.name, b=right.name)
-    b.copy(reshape_view(product.name, whole, shape_of(y)), b.result(y))
+    order = tuple(range(len(whole)))
+    reads = Reads(b, whole)
+    epilogue = Epilogue(finish(reads), tuple(reads.views))
+    if len(ashape) > 1 and len(bshape) > 1:
+        b.emit(Gemm, b.result(y, order), a=left.name, b=right.name, epilogue=epilogue)
+        return
+    matrix = b.emit(Gemm, b.new(y.name, whole, b.dtype(y), order), a=left.name, b=right.name, epilogue=epilogue)
+    b.copy(reshape_view(matrix.name, whole, shape_of(y)), b.result(y))
 
 
 def columns(b: Builder, t: gs.Tensor) -> Tensor:

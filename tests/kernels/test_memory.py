@@ -1,0 +1,33 @@
+"""Loads and stores of every type in every width are PTX that assembles."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import assemble, ptx_text
+from tccompile.expr import DType
+from tccompile.kernels.codegen import execute
+from tccompile.kernels.spec import Function
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("arch", ["sm_61", "sm_90a"])
+def test_every_type_in_every_width(arch: str, guarded: bool) -> None:
+    from numba.cuda import types
+
+    from tccompile.kernels.ptx import memory
+
+    scope, lines = {}, []
+    for dtype in DType:
+        for n in (1, 2, 4, 8):
+            name = f"{dtype.name}_{n}"
+            scope[f"load_{name}"], scope[f"store_{name}"] = memory.load(dtype, n, guarded), memory.store(dtype, n, guarded)
+            values = ", ".join(f"{name}_{i}" for i in range(n))
+            inside = ", inside" if guarded else ""
+            lines += [f"    {values} = load_{name}(x{inside})", f"    store_{name}(y, {values}{inside})"]
+    text = "def kernel(x, y, inside):\n" + "\n".join(lines) + "\n"
+    function = execute(text, scope, "kernel")
+    signature = types.void(types.int64, types.int64, types.int32)
+    code, _ = assemble(ptx_text(Function(function, signature, 32), ARCHS[arch], "kernel"), arch)
+    assert code

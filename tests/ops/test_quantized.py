@@ -1,0 +1,174 @@
+"""Quantized tensors and products of them against ONNX Runtime: the integers must be the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tccompile.arch import ARCHS
+from tccompile.errors import UnsupportedError
+from tccompile.expr import DType
+from tccompile.fuse import fuse
+from tccompile.load import load
+from tccompile.lower import lower
+from tccompile.precision import precision
+from tccompile.program import Conv, Gemm, Pointwise, Program
+from tccompile.reference import evaluate
+from tccompile.schedule import schedule
+from tests.ops.common import Net, agrees
+
+INTEGERS = {"uint8": np.uint8, "int8": np.int8, "uint16": np.uint16, "int16": np.int16}
+
+
+def integers(net: Net, dtype: Any, *shape: int) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return net.rng.integers(max(limits.min, -128), min(limits.max, 255) + 1, shape).astype(dtype)
+
+
+def with_inputs(dtype: Any, **shapes: tuple[int, ...]) -> tuple[Net, dict[str, np.ndarray]]:
+    """A net whose inputs are quantized already, and values for them."""
+    net = Net(opset=21)
+    net.inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), s) for n, s in shapes.items()
+    ]
+    return net, {n: integers(net, dtype, *s) for n, s in shapes.items()}
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_quantize_and_dequantize(dtype: str, axis: int | None, zero: bool) -> None:
+    """Values beyond both ends, and many halves between two integers"""
+    net = Net(opset=21, x=(3, 4, 5))
+    n = () if axis is None else (3, 4, 5)[axis : axis + 1 or None]
+    scale = np.float32(2) ** -net.rng.integers(1, 4, n).astype(np.float32)
+    zeros = [integers(net, INTEGERS[dtype], *n)] if zero else []
+    attrs = {} if axis is None else {"axis": axis}
+    typed = {} if zero else {"output_dtype": helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}
+    q = net("QuantizeLinear", "x", scale, *zeros, **attrs, **typed)
+    net.out(q, net("DequantizeLinear", q, scale, *zeros, **attrs))
+    x = np.round(net.rng.standard_normal((3, 4, 5)) * 300).astype(np.float32) / 16
+    x[0, 0, :2] = 1e6, -1e6
+    agrees(net, {"x": x})
+
+
+@pytest.mark.parametrize("block", [2, 3])
+def test_blocks(block: int) -> None:
+    net = Net(opset=21, x=(3, 7, 2))
+    shape = (3, -(-7 // block), 2)
+    scale, zero = net.positive(*shape), integers(net, np.int8, *shape)
+    q = net("QuantizeLinear", "x", scale, zero, axis=1, block_size=block)
+    agrees(net.out(net("DequantizeLinear", q, scale, zero, axis=1, block_size=block)), {"x": net.normal(3, 7, 2, scale=40)})
+
+
+def test_wide_integers_are_dequantized() -> None:
+    net, x = with_inputs(np.int32, x=(5, 6))
+    agrees(net.out(net("DequantizeLinear", "x", np.float32(0.37))), x)
+
+
+def test_parameters_that_are_computed() -> None:
+    net = Net(opset=21, x=(4, 9))
+    q, scale, zero = net("DynamicQuantizeLinear", "x", outputs=3)
+    net.out(q, scale, zero, net("DequantizeLinear", q, scale, zero))
+    for shift in (0.0, 5.0, -5.0):  # a range without zero reaches to it
+        agrees(net, {"x": net.normal(4, 9) + np.float32(shift)})
+
+
+@pytest.mark.parametrize("group", [1, 2, 6])
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_qlinear_conv(bias: bool, per_channel: bool, group: int) -> None:
+    net, x = with_inputs(np.uint8, x=(2, 6, 9, 8))
+    n = (12,) if per_channel else ()
+    args: list[Any] = [np.float32(0.02), np.uint8(117), integers(net, np.int8, 12, 6 // group, 3, 3)]
+    args += [net.positive(*n) * np.float32(0.03), np.zeros(n, np.int8), np.float32(0.4), np.uint8(131)]
+    args += [net.rng.integers(-9000, 9000, 12).astype(np.int32)] if bias else []
+    agrees(net.out(net("QLinearConv", "x", *args, pads=[1, 0, 1, 2], strides=[2, 1], group=group)), x)
+
+
+@pytest.mark.parametrize(("a", "w"), [((5, 12), (12, 7)), ((3, 5, 12), (12, 7)), ((2, 3, 5, 12), (2, 3, 12, 7))])
+@pytest.mark.parametrize("constant", [True, False])
+def test_qlinear_matmul(a: tuple[int, ...], w: tuple[int, ...], constant: bool) -> None:
+    net, values = with_inputs(np.uint8, a=a, **({} if constant else {"w": w}))
+    right = integers(net, np.uint8, *w) if constant else "w"
+    rest = np.float32(0.3), np.uint8(90)
+    args = ("a", np.float32(0.02), np.uint8(120), right, np.float32(0.05), np.uint8(133), *rest)
+    agrees(net.out(net("QLinearMatMul", *args)), values)
+
+
+def test_columns_with_scales_of_their_own() -> None:
+    net, values = with_inputs(np.uint8, a=(5, 12))
+    args = ("a", np.float32(0.02), np.uint8(120), integers(net, np.int8, 12, 7), net.positive(7), np.zeros(7, np.int8))
+    agrees(net.out(net("QLinearMatMul", *args, np.float32(4), np.uint8(90))), values)
+
+
+@pytest.mark.parametrize("zeros", ["", "one", "each"])
+def test_integer_products(zeros: str) -> None:
+    net, values = with_inputs(np.uint8, a=(4, 5, 12), x=(2, 4, 6, 6))
+    n = {"": None, "one": (), "each": (7,)}[zeros]
+    left = [] if n is None else [np.uint8(99)]
+    right = integers(net, np.int8, 12, 7)
+    net.out(net("MatMulInteger", "a", right, *left, *([] if n is None else [integers(net, np.int8, *n)])))
+    filters = integers(net, np.uint8, 7, 4, 3, 3)
+    net.out(net("ConvInteger", "x", filters, *left, *([] if n is None else [np.uint8(12)]), pads=[1, 1, 1, 1]))
+    agrees(net, values, tolerance=0.0)
+
+
+def test_rows_with_zero_points_of_their_own() -> None:
+    """ONNX Runtime takes one for all of a."""
+    net, values = with_inputs(np.uint8, a=(5, 12))
+    zero, w = integers(net, np.uint8, 5), integers(net, np.uint8, 12, 7)
+    model = net.out(net("MatMulInteger", "a", w, zero)).model()
+    (got,) = evaluate(
+        lower(load(model)), values, {t.name: np.asarray(a) for t, a in zip(model.graph.initializer, (w, zero), strict=True)}
+    ).values()
+    np.testing.assert_array_equal(got, (values["a"].astype(int) - zero[:, None]) @ w.astype(int))
+
+
+def stored(net: Net) -> Program:
+    return precision(fuse(lower(load(net.model()))), "fp16")
+
+
+def test_sums_of_integers_are_never_stored_in_fp16() -> None:
+    """They reach 10^6. Tensor Cores multiply the differences to zero points, and the epilogue does the rest."""
+    net, _ = with_inputs(np.uint8, x=(1, 64, 9, 8), a=(64, 128))
+    args: list[Any] = [np.float32(0.02), np.uint8(117), integers(net, np.int8, 64, 64, 3, 3), np.float32(0.03), np.int8(0)]
+    net.out(net("QLinearConv", "x", *args, np.float32(40), np.uint8(131)))
+    net.out(net("MatMulInteger", "a", integers(net, np.uint8, 128, 64), np.uint8(3)))
+    program = stored(net)
+    results = {type(op): program.tensors[op.y].dtype for op in program.ops if isinstance(op, Conv | Gemm)}
+    assert results == {Conv: DType.U8, Gemm: DType.I32}
+    assert all(
+        c.kernel.tensor_cores
+        for op, c in zip(program.ops, schedule(program, ARCHS["sm_80"]), strict=True)
+        if not isinstance(op, Pointwise)
+    )
+
+
+def test_a_quantized_network_runs_between_products() -> None:
+    """Dequantize, convolve, quantize: weights are folded, and what follows a product is its epilogue."""
+    net = Net(opset=21, x=(1, 8, 9, 8))
+    x = "x"
+    for _ in range(2):
+        q = net("QuantizeLinear", x, np.float32(0.05), np.uint8(128))
+        w = net(
+            "DequantizeLinear",
+            integers(net, np.int8, 8, 8, 3, 3),
+            net.positive(8) * np.float32(0.01),
+            np.zeros(8, np.int8),
+            axis=0,
+        )
+        x = net("Relu", net("Conv", net("DequantizeLinear", q, np.float32(0.05), np.uint8(128)), w, pads=[1, 1, 1, 1]))
+    agrees(net.out(x), tolerance=2e-2)  # a value near a half may fall to the other side
+    program = stored(net)
+    assert sum(isinstance(op, Conv) for op in program.ops) == 2 and len(program.ops) <= 4
+
+
+def test_floats_of_8_bits_are_refused() -> None:
+    net = Net(opset=21, x=(4, 5))
+    q = net("QuantizeLinear", "x", np.float32(0.5), output_dtype=TensorProto.FLOAT8E4M3FN)
+    with pytest.raises(UnsupportedError, match="n0"):
+        lower(load(net.out(net("DequantizeLinear", q, np.float32(0.5))).model()))
