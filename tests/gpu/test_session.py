@@ -152,3 +152,36 @@ def test_bench(plan, capsys):
     assert len(times) == 200 and min(times) > 0
     with capsys.disabled():
         print(f"\n{session.describe()}: median {np.median(times) * 1e3:.1f} µs over 4 kernels")
+
+
+def test_profile(plan):
+    """Steps take time, together about what an inference of dependent steps takes, and running is as before"""
+    session = Session(plan, "gpu")
+    before = session.run(None, {"x": x_of()})
+    profile = session.profile(50, {"x": x_of()})
+    program = plan.entries[0].program
+    assert [s.nodes for s in profile.steps] == [op.nodes for op in program.ops]
+    assert all(s.us > 0 for s in profile.steps) and profile.roof is not None
+    assert 0.3 * profile.us < sum(s.us for s in profile.steps) < 5 * profile.us
+    for a, b in zip(session.run(None, {"x": x_of()}), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_outputs_are_not_written_while_they_are_read(plan):
+    """PyTorch reads an output on a stream of its own, after the array is gone, while later inferences run"""
+    torch = pytest.importorskip("torch")
+    session, reader = Session(plan, "gpu"), torch.cuda.Stream()
+    want = expected(plan, x_of())[0]
+    inputs = [torch.from_numpy(x_of() * np.float32(1 + i)).cuda() for i in range(20)]
+    torch.cuda.synchronize()
+    kept = []
+    for x in inputs:
+        y = session.run(["y"], {"x": x})[0]
+        with torch.cuda.stream(reader):
+            torch.cuda._sleep(200_000)
+            kept.append(torch.from_dlpack(y) + 0)
+        del y
+    torch.cuda.synchronize()
+    close([kept[0].cpu().numpy()], [want])
+    for i, y in enumerate(kept):
+        close([y.cpu().numpy()], expected(plan, x_of() * np.float32(1 + i))[:1])
