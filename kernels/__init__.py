@@ -6,6 +6,7 @@ from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.conv_direct import ConvDirect
+from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
@@ -17,8 +18,10 @@ from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
+from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Kernel
+from tccompile.kernels.top_k import TopKKernel
 
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
@@ -37,6 +40,9 @@ KERNELS: tuple[Kernel, ...] = (
     PoolKernel(),
     ResizeKernel(),
     *RNN,
+    CumulateKernel(),
+    TopKKernel(),
+    ScatterKernel(),
 )
 
 

@@ -38,6 +38,8 @@ DECIDES: dict[str, tuple[int, ...]] = {
     "Compress": (1,),
     "ConstantOfShape": (0,),
     "ConvTranspose": (1, 2),
+    "CumProd": (1,),
+    "CumSum": (1,),
     "DFT": (1, 2),
     "Dropout": (1, 2),
     "Expand": (1,),

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tccompile.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.program import Op, Program, Tensor, tensor_fields
+from tccompile.program import Op, Program, Scatter, Tensor, tensor_fields
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -96,8 +97,11 @@ def _tensor(t: Tensor) -> str:
 
 
 def op_text(op: Op) -> str:
-    fields = {name: getattr(op, name) for name in op.__dataclass_fields__ if name not in ("nodes", "y", "epilogue", "pre")}
+    names = (f.name for f in dataclasses.fields(op) if f.name not in ("nodes", "y", "epilogue", "pre"))
+    fields = {name: getattr(op, name) for name in names}
     tensors = set(tensor_fields(op))
+    if isinstance(op, Scatter):
+        fields["at"] = f"[{', '.join(map(index_text, op.at))}]"
     shown = [f"{k}={_names(v) if k in tensors else v}" for k, v in fields.items()]
     return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}"
 

@@ -16,6 +16,7 @@ from tccompile.program import (
     GATES,
     Attention,
     Conv,
+    Cumulate,
     Gemm,
     Norm,
     Op,
@@ -25,9 +26,11 @@ from tccompile.program import (
     Reduce,
     Resize,
     Rnn,
+    Scatter,
     Shape,
     Softmax,
     Tensor,
+    TopK,
     dense,
     verify,
 )
@@ -118,7 +121,8 @@ def _check_recipe(name: str, recipe: Recipe) -> None:
 def _check_op(op: Op, program: Program) -> None:
     require(op.nodes, f"{type(op).__name__} without a node's name")
     what = f"{type(op).__name__} {op.nodes[0]!r}"
-    for view in op.views:
+    places = op.at if isinstance(op, Scatter) else ()
+    for view in op.views + ((View(op.y, places),) if places else ()):
         for index in (*view.index, *(r.index for r in view.valid)):
             require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
     for name in (*op.inputs, op.y):
@@ -128,6 +132,8 @@ def _check_op(op: Op, program: Program) -> None:
     shape = program.op_shape(op)
     for view in op.views:
         _check_view(view, program.tensors, shape, what)
+    if isinstance(op, Scatter):
+        _check_view(View(op.y, places), program.tensors, program.tensors[op.updates].shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
     if type(op) in RULES:
         operands = {name: program.tensors[name].shape for name in op.operands}
@@ -172,6 +178,20 @@ def _attention(op: Attention, shapes: dict[str, Shape], y: Shape) -> Iterator[bo
     if op.mask is not None:
         scores = (*q[:3], k[2])
         yield len(shapes[op.mask]) == 4 and all(n in (1, s) for n, s in zip(shapes[op.mask], scores, strict=True))
+
+
+def _cumulate(op: Cumulate, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    yield shapes[op.x] == y and _axes((op.axis,), y) and op.combine in ("add", "mul")
+
+
+def _top_k(op: TopK, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x = shapes[op.x]
+    yield _axes((op.axis,), x) and len(y) == len(x) and y[op.axis] <= x[op.axis]
+    yield all(n == y[a] for a, n in enumerate(x) if a != op.axis)
+
+
+def _scatter(op: Scatter, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    yield shapes[op.x] == y and op.combine in ("set", "add", "mul", "min", "max")
 
 
 def _reduce(op: Reduce, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
@@ -221,6 +241,9 @@ def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
 RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Attention: _attention,
     Conv: _conv,
+    Cumulate: _cumulate,
+    Scatter: _scatter,
+    TopK: _top_k,
     Gemm: _gemm,
     Norm: _norm,
     Pool: _pool,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
-from tccompile.expr import ACC, DType, Epilogue, Expr, Shape, View, walk
+from tccompile.expr import ACC, Coord, DType, Element, Epilogue, Expr, Index, Shape, View, walk
 from tccompile.weights import Recipe
 
 PAD = 8
@@ -88,6 +89,9 @@ class Op:
     y: str
     epilogue: Epilogue = field(default_factory=Epilogue)
 
+    takes_epilogue: ClassVar[bool] = True
+    """Whether `epilogue` may be more than what the op computed."""
+
     @property
     def operands(self) -> tuple[str, ...]:
         """The tensors it reads beside those of its views."""
@@ -162,6 +166,65 @@ class Attention(Op):
     @property
     def operands(self) -> tuple[str, ...]:
         return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cumulate(Op):
+    """y = the sums or products of x's elements along `axis` up to each one, or of those before it if `exclusive`.
+
+    reverse  from the end of the axis on
+    """
+
+    x: str
+    axis: int
+    combine: str  # "add" or "mul"
+    exclusive: bool = False
+    reverse: bool = False
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Op):
+    """y (int64) = where along `axis` x's largest (or smallest) elements are, the first of equals first and NaN last.
+
+    As many as y has along the axis.
+    """
+
+    x: str
+    axis: int
+    largest: bool = True
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter(Op):
+    """y = x, and then for each element i of the updates, in row-major order, y[at(i)] = combine(y[at(i)], updates[i]).
+
+    at       one index for each axis of y over the coordinates of the updates: 0, a coordinate (each at most once), or an
+             `Element` at indices that are affine
+    combine  "set" (the update itself), "add", "mul", "min" or "max"
+    """
+
+    x: str
+    updates: str
+    at: tuple[Index, ...]
+    combine: str = "set"
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x, self.updates, *(e.tensor for index in self.at for e in index.elements))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +352,8 @@ class Rnn(Op):
     reset_after: bool = False
     coupled: bool = False
 
+    takes_epilogue = False
+
     @property
     def operands(self) -> tuple[str, ...]:
         return tuple(name for name in (self.x, self.r, self.b, self.p, self.h, self.c, self.lengths) if name is not None)
@@ -297,7 +362,7 @@ class Rnn(Op):
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 """By the cell of an Rnn."""
 
-OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Pool, Reduce, Softmax, Norm, Resize, Rnn)
+OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Cumulate, TopK, Scatter, Pool, Reduce, Softmax, Norm, Resize, Rnn)
 
 
 # --- Program ---------------------------------------------------------------------------------------------------------
@@ -362,7 +427,7 @@ def multiplied(op: Op) -> tuple[str, ...]:
     return ()
 
 
-TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "y", "index", "weights", "r", "p", "h", "c", "lengths")
+TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths")
 
 
 def tensor_fields(op: Op) -> Iterator[str]:
@@ -378,6 +443,8 @@ def renamed(op: Op, names: Mapping[str, str]) -> Op:
 
     loads = tuple(v.renamed(names) for v in op.epilogue.loads)
     changed = {name: new(getattr(op, name)) for name in tensor_fields(op)}
+    if isinstance(op, Scatter):
+        changed["at"] = tuple(index.renamed(names) for index in op.at)
     return replace(op, epilogue=replace(op.epilogue, loads=loads), **changed)
 
 
@@ -411,8 +478,28 @@ def verify(program: Program) -> None:
         assert name in written, f"nothing writes the output {name}"
 
 
+def _verify_places(op: Scatter, where: str) -> None:
+    through: list[int] = []
+    for index in op.at:
+        match index:
+            case Index((), 0):
+                continue
+            case Index(((Coord(axis), 1),), 0):
+                through.append(axis)
+            case Index(((Element(_, inner, _), 1),), 0):
+                assert all(i.affine is not None for i in inner), f"{where}: it reads an index at an index that is not affine"
+            case _:
+                raise AssertionError(f"{where}: it writes at {index}")
+    assert len(set(through)) == len(through), f"{where}: it writes at one coordinate along two axes"
+
+
 def _verify_expressions(program: Program, op: Op, where: str) -> None:
     shape = program.op_shape(op)
+    if not op.takes_epilogue:
+        plain = Epilogue(Expr("acc", (), None, program.tensors[op.y].dtype.compute))
+        assert op.epilogue == plain, f"{where}: it takes no epilogue"
+    if isinstance(op, Scatter):
+        _verify_places(op, where)
     for view in op.views:
         assert len(view.index) == program.tensors[view.tensor].rank, f"{where}: the view of {view.tensor} has another rank"
         if not isinstance(op, Pointwise):

@@ -15,7 +15,7 @@ import numpy as np
 from tccompile.expr import Epilogue, Expr, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.fuse.editor import Editor, canonical_view, fits, names, tidy
 from tccompile.ops.movement import depth_to_space_view
-from tccompile.program import Conv, Op, Pointwise, Program, Rnn, dense, renamed
+from tccompile.program import Conv, Op, Pointwise, Program, dense, renamed
 from tccompile.weights import Literal, transform
 
 SCATTERED_CHANNELS = 16
@@ -45,7 +45,8 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     """`producer` storing what `consumer` makes of its result, or None where that cannot be an epilogue."""
     t, y = e.tensors[producer.y], e.tensors[consumer.y]
     if (
-        isinstance(producer, Pointwise | Rnn)
+        isinstance(producer, Pointwise)
+        or not producer.takes_epilogue
         or t.rank > 4
         or e.readers[t.name] != {e.position[consumer.y]}
         or not e.is_private(t.name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import attention, conv, linear, movement, norm, pointwise, pool, quantized, reduce, resize, rnn
+from tccompile.ops import attention, conv, linear, lines, movement, norm, pointwise, pool, quantized, reduce, resize, rnn
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -43,6 +43,9 @@ CONVERTERS: dict[str, Converter] = {
     "GatherElements": movement.gather_elements,
     "GatherND": movement.gather_nd,
     "ScatterND": movement.scatter_nd,
+    "ScatterElements": lines.scatter_elements,
+    **dict.fromkeys(("CumSum", "CumProd"), lines.cumulative),
+    "TopK": lines.top_k,
     "Split": movement.split,
     "Concat": movement.concat,
     "Expand": movement.expand,

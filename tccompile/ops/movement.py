@@ -29,6 +29,7 @@ from tccompile.expr import (
     reshape_view,
 )
 from tccompile.ops.builder import Builder, Reads, order_of, shape_of
+from tccompile.ops.lines import scatter_rows
 from tccompile.program import Tensor
 
 # --- Views -----------------------------------------------------------------------------------------------------------
@@ -213,33 +214,41 @@ def gather_nd(node: gs.Node, b: Builder) -> None:
 
 def scatter_nd(node: gs.Node, b: Builder) -> None:
     """Constant indices that are a box of the data, in order: the updates inside it, the data around it."""
-    x, updates, y = b.value(node.inputs[0]), b.value(node.inputs[2]), node.outputs[0]
-    indices = b.array(1, "indices")
-    assert indices is not None
-    if b.attr("reduction", "none") != "none":
-        raise b.refuse(f"its reduction is {b.attr('reduction')!r}", "use none, or add in a separate step")
-    k = indices.shape[-1]
-    rows = _checked(b, indices.reshape(-1, k), np.array(x.shape[:k]))
-    values = [np.unique(rows[:, a]) for a in range(k)]
-    grid = np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, k) if k else rows
-    steps = [int(v[1] - v[0]) if len(v) > 1 else 1 for v in values]
-    if not np.array_equal(rows, grid) or any((np.diff(v) != s).any() for v, s in zip(values, steps, strict=True)):
-        raise b.refuse("its indices are not those of a slice", "assign to slices with constant steps")
-    shape, box = x.shape, (*map(len, values), *x.shape[k:])
+    source, indices, updates = node.inputs
+    rows = _box(b, indices, shape_of(source)) if b.attr("reduction", "none") == "none" else None
+    if rows is None:
+        scatter_rows(node, b)
+        return
+    x, u, y = b.value(source), b.value(updates), node.outputs[0]
+    steps = [int(v[1] - v[0]) if len(v) > 1 else 1 for v in rows]
+    shape, box = x.shape, (*map(len, rows), *x.shape[len(rows) :])
     index, valid, partial = [coord(a) for a in range(x.rank)], [], []
-    for a, (v, step) in enumerate(zip(values, steps, strict=True)):
+    for a, (v, step) in enumerate(zip(rows, steps, strict=True)):
         if len(v) < shape[a]:
             inside = coord(a) - int(v[0])
             index[a] = quotient(inside, step, shape)
             valid.append(Range(inside, 0, step * len(v)))
             partial.append((a, np.isin(np.arange(shape[a]), v).astype(np.float32)))
-    source = reshape_view(updates.name, updates.shape, box).at(index, shape)
+    view = reshape_view(u.name, u.shape, box).at(index, shape)
     reads = Reads(b, shape)
-    value, old = reads.view(replace(source, valid=tuple(valid))), reads.view(identity_view(x.name, x.rank))
+    value, old = reads.view(replace(view, valid=tuple(valid))), reads.view(identity_view(x.name, x.rank))
     for a, mask in partial:
         inside_a = reads.view(View(b.literal(f"{y.name}.inside{a}", mask).name, (coord(a),)))
         value = call("where", call("greater", inside_a, 0.0), value, old)
-    b.compute(b.result(y, b.order_for(shape, node.inputs[0])), value, reads)
+    b.compute(b.result(y, b.order_for(shape, source)), value, reads)
+
+
+def _box(b: Builder, indices: gs.Tensor, shape: Shape) -> list[np.ndarray] | None:
+    """The values along each axis of constant rows of indices that are those of a slice, in order; else None."""
+    if not isinstance(indices, gs.Constant) or not indices.shape[-1] or 0 in indices.shape:
+        return None
+    k = indices.shape[-1]
+    rows = _checked(b, np.asarray(indices.values).reshape(-1, k), np.array(shape[:k]))
+    values = [np.unique(rows[:, a]) for a in range(k)]
+    if any(len(v) > 1 and (np.diff(v) != v[1] - v[0]).any() for v in values):
+        return None
+    grid = np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, k)
+    return values if np.array_equal(rows, grid) else None
 
 
 def split(node: gs.Node, b: Builder) -> None:

@@ -106,14 +106,14 @@ OVERFLOW = ("Add", "Sub", "Mul", "Sum", "Div", "Neg", "Abs", "BitwiseNot", "BitS
 
 def any_type(node: gs.Node, b: Builder) -> None:
     """An op of ANY."""
-    _check_uint64(node, b)
+    check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     _write(node, b, ANY[node.op](*map(reads.broadcast, node.inputs)), reads)
 
 
 def float_function(node: gs.Node, b: Builder) -> None:
     """An op of FLOAT."""
-    _check_uint64(node, b)
+    check_uint64(node, b)
     fn, attributes = FLOAT[node.op]
     reads = Reads(b, shape_of(node.outputs[0]))
     x = cast(reads.broadcast(node.inputs[0]), DType.F32)
@@ -133,7 +133,7 @@ def swish(node: gs.Node, b: Builder) -> None:
 
 
 def clip(node: gs.Node, b: Builder) -> None:
-    _check_uint64(node, b)
+    check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     x = reads.broadcast(node.inputs[0])
     for i, fn in ((1, "max"), (2, "min")):
@@ -145,7 +145,7 @@ def clip(node: gs.Node, b: Builder) -> None:
 
 def pow_(node: gs.Node, b: Builder) -> None:
     """In the base's type; a float exponent of an integer base computes in floats, and the result is truncated."""
-    _check_uint64(node, b)
+    check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     x, e = map(reads.broadcast, node.inputs)
     if x.dtype is not e.dtype:
@@ -160,7 +160,7 @@ def pow_(node: gs.Node, b: Builder) -> None:
 
 def mod(node: gs.Node, b: Builder) -> None:
     """With fmod the result has the dividend's sign, else the divisor's."""
-    _check_uint64(node, b)
+    check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     x, divisor = map(reads.broadcast, node.inputs)
     if not b.attr("fmod", 0):
@@ -191,7 +191,7 @@ def bit_shift(node: gs.Node, b: Builder) -> None:
     """x * 2^n, or floor(x / 2^n). Fewer than no bits are as all of them: only the sign is left."""
     right = b.attr("direction") == "RIGHT"
     if right:
-        _check_uint64(node, b)
+        check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     x, n = map(reads.broadcast, node.inputs)
     if right:
@@ -252,6 +252,6 @@ def wrapped(x: Expr, dtype: DType) -> Expr:
     return call("sub", call("bit_and", call("add", x, half), mask), half)
 
 
-def _check_uint64(node: gs.Node, b: Builder) -> None:
+def check_uint64(node: gs.Node, b: Builder) -> None:
     if node.op not in SIGN_FREE and any(dtype_of(t) is DType.U64 for t in node.inputs if t.name):
         raise b.refuse("its operands are uint64, which is computed as int64", "use int64, or uint32")

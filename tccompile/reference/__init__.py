@@ -8,8 +8,26 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Shape, Softmax
+from tccompile.program import (
+    Attention,
+    Conv,
+    Cumulate,
+    Gemm,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Program,
+    Reduce,
+    Resize,
+    Rnn,
+    Scatter,
+    Shape,
+    Softmax,
+    TopK,
+)
 from tccompile.reference.expressions import evaluate_expr
+from tccompile.reference.lines import cumulate, scatter, top_k
 from tccompile.reference.recurrent import rnn
 from tccompile.reference.reductions import norm, reduce, softmax
 from tccompile.reference.storage import convert, elements, from_storage, store, to_storage
@@ -62,13 +80,16 @@ def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.nda
 MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
     Attention: attention,
     Conv: conv,
+    Cumulate: cumulate,
     Gemm: gemm,
     Norm: norm,
     Pool: pool,
     Reduce: reduce,
     Resize: resize,
     Rnn: rnn,
+    Scatter: scatter,
     Softmax: softmax,
+    TopK: top_k,
 }
 """meaning(op, values, shape): what the op computes before its epilogue. A Pointwise is all epilogue."""
 

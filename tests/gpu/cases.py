@@ -33,6 +33,7 @@ from tccompile.program import (
     GATES,
     Attention,
     Conv,
+    Cumulate,
     Gemm,
     Norm,
     Op,
@@ -42,8 +43,10 @@ from tccompile.program import (
     Reduce,
     Resize,
     Rnn,
+    Scatter,
     Softmax,
     Tensor,
+    TopK,
     dense,
     verify,
 )
@@ -472,6 +475,53 @@ def _gather_nd(b: Builder):
     return load(0), (View("x", index, (Range(row, 0, 4),), -1.0),)
 
 
+def cumulate(case: str, x: tuple[int, ...], axis: int, combine: str, dtype: DType = F16, order=None, **flags: bool) -> Program:
+    """A cumulative sum or product, of numbers near 1 for a product."""
+    b = Builder(case)
+    values = b.rng.standard_normal(x) if dtype.is_float else b.rng.integers(-9, 9, x)
+    b.values("x", values if combine == "add" else 1 + values / 50, dtype, order)
+    b.result(x, dtype, order)
+    return b.program(Cumulate(nodes=(case,), y="y", x="x", axis=axis, combine=combine, epilogue=_plain(dtype), **flags))
+
+
+def top_k(case: str, x: tuple[int, ...], axis: int, k: int, dtype: DType = F16, order=None, largest: bool = True) -> Program:
+    """Of few different values, so that many are equal; floats with infinities and NaN."""
+    b = Builder(case)
+    values = b.rng.integers(-20, 20, x)
+    if dtype.is_float:
+        values = np.where(values == 7, np.nan, np.where(values == -3, np.inf, values / 8))
+    b.values("x", values, dtype, order)
+    b.result((*x[:axis], k, *x[axis + 1 :]), I64, order)
+    return b.program(TopK(nodes=(case,), y="y", x="x", axis=axis, largest=largest, epilogue=_plain(I64)))
+
+
+def scatter(
+    case: str, x: tuple[int, ...], updates: tuple[int, ...], at: Sequence[int | str], combine: str, dtype: DType = F16, order=None
+) -> Program:
+    """at: for each axis of x an axis of the updates, or the name of an index that is read at the updates' first axes."""
+    b = Builder(case)
+    numbers = dtype is I64
+    for name, shape in (("x", x), ("updates", updates)):
+        if numbers:
+            b.integers(name, shape, dtype)
+        else:
+            b.normal(name, shape, dtype, order if name == "x" else None)
+    b.result(x, dtype, order)
+    places = []
+    for axis, how in enumerate(at):
+        if isinstance(how, int):
+            places.append(coord(how))
+        else:
+            b.integers(how, updates[: len(how)], DType.I32, -x[axis], x[axis])
+            places.append(element(how, [coord(a) for a in range(len(how))], x[axis]))
+    op = Scatter(nodes=(case,), y="y", x="x", updates="updates", at=tuple(places), combine=combine, epilogue=_plain(dtype))
+    return b.program(op)
+
+
+def _plain(dtype: DType) -> Epilogue:
+    return Epilogue(Expr("acc", (), None, dtype.compute))
+
+
 def _chain(b: Builder):
     """(x·scale + r) through silu and a clip, broadcast along two ways"""
     shape = (2, 35, 7, 9)
@@ -822,6 +872,22 @@ CASES: Cases = {
     "reshape": _case(pointwise, _reshaped),
     "pad": _case(pointwise, _padded),
     "channel_shuffle": _case(pointwise, _shuffled),
+    "cumsum": _case(cumulate, (3, 17, 20), 1, "add"),
+    "cumsum_of_lanes": _case(cumulate, (3, 5, 100), 2, "add", F32, exclusive=True),
+    "cumsum_nhwc": _case(cumulate, (2, 13, 5, 7), 1, "add", F16, NHWC, reverse=True),
+    "cumsum_integers": _case(cumulate, (40,), 0, "add", I64, exclusive=True, reverse=True),
+    "cumprod": _case(cumulate, (6, 90), 1, "mul", F32),
+    "top_k": _case(top_k, (5, 90), 1, 10),
+    "top_k_all": _case(top_k, (2, 37, 3), 1, 37, F32, largest=False),
+    "top_k_nhwc": _case(top_k, (1, 21, 6, 5), 1, 3, F16, NHWC),
+    "top_k_integers": _case(top_k, (4, 50), 0, 2, DType.I32, largest=False),
+    "scatter_elements": _case(scatter, (3, 40, 11), (3, 9, 11), (0, "iii", 2), "set"),
+    "scatter_elements_add": _case(scatter, (3, 5, 4), (3, 60, 4), (0, "iii", 2), "add", F32),
+    "scatter_rows": _case(scatter, (7, 6, 24), (30, 24), ("a", "b", 1), "max"),
+    "scatter_points": _case(scatter, (300,), (400,), ("i",), "add", F32),
+    "scatter_last_wins": _case(scatter, (100,), (200,), ("i",), "set", F32),
+    "scatter_integers": _case(scatter, (9, 4), (40, 4), ("i", 1), "min", I64),
+    "scatter_nhwc": _case(scatter, (2, 19, 4, 5), (2, 6, 4, 5), (0, "iiii", 2, 3), "mul", F16, NHWC),
     "embedding": _case(pointwise, _embedding),
     "gather_elements": _case(pointwise, _gather_elements),
     "gather_nd": _case(pointwise, _gather_nd),

@@ -1,0 +1,97 @@
+"""Cumulative sums and products along an axis, on every generation: a thread goes along each line, in float32 or int64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import DType, const
+from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, execute, names, split, types_of
+from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.lines import (
+    LIMIT,
+    THREADS,
+    address,
+    dividers,
+    filled,
+    indented,
+    inner,
+    outermost_first,
+    refusal,
+    take_dividers,
+)
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.program import Cumulate, Op, Program
+
+COMBINE = {"add": ("{} + {}", 0), "mul": ("{} * {}", 1)}
+
+
+class CumulateKernel(Kernel):
+    """Every Cumulate of floats or integers."""
+
+    name = "cumulate"
+    realises = Cumulate
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Cumulate)
+        x = program.tensors[op.x]
+        return f"it has {x.size} elements, 2**31 or more" if x.size > LIMIT else refusal(op, program)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Cumulate)
+        x = program.tensors[op.x]
+        return 2 * LAUNCH_US + traffic_us(op, program, arch) + 0.05 * x.shape[op.axis]
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Cumulate)
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        first = filled(op, program, const(0, y.dtype.compute), (), arch) if y.padded != y.shape else ()
+        if not y.size:
+            return Work(first)
+        n = x.shape[op.axis]
+        rows = outermost_first([a for a in range(x.rank) if a != op.axis], x)
+        args: list[Arg] = [I32(x.size // n), I32(n), *dividers([x.shape[a] for a in rows])]
+        for t in (x, y):
+            args += [Ptr(t.name), *(I32(t.strides[a]) for a in (*rows, op.axis))]
+        params = {"rows": len(rows), "x": x.dtype.value, "y": y.dtype.value, "combine": op.combine,
+                  "exclusive": op.exclusive, "reverse": op.reverse}  # fmt: skip
+        return Work((*first, Launch(code(self.name, **params), (-(-(x.size // n) // THREADS), 1, 1), THREADS, tuple(args))))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        from numba.cuda import types
+
+        text, kinds, accesses = source(**params)
+        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
+        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+
+
+def source(rows: int, x: str, y: str, combine: str, exclusive: bool, reverse: bool) -> tuple[str, list[str], Accesses]:
+    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
+    taken, out = Parameters(), Lines()
+    given, stored = DType(x), DType(y)
+    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
+    threads, n = taken.take(), taken.take()
+    digits_of = take_dividers(taken, rows)
+    x_base, *x_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
+    y_base, *y_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
+    thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
+    row = split(out, thread, digits_of) if rows else []
+    x_line = address(out, x_base, row, x_steps[:-1], given.size)
+    y_line = address(out, y_base, row, y_steps[:-1], stored.size)
+    formula, neutral = COMBINE[combine]
+    out.lines.append(f"total = {COMPUTE[given.compute]}({neutral})")
+    body = inner(out)
+    at = body.let(f"i32({n} - 1 - step)" if reverse else "i32(step)")
+    value = body.let(f"get({x_line} + i64({at}) * (i64({x_steps[-1]}) * {given.size}))")
+    advance = f"total = {formula.format('total', value)}"
+    put = f"put({y_line} + i64({at}) * (i64({y_steps[-1]}) * {stored.size}), total)"
+    body.lines += [put, advance] if exclusive else [advance, put]
+    text = (
+        f"def kernel({', '.join(f'a{i}' for i in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
+        f"{indented(out.lines[1:], 2)}        for step in range({n}):\n{indented(body.lines, 3)}"
+    )
+    return text, taken.kinds, accesses

@@ -1,0 +1,173 @@
+"""Scatter on every generation: y = x, then updates at indices that are read, in an order that is always the same.
+
+An axis of y that a coordinate of the updates goes through unchanged is free: threads at different coordinates never meet.
+For the others (the sequence) a thread goes through all updates in their order, and takes those whose place is in its bucket,
+so that no two threads write one element, duplicates come in order, and sums are the same on every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import Coord, DType, Element, identity_view, load
+from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
+from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, indented, inner, refusal, take_dividers
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.program import Op, Program, Scatter
+
+COMBINE = {
+    "set": "{1}",
+    "add": "{0} + {1}",
+    "mul": "{0} * {1}",
+    "min": "minimum({0}, {1})",
+    "max": "maximum({0}, {1})",
+}
+
+BUCKETS = 1024
+"""At most so many threads go through one sequence."""
+
+FILL = 1 << 15
+"""Threads that fill a GPU: with fewer, a sequence is shared by buckets."""
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """free: axes of the updates that are axes of y; sequence: the others, outermost first; buckets: a power of 2."""
+
+    free: tuple[int, ...]
+    sequence: tuple[int, ...]
+    buckets: int
+    threads: int
+    steps: int
+
+
+def _shares(op: Scatter, program: Program) -> _Shares:
+    updates = program.tensors[op.updates]
+    through = {atom.axis for index in op.at for atom, _ in index.terms if isinstance(atom, Coord)}
+    free = tuple(sorted(through, key=lambda a: -updates.strides[a]))
+    sequence = tuple(a for a in range(updates.rank) if a not in through)
+    threads, steps = math.prod(updates.shape[a] for a in free), math.prod(updates.shape[a] for a in sequence)
+    buckets = 1
+    while 2 * buckets <= min(BUCKETS, steps // 4) and threads * 2 * buckets <= FILL:
+        buckets *= 2
+    return _Shares(free, sequence, buckets, threads * buckets, steps)
+
+
+class ScatterKernel(Kernel):
+    """Every Scatter."""
+
+    name = "scatter"
+    realises = Scatter
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Scatter)
+        shares = _shares(op, program)
+        if max(shares.threads, shares.steps) > LIMIT:
+            return "it has 2**31 updates or more"
+        return refusal(op, program)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Scatter)
+        return 2 * LAUNCH_US + traffic_us(op, program, arch) + 0.03 * _shares(op, program).steps
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Scatter)
+        x, updates, y = (program.tensors[n] for n in (op.x, op.updates, op.y))
+        first = filled(op, program, load(0, x.dtype.compute), (identity_view(x.name, x.rank),), arch)
+        if not updates.size:
+            return Work(first)
+        shares = _shares(op, program)
+        axes = (*shares.free, *shares.sequence)
+        args: list[Arg] = [I32(shares.threads), I32(shares.steps), I32(shares.buckets - 1)]
+        args += dividers([shares.buckets, *(updates.shape[a] for a in shares.free)])
+        args += dividers([updates.shape[a] for a in shares.sequence])
+        args += [Ptr(updates.name), *(I32(updates.strides[a]) for a in axes), Ptr(y.name)]
+        kinds: list[Value] = []
+        for index, stride, extent in zip(op.at, y.strides, y.shape, strict=True):
+            args.append(I32(stride))
+            ((atom, _),) = index.terms or ((None, 0),)
+            if atom is None:
+                kinds.append("zero")
+            elif isinstance(atom, Coord):
+                kinds.append(shares.free.index(atom.axis))
+            else:
+                assert isinstance(atom, Element)
+                source = program.tensors[atom.tensor]
+                steps, offset = dict.fromkeys(axes, 0), 0
+                for i, s in zip(atom.index, source.strides, strict=True):
+                    offset += i.constant * s
+                    for axis, k in (i.affine or {}).items():
+                        steps[axis] += k * s
+                kinds.append(source.dtype.value)
+                args += [Ptr(source.name, offset * source.dtype.size), *map(I32, steps.values()), I32(extent)]
+        params: dict[str, Value] = {
+            "combine": op.combine, "free": len(shares.free), "sequence": len(shares.sequence), "axes": tuple(kinds),
+            "updates": updates.dtype.value, "y": y.dtype.value,
+        }  # fmt: skip
+        grid = (-(-shares.threads // THREADS), 1, 1)
+        return Work((*first, Launch(code(self.name, **params), grid, THREADS, tuple(args))))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        from numba.cuda import types
+
+        text, kinds, accesses = source(**params)
+        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
+        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+
+
+def source(combine: str, free: int, sequence: int, axes: Any, updates: str, y: str) -> tuple[str, list[str], Accesses]:
+    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
+    taken, out = Parameters(), Lines()
+    given, stored = DType(updates), DType(y)
+    accesses: Accesses = {"update": ("load", given, 1, False), "put": ("store", stored, 1, False)}
+    if combine != "set":
+        accesses["get"] = ("load", stored, 1, False)
+    threads, steps, mask = taken.take(), taken.take(), taken.take()
+    outer, inside = take_dividers(taken, free + 1), take_dividers(taken, sequence)
+    update, update_steps = taken.take("address"), [taken.take() for _ in range(free + sequence)]
+    target = taken.take("address")
+    described = []
+    for kind in axes:
+        stride = taken.take()
+        if isinstance(kind, str) and kind != "zero":
+            accesses[f"index_{kind}"] = ("load", DType(kind), 1, False)
+            described.append((kind, stride, taken.take("address"), [taken.take() for _ in update_steps], taken.take()))
+        else:
+            described.append((kind, stride, "", [], ""))
+    thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
+    bucket, *here = split(out, thread, outer)
+    body = inner(out)
+    number = body.let("i32(step)")
+    digits = [*here, *(split(body, number, inside) if sequence else [])]
+    where, place = target, "i32(0)"
+    for kind, stride, base, index_steps, extent in described:
+        if isinstance(kind, int):
+            where += f" + i64({here[kind]}) * (i64({stride}) * {stored.size})"
+        elif kind != "zero":
+            value = body.let(f"index_{kind}({address(body, base, digits, index_steps, DType(kind).size)})")
+            value = body.let(f"select({value} < i64(0), {value} + i64({extent}), {value})")
+            value = body.let(f"i32(maximum(minimum({value}, i64({extent}) - i64(1)), i64(0)))")
+            where += f" + i64({value}) * (i64({stride}) * {stored.size})"
+            place = body.let(f"i32({place} * {extent} + {value})")
+    mine = body.let(f"({place} & {mask}) == {bucket}")
+    take = inner(body)
+    where = take.let(where)
+    value = take.loaded(take.let(f"update({address(take, update, digits, update_steps, given.size)})"), given)
+    compute = given.compute
+    if combine != "set":
+        value = take.let(COMBINE[combine].format(take.let(f"get({where})"), value))
+    take.lines.append(f"put({where}, {take.stored(value, compute, stored)})")
+    text = (
+        f"def kernel({', '.join(f'a{k}' for k in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
+        f"{indented(out.lines[1:], 2)}        for step in range({steps}):\n{indented(body.lines, 3)}"
+        f"            if {mine}:\n{indented(take.lines, 4)}"
+    )
+    return text, taken.kinds, accesses

@@ -1,0 +1,111 @@
+"""Where the k largest or smallest elements of each line lie, in order, on every generation.
+
+A thread for each element counts the elements of its line that come before it, and writes its place if they are fewer than k.
+That is n² comparisons of a line of n elements, all of them independent: fewer steps than sorting up to some 10,000 elements,
+and the same result on every run. A line's elements are read by all threads of a warp at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import DType, const
+from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
+from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.lines import (
+    LIMIT,
+    THREADS,
+    address,
+    dividers,
+    filled,
+    indented,
+    inner,
+    outermost_first,
+    refusal,
+    take_dividers,
+)
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.program import Op, Program, TopK
+
+
+class TopKKernel(Kernel):
+    """Every TopK of floats or integers."""
+
+    name = "top_k"
+    realises = TopK
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, TopK)
+        x = program.tensors[op.x]
+        return f"it has {x.size} elements, 2**31 or more" if x.size > LIMIT else refusal(op, program)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, TopK)
+        x = program.tensors[op.x]
+        n = x.shape[op.axis]
+        # some five instructions a comparison, and each takes a load from a cache to begin with
+        compared = n * max(5 * x.size / (arch.sms * 128), 30.0) / 1500
+        return 2 * LAUNCH_US + traffic_us(op, program, arch) + compared
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, TopK)
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        first = filled(op, program, const(0, DType.I64), (), arch) if y.padded != y.shape else ()
+        if not y.size:
+            return Work(first)
+        rows = outermost_first([a for a in range(x.rank) if a != op.axis], x)
+        args: list[Arg] = [I32(x.size), I32(x.shape[op.axis]), I32(y.shape[op.axis])]
+        args += dividers([*(x.shape[a] for a in rows), x.shape[op.axis]])
+        for t in (x, y):
+            args += [Ptr(t.name), *(I32(t.strides[a]) for a in (*rows, op.axis))]
+        params = {"rows": len(rows), "x": x.dtype.value, "y": y.dtype.value, "largest": op.largest}
+        return Work((*first, Launch(code(self.name, **params), (-(-x.size // THREADS), 1, 1), THREADS, tuple(args))))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        from numba.cuda import types
+
+        text, kinds, accesses = source(**params)
+        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
+        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+
+
+def source(rows: int, x: str, y: str, largest: bool) -> tuple[str, list[str], Accesses]:
+    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
+    taken, out = Parameters(), Lines()
+    given, stored = DType(x), DType(y)
+    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
+    threads, n, k = taken.take(), taken.take(), taken.take()
+    digits_of = take_dividers(taken, rows + 1)
+    x_base, *x_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
+    y_base, *y_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
+    thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
+    *row, own = split(out, thread, digits_of)
+    line = address(out, x_base, row, x_steps[:-1], given.size)
+    last = f"f32({'-inf' if largest else 'inf'})"
+
+    def element(lines: Lines, at: str) -> str:
+        """The element as it is compared: NaN comes last."""
+        value = lines.let(f"get({line} + i64({at}) * (i64({x_steps[-1]}) * {given.size}))")
+        return lines.let(f"select(isnan({value}), {last}, {value})") if given.is_float else value
+
+    mine = element(out, own)
+    out.lines.append("before = i32(0)")
+    body = inner(out)
+    other_at = body.let("i32(step)")
+    other = element(body, other_at)
+    ahead = body.let(f"({other} {'>' if largest else '<'} {mine}) | (({other} == {mine}) & ({other_at} < {own}))")
+    body.lines.append(f"before = i32(before + select({ahead}, i32(1), i32(0)))")
+    take = inner(body)
+    where = address(take, y_base, [*row, "before"], y_steps, stored.size)
+    take.lines.append(f"put({where}, i64({own}))")
+    text = (
+        f"def kernel({', '.join(f'a{i}' for i in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
+        f"{indented(out.lines[1:], 2)}        for step in range({n}):\n{indented(body.lines, 3)}"
+        f"        if before < {k}:\n{indented(take.lines, 3)}"
+    )
+    return text, taken.kinds, accesses
