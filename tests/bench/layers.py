@@ -1,4 +1,4 @@
-"""Single layers on a GPU, beside cuBLAS and cuDNN: python -m tests.bench.layers [--quick] [--batch 1,8,32] [--all] [--plot FILE]
+"""Single layers on a GPU, beside cuBLAS and cuDNN: python -m tests.bench.layers [--quick] [--batch 1,8,32] [--plot FILE]
 
 zoo        every distinct Conv and Gemm of the networks, at each batch; a convolution with bias and ReLU, a Gemm with bias
 attention  heads of 64 and 128 elements, sequences of 512 to 4096, and those of networks; the peer is scaled_dot_product_attention
@@ -6,10 +6,10 @@ inference  DeepBench's lists for server and device inference: weights as the ker
 training   DeepBench's lists for training: operands as the lists store them, transposed or not; where their rows do not begin
            at multiples of 16 bytes, the copy that kernels read is timed too
 
-Ours is the config that the cost model takes, without a table; "best" is the fastest of the candidates that --tune measures, or
-with --all of all. The peer is PyTorch in fp16: channels-last and cudnn.benchmark for a convolution, its bias and `relu_`;
-`mm` or `linear` for a Gemm. Both run as tccompile/tune.py says: repetitions in a CUDA graph, constants that are not in the L2
-cache, random values. Times are microseconds; every time, ours and theirs, is a median.
+Ours is the config that the cost model takes, without a table; "best" is the fastest of those measured, the --candidates cheapest
+by their estimates, as many as --tune measures. The peer is PyTorch in fp16: channels-last and cudnn.benchmark for a convolution,
+its bias and `relu_`; `mm` or `linear` for a Gemm. Both run as tccompile/tune.py says: repetitions in a CUDA graph, constants that
+are not in the L2 cache, random values. Times are microseconds; every time, ours and theirs, is a median.
 """
 
 from __future__ import annotations
@@ -288,11 +288,10 @@ class Row:
         return self.peer / self.ours
 
 
-def ours(rows: Sequence[Row], every: bool) -> Iterator[Row]:
+def ours(rows: Sequence[Row], count: int) -> Iterator[Row]:
     """Each row with our times filled in. All kernels are compiled before the first comes."""
     gpu, arch = gpu_to_measure(tuple(ARCHS))
     parts = [(row, op, program) for row in rows for op, program in row.layer.parts()]
-    count = None if every else COUNT
     trials = [Trial(op, program, candidates(op, program, arch)[:count]) for _, op, program in parts]
     for number, (_, results) in enumerate(measure(trials, gpu, arch, progress)):
         row = parts[number][0]
@@ -453,7 +452,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
     parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
     parser.add_argument("--lists", default="zoo,inference,training,attention")
-    parser.add_argument("--all", action="store_true", help="measure every config, not those of least estimated time")
+    parser.add_argument(
+        "--candidates", type=int, default=COUNT, metavar="N", help="configs to measure: those of least estimated time"
+    )
     parser.add_argument("--seconds", type=float, help="stop after so long, with what there is by then")
     parser.add_argument("--no-peer", action="store_true", help="without PyTorch")
     parser.add_argument("--json", type=Path, help="write every row here")
@@ -464,7 +465,7 @@ def main() -> None:
     random.Random(0).shuffle(todo)  # so that a clock that changes with the temperature hits all groups alike
     peer = None if args.no_peer else Peer()
     rows = []
-    for r in ours(todo, args.all):
+    for r in ours(todo, args.candidates):
         if peer:
             r.peer = peer.time(r)
         rows.append(r)
