@@ -100,7 +100,7 @@ def _timeline(profile: Profile) -> str:
     """A row for each step, from when the ones before it have ended; the part that the roof allows is darker."""
     total = sum(s.us for s in profile.steps) or 1.0
     left, height = 300, ROW * len(profile.steps)
-    scale = (WIDTH - left) / total
+    scale = (WIDTH - left - 30) / total  # the last tick needs room
     parts = []
     for us in _ticks(total):
         x = left + us * scale

@@ -144,7 +144,7 @@ def test_the_page(api):
     assert len(bars) == 3
     (x0, y0, w0), (x1, y1, w1), (x2, y2, w2) = bars
     assert y0 < y1 < y2 and w0 == w1 == w2 > 100
-    assert x1 == pytest.approx(x0 + w0, abs=0.02) and x2 + w2 == pytest.approx(1100, abs=0.1)
+    assert x1 == pytest.approx(x0 + w0, abs=0.02) and x2 + w2 == pytest.approx(1070, abs=0.1)
 
 
 def test_the_roofline(api):
