@@ -201,7 +201,11 @@ class Session:
             engine.order_after_last(queue)
 
             tensors, program = engine.program.tensors, engine.program
-            addresses = {name: self._place_input(engine, name, arrays[name], queue) for name in program.inputs}
+            addresses: dict[str, int] = {}
+            for name in program.inputs:
+                a = arrays[name]
+                placed = isinstance(a, DeviceBuffer) and not a.address % IO_ALIGN
+                addresses[name] = a.address if placed else self._place_input(engine, name, a, queue)  # type: ignore[union-attr]
             made: dict[str, DeviceArray] = {}
             staged: list[str] = []
             for name in program.outputs:
@@ -244,7 +248,12 @@ class Session:
 
         Arrays in GPU memory are checked once for each layout that they come in.
         """
-        key = tuple([(n, *_layout(a)) for n, a in arrays.items()]), tuple([(n, *_layout(a)) for n, a in given.items()])
+        layouts: list[Any] = []
+        for of_one in (arrays, given):
+            for name, a in of_one.items():
+                layouts += (name, a.shape, a.dtype, a.contiguous) if isinstance(a, DeviceBuffer) else (name, None)
+            layouts.append(None)
+        key = tuple(layouts)
         if (known := self._known.get(key)) is not None:
             return known, given
         engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
@@ -432,11 +441,6 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
         if plan is None:
             plan = _plans[key] = read_plan(path)
         return plan
-
-
-def _layout(array: np.ndarray | DeviceBuffer) -> tuple:
-    """All of an array in GPU memory that must fit the plan; nothing of others."""
-    return (array.shape, array.dtype, array.contiguous) if isinstance(array, DeviceBuffer) else ()
 
 
 def _as_stored(array: Any, t: Tensor) -> np.ndarray:
