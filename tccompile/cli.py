@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
-from tccompile.errors import LaunchError, TccompileError, UsageError
+from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from tccompile.ops.builder import Issue
+    from tccompile.plan import Plan
     from tccompile.program import Tensor
     from tccompile.report import Json
     from tccompile.runtime.profile import Profile
+    from tccompile.runtime.session import Session
+    from tccompile.verify import Verification
 
 INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 
@@ -153,6 +156,17 @@ def _need_compiler(purpose: str) -> None:
 )
 @click.option("--fp32", multiple=True, metavar="NODE", help="Keep what a node reads and writes in fp32; repeat, or use patterns.")
 @click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
+@click.option(
+    "--verify",
+    is_flag=False,
+    flag_value="-",
+    metavar="[DATA.npz]",
+    help="Compare outputs with ONNX Runtime's, on random inputs and on DATA; the plan gets a certificate for tcrun --selftest.",
+)
+@click.option("--layers", is_flag=True, help="With --verify: compare every tensor too.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0, min_open=True), metavar="X", help="The error that --verify allows, relative."
+)
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
 @click.option(
@@ -175,6 +189,9 @@ def tccompile(
     precision: str,
     fp32: Sequence[str],
     calibrate: Path | None,
+    verify: str | None,
+    layers: bool,
+    tolerance: float | None,
     strip_weights: bool,
     check: bool,
     explain: bool,
@@ -202,8 +219,13 @@ def tccompile(
     archs = parse_archs(arch)
     options = Options(entries, archs, precision, strip_weights, dump, jobs, timing_cache, tune, tuple(fp32), calibrate)
     output = output or Path(model.stem + ".plan")
+    data_file = Path(verify) if verify and verify != "-" else None
+    if data_file is not None and not data_file.is_file():
+        raise UsageError(f"--verify takes a file of inputs, or nothing, not {data_file}; put MODEL.onnx before it")
+    if (layers or tolerance) and not verify:
+        raise UsageError("--layers and --tolerance say how to --verify; give it too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate)
+        _check_output(output, model, timing_cache, calibrate, data_file)
         if tune and timing_cache:
             _check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
@@ -218,19 +240,55 @@ def tccompile(
         return _print_check(check_model(model, options), as_json)
     with _Progress(quiet, verbose) as progress:
         plan = compile_model(model, options, progress)
-        write_plan(plan, output)
+        verification = _verify(model, plan, tolerance or TOLERANCE[precision], data_file, layers, progress) if verify else None
+        plan = verification.plan if verification else plan
+        if verification is None or verification.passed:
+            write_plan(plan, output)
+    if verification and not verification.passed:
+        return _print_verification(verification, as_json, quiet)
     if tune and not quiet:
         click.echo(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
     data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     sections = report.explain(plan) if explain else []
     if as_json:
-        click.echo(json.dumps(data | ({"explain": sections} if explain else {}), ensure_ascii=False))
+        verified = verification.to_json() if verification else {}
+        click.echo(json.dumps(data | ({"explain": sections} if explain else {}) | verified, ensure_ascii=False))
         return 0
+    if verification:
+        _print_verification(verification, as_json, quiet)
     if explain:
         click.echo(report.explain_text(sections))
     if not quiet:
         click.echo(report.inspect_text(data) if verbose else report.summary_text(data))
     return 0
+
+
+TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "fp32": 1e-4}
+"""The relative error of an output that --verify allows, by precision."""
+
+
+def _verify(model: Path, plan: Plan, tolerance: float, data: Path | None, layers: bool, progress: _Progress) -> Verification:
+    from tccompile.verify import verify
+
+    progress("verify", 0, 1)
+    return verify(model, plan, tolerance, data, layers)
+
+
+def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:
+    """Print each output's error, and each tensor's if they were compared; the exit code."""
+    from tccompile.certificate import results_text
+    from tccompile.verify import layers_text
+
+    if as_json:
+        click.echo(json.dumps(verification.to_json(), ensure_ascii=False))
+    elif not quiet or not verification.passed:
+        if verification.layers:
+            click.echo(layers_text(verification.layers))
+        click.echo(results_text(verification.results))
+    if verification.passed:
+        return 0
+    _fail("the plan differs from ONNX Runtime, and was not written: --layers shows where it begins; --fp32 NODE is more exact")
+    return VerificationError.exit_code
 
 
 def _print_check(issues: Sequence[Issue], as_json: bool) -> int:
@@ -299,6 +357,7 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
 @click.option("--check-finite", is_flag=True, help="Run on the CPU, and name the first tensor that leaves fp16's range.")
+@click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
 @click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
 @click.option(
     "--profile",
@@ -324,6 +383,7 @@ def tcrun(
     target: str | None,
     weights: Path | None,
     check_finite: bool,
+    selftest: bool,
     bench: bool,
     profile: str | None,
     iterations: int | None,
@@ -349,7 +409,9 @@ def tcrun(
             _check_output(path, plan, input_file, weights)
     loaded = read_plan(plan)
     program = loaded.entries[0].program
-    if input_file is None and program.inputs and not (bench or profile):
+    if selftest and (input_file or output or bench or profile):
+        raise UsageError("--selftest has inputs of its own and prints its own result; run it alone")
+    if input_file is None and program.inputs and not (bench or profile or selftest):
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     if input_file is None and output is not None and program.inputs:
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
@@ -370,6 +432,8 @@ def tcrun(
         where = session.describe()
         if not quiet and not as_json:
             click.echo(f"on {where}", err=True)
+        if selftest:
+            return _selftest(loaded, session, as_json)
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
         times = session.bench(iterations, feeds) if bench else None
@@ -385,6 +449,22 @@ def tcrun(
             file.write(profile_page(steps).encode())
     _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
     return 0
+
+
+def _selftest(plan: Plan, session: Session, as_json: bool) -> int:
+    """Hold the plan to its certificate, and print each output's error; the exit code."""
+    from tccompile.certificate import results_text, selftest
+
+    results = selftest(plan, session)
+    passed = all(r.passed for r in results)
+    if as_json:
+        click.echo(json.dumps({"passed": passed, "outputs": [r.to_json() for r in results]}, ensure_ascii=False))
+    else:
+        click.echo(results_text(results))
+    if passed:
+        return 0
+    _fail("the plan does not compute here what it did where it was made: do not use its results; update the driver, or rebuild")
+    return VerificationError.exit_code
 
 
 def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:

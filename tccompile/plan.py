@@ -153,6 +153,39 @@ class Image:
     code: bytes
 
 
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What one output must be.
+
+    values  the reference at places evenly spread over the output in row-major order, float64; all of it if it is small
+    norm    the reference's, of all elements
+    error   of the plan when it was made, ‖out - ref‖ / ‖ref‖ over all elements; `bound`, what is allowed
+    """
+
+    name: str
+    values: np.ndarray
+    norm: float
+    error: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What an entry must compute from inputs that come from a seed (`feeds.seeded`).
+
+    oracle  what computed the reference
+    device  where `error` was measured
+    inputs  SHA-256 of the inputs' bytes, in the program's order, in hexadecimal
+    """
+
+    entry: int
+    seed: int
+    inputs: str
+    oracle: str
+    device: str
+    outputs: tuple[Expected, ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A compiled model.
@@ -162,6 +195,7 @@ class Plan:
     weights  the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
              were left out of a stripped plan are missing. Entries with a constant of the same name share it
     notes    what a person may want to know of the whole model, one line each
+    certificates  what `tcrun --selftest` holds the plan to
     """
 
     name: str
@@ -170,6 +204,7 @@ class Plan:
     images: tuple[Image, ...]
     weights: Mapping[str, bytes | memoryview]
     notes: tuple[str, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -276,8 +311,29 @@ def check_plan(plan: Plan) -> None:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].span * constants[name].dtype.size
         require(len(memoryview(data).cast("B")) == size, f"weights of {name!r} of {len(data)} bytes, its layout has {size}")
+    for i, certificate in enumerate(plan.certificates):
+        with _naming(f"certificate {i}"):
+            _check_certificate(certificate, plan.entries)
     for image in plan.images:
         require(image.kind in ("cubin", "ptx"), f"code of kind {image.kind!r}")
+
+
+SEEDED = 4096
+"""Values of a reference that a certificate holds, at most."""
+
+
+def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> None:
+    require(0 <= certificate.entry < len(entries), f"it is of entry {certificate.entry}")
+    require(0 <= certificate.seed < 1 << 32, f"a seed of {certificate.seed}")
+    program = entries[certificate.entry].program
+    names = [e.name for e in certificate.outputs]
+    require(names == list(program.outputs), f"its outputs are {names}, the program's {list(program.outputs)}")
+    for e in certificate.outputs:
+        count = min(program.tensors[e.name].size, SEEDED)
+        fits = e.values.dtype == np.float64 and e.values.shape == (count,) and np.isfinite(e.values).all()
+        require(fits, f"output {e.name!r}: expected {count} finite numbers of 64 bits")
+        numbers = all(math.isfinite(x) and x >= 0 for x in (e.norm, e.error, e.bound))
+        require(numbers, f"output {e.name!r}: a norm of {e.norm}, an error of {e.error}, a bound of {e.bound}")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tccompile.plan import Entry, Plan, Section, Step
+from tccompile.plan import Certificate, Entry, Plan, Section, Step
 from tccompile.program import Conv, Gemm, Op, Program
 
 Json = dict[str, Any]
@@ -17,6 +17,7 @@ def inspect(plan: Plan) -> Json:
         "name": plan.name,
         "producer": dict(plan.producer),
         "notes": list(plan.notes),
+        "certificates": [_certificate(c) for c in plan.certificates],
         "entries": [_entry(plan, entry) for entry in plan.entries],
         "weights": {
             "constants": len({n for e in plan.entries for n in e.program.constants}),
@@ -25,6 +26,11 @@ def inspect(plan: Plan) -> Json:
         },
         "code": {"images": len(plan.images), "bytes": sum(len(i.code) for i in plan.images)},
     }
+
+
+def _certificate(certificate: Certificate) -> Json:
+    outputs = [{"name": e.name, "error": e.error, "bound": e.bound} for e in certificate.outputs]
+    return {"entry": certificate.entry, "oracle": certificate.oracle, "device": certificate.device, "outputs": outputs}
 
 
 def _entry(plan: Plan, entry: Entry) -> Json:
@@ -135,6 +141,10 @@ def inspect_text(data: Json) -> str:
     lines.append(f"  weights  {size_text(w['bytes'])} in {w['constants']} constants{left}")
     lines.append(f"  code     {size_text(c['bytes'])} in {c['images']} kernels")
     lines += [f"  note     {note}" for note in data["notes"]]
+    for made in data["certificates"]:
+        entry = f"entry {made['entry']}, " if len(data["entries"]) > 1 else ""
+        errors = ", ".join(f"{e['name']}: {e['error']:.1e} of {e['bound']:.0e}" for e in made["outputs"])
+        lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
     return "\n".join(lines)
 
 

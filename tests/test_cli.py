@@ -185,6 +185,11 @@ COMPILING = {
     "quiet and verbose": ("conv.onnx -q -v", 2, "--quiet", "--verbose"),
     "precision": ("conv.onnx --precision fp8", 2, "fp8", "fp16"),
     "jobs": ("conv.onnx --jobs 0", 2, "--jobs"),
+    "verify without data": ("conv.onnx --verify nowhere.npz", 2, "--verify", "nowhere.npz", "MODEL.onnx before it"),
+    "layers alone": ("conv.onnx --layers", 2, "--layers", "--verify"),
+    "unknown node": ("conv.onnx --fp32 nobody", 2, "--fp32 nobody", "--explain"),
+    "calibrate in fp16": ("conv.onnx --precision fp16 --calibrate text.onnx", 2, "calibrate", "mixed"),
+    "calibrate with no arrays": ("conv.onnx --calibrate text.onnx", 7, "text.onnx", "plain arrays"),
     "no such folder": ("conv.onnx -o nowhere/conv.plan", 2, "nowhere", "make it first"),
     "output is the model": ("conv.onnx -o conv.onnx", 2, "conv.onnx", "another name"),
     "output is a device": ("conv.onnx -o /dev/null", 2, "/dev/null", "regular file"),
@@ -236,6 +241,8 @@ RUNNING = {
     "output is the input": ("conv.plan x.npy -o x.npy --device cpu", 2, "x.npy", "another name"),
     "no weights": ("stripped.plan x.npy --device cpu", 2, "--weights MODEL.onnx"),
     "another model's weights": ("stripped.plan x.npy --weights two.onnx --device cpu", 2, "another model"),
+    "no certificate": ("conv.plan --selftest --device cpu", 2, "no certificate", "--verify"),
+    "self-test of an input": ("conv.plan x.npy --selftest", 2, "--selftest", "alone"),
     "beyond fp16": ("overflow.plan x.npy --check-finite", 9, "'first'", "65504", "--precision fp32"),
 }
 
@@ -464,6 +471,22 @@ def test_quiet_and_verbose(run, models, tmp_path):
     assert stages == ["load", "rewrite", "lower", "fuse", "precision", "schedule", "emit", "pack"]
     assert "on Tensor Cores" in verbose.out
     assert json.loads(run("tccompile", models / "conv.onnx", "--arch", "sm_86", "--json").out)["plan"] == "conv.plan"
+
+
+def test_verify_and_selftest(run, models, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(2).standard_normal((1, 3, 8, 8)).astype(np.float32))
+    verified = run("tccompile", models / "conv.onnx", "--arch", "sm_86", "--verify", "x.npz", "--layers", "--json")
+    data = json.loads(verified.out)
+    assert verified.code == 0 and data["verify"]["passed"] and [r["output"] for r in data["verify"]["outputs"][:2]] == ["y", "y"]
+    assert {x["tensor"] for x in data["verify"]["layers"]} and data["certificates"][0]["outputs"][0]["name"] == "y"
+    tested = run("tcrun", "conv.plan", "--selftest", "--device", "cpu")
+    assert tested.code == 0 and tested.out.startswith("pass  y: error ") and "when it was made" in tested.out
+    assert json.loads(run("tcrun", "conv.plan", "--selftest", "--device", "cpu", "--json").out)["passed"]
+    assert "  verified beside ONNX Runtime " in run("tcinspect", "conv.plan").out
+    (tmp_path / "conv.plan").unlink()
+    failed = run("tccompile", models / "conv.onnx", "--arch", "sm_86", "--verify", "--tolerance", "1e-9")
+    assert failed.code == 9 and failed.out.startswith("FAIL  y: error ") and "--fp32 NODE" in failed.err
+    assert not (tmp_path / "conv.plan").exists()
 
 
 def test_dump_writes_every_stage(run, models, tmp_path):

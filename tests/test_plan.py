@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import itertools
@@ -307,6 +308,18 @@ STEPS = ("plan", "entries", 0, "sections", 0, "steps")
 ARGS = (*STEPS, 0, "launches", 0, "args")
 
 
+def certificate(values: np.ndarray | None = None, **changes) -> dict:
+    """One of PLAN's only entry, as JSON, with one thing changed."""
+    values = np.zeros(5) if values is None else values
+    array = {"dtype": values.dtype.name, "shape": list(values.shape), "data": base64.b64encode(values.tobytes()).decode()}
+    numbers = {"norm": 1.0, "error": 0.0, "bound": 1e-2}
+    expected = {"name": "y", "values": array, **numbers, **{k: v for k, v in changes.items() if k in numbers}}
+    top = {"dtype": "float64", "shape": [4096], "data": base64.b64encode(bytes(8 * 4096)).decode()}
+    outputs = [expected, {"name": "top", "values": top, "norm": 0.0, "error": 0.0, "bound": 1e-2}]
+    made = {"entry": 0, "seed": 1, "inputs": "", "oracle": "none", "device": "none", "outputs": outputs}
+    return made | {k: v for k, v in changes.items() if k not in numbers}
+
+
 def deep_expr(levels: int) -> dict:
     out: dict = {"fn": "acc"}
     for _ in range(levels):
@@ -406,6 +419,14 @@ LIMITS = [
     ((*TENSORS[:-1], "storage"), {"c1": {"reason": "why"}}, "storage of 'c1', which is no float tensor with storage of its own"),
     ((*TENSORS[:-1], "storage"), {"nobody": {"reason": "why"}}, "storage of 'nobody'"),
     ((*TENSORS[:-1], "storage"), {"xh": {"reason": "why", "scale": 127}}, r"scaled by 2\*\*127"),
+    (("plan", "certificates"), [certificate(entry=1)], "certificate 0: it is of entry 1"),
+    (("plan", "certificates"), [certificate(seed=1 << 32)], "certificate 0: a seed of"),
+    (("plan", "certificates"), [certificate(outputs=[])], r"its outputs are \[\]"),
+    (("plan", "certificates"), [certificate(bound="nan")], "a bound of nan"),
+    (("plan", "certificates"), [certificate(error=-1.0)], "an error of -1.0"),
+    (("plan", "certificates"), [certificate(values=np.zeros(4))], "expected 5 finite numbers of 64 bits"),
+    (("plan", "certificates"), [certificate(values=np.zeros(5, np.float32))], "expected 5 finite numbers of 64 bits"),
+    (("plan", "certificates"), [certificate(values=np.full(5, np.nan))], "expected 5 finite numbers of 64 bits"),
     (("plan", "images", 0, "kind"), "exe", "code of kind 'exe'"),
     (("plan", "images", 0, "code"), 99, "there is no section 99"),
     (("plan", "weights", "y"), 0, "weights of 'y', which is no constant"),

@@ -15,7 +15,7 @@ from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, Section
 from tccompile.program import Op, Storage, Tensor
-from tccompile.reference import compute, elements, from_storage, store, to_storage
+from tccompile.reference import Observer, compute, elements, from_storage, store, to_storage, unobserved
 
 
 class CpuEngine:
@@ -23,14 +23,22 @@ class CpuEngine:
 
     check_finite   stop at the first step that writes an infinity or a NaN
     check_padding  for tests: the arena starts full of NaN, and a step stops that would read padding that is not zero
+    observe        sees what each step writes, as it is stored
     Raises UsageError if the plan was made without its weights, PlanError if they are damaged, LaunchError if memory runs out.
     """
 
     def __init__(
-        self, plan: Plan, entry: Entry, section: Section, *, check_finite: bool = False, check_padding: bool = False
+        self,
+        plan: Plan,
+        entry: Entry,
+        section: Section,
+        *,
+        check_finite: bool = False,
+        check_padding: bool = False,
+        observe: Observer = unobserved,
     ) -> None:
         self.entry, self.program, self.section = entry, entry.program, section
-        self.check_finite, self.check_padding = check_finite, check_padding
+        self.check_finite, self.check_padding, self.observe = check_finite, check_padding, observe
         tensors = self.program.tensors
         try:
             arena = np.zeros(section.arena, np.uint8)
@@ -75,6 +83,7 @@ class CpuEngine:
             stored = to_storage(values, y.dtype)
             if self.check_finite and y.dtype.is_float:
                 _check_finite(op, y, values, stored, self.program.storage.get(y.storage))
+            self.observe(op.y, stored)
             store(memory[y.storage], y, stored)
             if times is not None:
                 times.append((perf_counter() - begin) * 1e6)

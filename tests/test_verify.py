@@ -1,0 +1,158 @@
+"""A plan beside ONNX Runtime, the certificate that comes of it, and what a self-test makes of a plan that has changed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from tccompile import report
+from tccompile.certificate import relative_error, results_text, selftest
+from tccompile.errors import InputError, UsageError, VerificationError
+from tccompile.plan import SEEDED, from_bytes, to_bytes
+from tccompile.runtime.session import Session
+from tccompile.verify import layers_text, verify
+from tests.networks import skeleton
+from tests.plans import without_code
+from tests.test_precision import Network, branches, chain
+
+
+def on_cpu(plan):
+    with Session(plan, "cpu") as session:
+        return selftest(plan, session)
+
+
+@pytest.fixture(scope="module")
+def verified():
+    model = chain()
+    return verify(model, without_code(model, ("sm_80",)), 1e-2)
+
+
+def test_a_plan_that_is_right_gets_a_certificate(verified):
+    assert verified.passed and verified.layers == ()
+    (result,) = verified.results
+    assert 1e-5 < result.error < 1e-3 and "CPU" in result.device and result.inputs == "entry 0, seed 1"
+    (made,) = verified.plan.certificates
+    (expected,) = made.outputs
+    assert expected.error == result.error and expected.bound == 1e-2 and len(expected.values) == 1600
+    assert np.linalg.norm(expected.values) == pytest.approx(expected.norm, rel=1e-12)
+
+
+def test_the_certificate_is_part_of_the_file(verified):
+    data = to_bytes(verified.plan)
+    read = from_bytes(data)
+    assert to_bytes(read) == data and len(data) < 1.2 * len(to_bytes(replace(verified.plan, certificates=()))) + 16000
+    (result,) = on_cpu(read)
+    assert result.passed and result.expected == verified.results[0].error
+    assert result.error == pytest.approx(result.expected, rel=1e-6)  # the output is small: all of it is in the certificate
+    text = results_text([result])
+    assert text.startswith("pass  ") and f"{result.error:.2e}" in text and "1e-02 is allowed" in text
+    assert f"error of {result.output}: {result.error:.1e} of 1e-02 allowed" in report.inspect_text(
+        {"plan": "p", "bytes": 1, **report.inspect(read)}
+    )
+
+
+def test_a_plan_that_computes_something_else_fails(verified):
+    """The weights of one channel of 16 have the other sign."""
+    plan = verified.plan
+    name = next(n for n, t in plan.entries[0].program.tensors.items() if n in plan.weights and t.shape == (16, 16, 3, 3))
+    weights = np.frombuffer(plan.weights[name], np.float16).copy()
+    weights[:144] *= -1
+    (result,) = on_cpu(replace(plan, weights={**plan.weights, name: weights.tobytes()}))
+    assert not result.passed and result.error > 1e-2 and results_text([result]).startswith("FAIL  ")
+
+
+def test_infinities_fail(verified):
+    plan = verified.plan
+    weights = {n: b"\x00\x7c" * (len(w) // 2) for n, w in plan.weights.items()}
+    (result,) = on_cpu(replace(plan, weights=weights))
+    assert not result.passed and np.isnan(result.error) and "not finite" in results_text([result])
+    assert result.to_json()["error"] is None and result.to_json()["passed"] is False
+
+
+def test_inputs_that_are_not_those_of_the_certificate(verified):
+    (made,) = verified.plan.certificates
+    with pytest.raises(VerificationError, match="seed 2 gives other inputs"):
+        on_cpu(replace(verified.plan, certificates=(replace(made, seed=2),)))
+    with pytest.raises(UsageError, match="--verify"):
+        on_cpu(replace(verified.plan, certificates=()))
+
+
+def test_large_outputs_are_sampled():
+    model = skeleton("espcn_x3")
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 40
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_value = 44
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]
+    made = verify(model, without_code(model, ("sm_80",)), 1e-2)
+    (expected,) = made.plan.certificates[0].outputs
+    assert expected.values.shape == (SEEDED,)
+    (result,) = on_cpu(made.plan)
+    assert result.passed and result.error == pytest.approx(made.results[0].error, rel=0.2)
+
+
+def test_a_plan_that_overflows_does_not_pass():
+    model = branches()
+    with pytest.warns(RuntimeWarning, match="it gets no certificate"):
+        made = verify(model, without_code(model, ("sm_80",), precision="fp16"), 1e-2)
+    assert not made.passed and any(np.isnan(r.error) for r in made.results) and not made.plan.certificates
+
+
+def test_every_tensor_is_compared_as_the_model_means_it():
+    """Scaled tensors too: what is compared is their value."""
+    model = branches()
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    program = plan.entries[0].program
+    made = verify(model, plan, 1e-2, layers=True)
+    compared = {x.tensor: x for x in made.layers}
+    assert len(compared) >= 10 and all(x.error <= 5e-3 for x in made.layers), layers_text(made.layers)
+    assert any(program.storage[n].scale for n in compared if n in program.storage)
+    exact = verify(model, without_code(model, ("sm_80",), precision="fp32"), 1e-4, layers=True)
+    assert exact.passed and all(x.error <= 1e-5 for x in exact.layers), layers_text(exact.layers)
+    assert len(layers_text(exact.layers).splitlines()) == len(exact.layers) + 1
+
+
+def test_data_of_the_user(tmp_path):
+    model = chain()
+    plan = without_code(model, ("sm_80",))
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((2, 1, 8, 10, 10)).astype(np.float32))
+    made = verify(model, plan, 1e-2, tmp_path / "data.npz")
+    assert [r.inputs for r in made.results] == ["entry 0, seed 1", "data.npz, set 0", "data.npz, set 1"] and made.passed
+    np.savez(tmp_path / "data.npz", x=np.zeros((1, 8, 9, 9), np.float32))
+    with pytest.raises(InputError, match="no entry"):
+        verify(model, plan, 1e-2, tmp_path / "data.npz")
+
+
+def test_no_certificate_of_what_is_not_finite():
+    n = Network(1)
+    model = n.model((1, 8), n("x", "Log"))
+    with pytest.warns(RuntimeWarning, match="it gets no certificate"):
+        made = verify(model, without_code(model, ("sm_80",)), 1e-2)
+    assert made.passed and made.plan.certificates == ()
+
+
+def test_without_onnx_runtime(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    model = chain()
+    with pytest.raises(UsageError, match="pip install onnxruntime"):
+        verify(model, without_code(model, ("sm_80",)), 1e-2)
+
+
+def test_a_model_that_onnx_runtime_does_not_take():
+    model = chain()
+    plan = without_code(model, ("sm_80",))
+    model.graph.node.append(onnx.helper.make_node("Nothing", ["x"], ["nothing"]))
+    with pytest.raises(UsageError, match=r"ONNX Runtime .* does not take the model"):
+        verify(model, plan, 1e-2)
+
+
+def test_relative_error():
+    a = np.array([3.0, 4.0])
+    assert relative_error(a, a) == 0 and relative_error(a + np.array([0, 0.5]), a) == pytest.approx(0.1)
+    assert np.isnan(relative_error(np.array([np.nan, 4]), a)) and np.isnan(relative_error(a, np.array([np.inf, 4])))
+    assert relative_error(np.array([np.inf, 4]), np.array([np.inf, 4])) == 0
+    assert np.isnan(relative_error(np.array([-np.inf, 4]), np.array([np.inf, 4])))
+    assert relative_error(np.ones(2), np.zeros(2)) == pytest.approx(2**0.5)
