@@ -11,6 +11,7 @@ from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
+from tccompile.kernels.gemv import GEMV
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
 from tccompile.kernels.pointwise import PointwiseKernel
@@ -25,6 +26,7 @@ from tccompile.kernels.top_k import TopKKernel
 
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
+    *GEMV,
     *MMA,
     *SIMT,
     Depthwise(),

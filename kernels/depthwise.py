@@ -1,7 +1,7 @@
-"""Depthwise convolution of channels-last images: each thread computes 8 channels of some neighbouring pixels of a row.
+"""Depthwise convolution of channels-last images: each thread computes 4 or 8 channels of a small rectangle of pixels.
 
-A depthwise convolution does few operations a byte, so it is a matter of bandwidth (a large batch) or of latency (a batch of
-one): the input is read in 16-byte vectors, and a thread reads what its pixels share once.
+A depthwise convolution does few operations a byte, so it is a matter of bandwidth and of instructions (a large batch) or of
+latency (a batch of one): the input is read in vectors, each once for all of a thread's pixels, and the filter lies in registers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, is_vector_type, refusal, vectors
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Conv, Op, Program, Tensor
@@ -39,20 +40,27 @@ class Depthwise(Kernel):
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        yield from ({"pixels": pixels} for pixels in (1, 2, 4))
+        assert isinstance(op, Conv)
+        tiles = TILES.get(_unrolled(op, program)[0], LINES)
+        yield from ({"rows": rows, "columns": columns, "lanes": lanes} for rows, columns, lanes in tiles)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
-        pixels = config["pixels"]
+        rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         n, c, p, q = _image(program.op_shape(op))
         r, s = _filter(program.tensors[op.w])
-        threads = n * p * -(-q // pixels) * -(-c // LANES)
-        shared = _unrolled(op, program) is not None
-        columns = (pixels - 1) * op.strides[-1] + s if shared else pixels * s  # input vectors that a thread reads per filter row
-        # Instructions: a vector costs about 12 to address, load and convert; a multiply-add one a lane.
-        instructions = r * (12 * (columns + s) + LANES * pixels * s) + 60 + 20 * pixels
-        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 5)  # measured: 5 slots of a multiply-add each
-        latency = 0.4 + 0.0014 * instructions  # measured where one wave of blocks does all
+        threads = n * -(-p // rows) * -(-q // columns) * -(-c // lanes)
+        step = op.strides[-1]
+        if _unrolled(op, program)[0][0]:  # input vectors that a thread reads, and weights
+            x, w = ((rows - 1) * step + r) * ((columns - 1) * step + s), r * s
+        else:
+            x, w = columns * r * s, r * s
+        # Instructions: a vector costs some to address and load and one a lane to convert; a multiply-add is one a lane.
+        outputs = rows * columns
+        instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.75)
+        turns = threads / (arch.sms * 512.0)  # of threads that a multiprocessor holds; each waits for memory once or twice
+        latency = max(1.0, turns) * (1.2 + 0.0007 * instructions)
         moved = traffic_us(op, program, arch)
         longest = max(moved, issue, latency)
         return LAUNCH_US + longest + 0.1 * (moved + issue + latency - longest)  # they do not overlap wholly
@@ -60,83 +68,73 @@ class Depthwise(Kernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
-        pixels = config["pixels"]
+        rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         frame = epilogue.frame_of(op, program)
-        spec = epilogue.describe(op, program, frame, LANES)
-        n, _, p, q = _image(program.op_shape(op))
+        spec = epilogue.describe(op, program, frame, lanes)
+        n, channels, p, q = _image(program.op_shape(op))
         _, _, height, width = _image(x.shape)
-        xn, xh, xw = _image_strides(x)
         r, s = _filter(w)
-        wr, ws = (w.strides[2] if w.rank == 4 else 0), w.strides[-1]
-        groups = -(-max(y.padded[1], program.op_shape(op)[1]) // LANES)
-        tiles = -(-q // pixels)
-        sh, sw = _pair(op.strides, 1)
-        ph, pw = _pair(op.pads, 0)
-        dh, dw = _pair(op.dilations, 1)
-        total = n * p * tiles * groups
-        unrolled = _unrolled(op, program) or (0, 0)
+        groups = -(-max(y.padded[1], channels) // lanes)
+        tiles, bands = -(-q // columns), -(-p // rows)
+        total = n * bands * tiles * groups
+        taps, step = _unrolled(op, program)
         numbers = (
-            total,
-            groups,
-            tiles,
-            p,
-            q,
-            height,
-            width,
-            xn,
-            xh,
-            xw,
-            wr,
-            ws,
-            r,
-            s,
-            sh,
-            sw,
-            ph,
-            pw,
-            dh,
-            dw,
-            min(x.padded[1], w.padded[0]),
+            *(total, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands), p, q, height, width),
+            *(*_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
+            *(*_pair(op.dilations, 1), min(x.padded[1], w.padded[0])),
         )
         launch = Launch(
             code(
-                "depthwise",
-                x=x.dtype.value,
-                w=w.dtype.value,
-                pixels=pixels,
-                size=unrolled[0],
-                stride=unrolled[1],
+                self.name, x=x.dtype.value, w=w.dtype.value, rows=rows, columns=columns, lanes=lanes, taps=taps, stride=step,
                 epilogue=spec.params,
             ),
             grid=(-(-total // THREADS), 1, 1),
             block=THREADS,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
-        )
+        )  # fmt: skip
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx.memory import load
+        from tccompile.kernels.ptx import memory, mma, simt
 
-        x, w = DType(params["x"]), DType(params["w"])
-        store, extra = epilogue.build(params["epilogue"])
-        read_x = load(x, LANES, guarded=True, space="global.nc")
-        read_w = load(w, LANES, guarded=True, space="global.nc")
-        lines = _body(params["pixels"], params["size"], params["stride"], x.size, w.size)
-        body = device("depthwise", PARAMS, lines, store=store, read_x=read_x, read_w=read_w)
-        fixed = (types.int64,) * 2 + (types.int32,) * (PARAMS.count(",") - 2)
-        return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS)
+        lanes = params["lanes"]
+        store, extra = epilogue.build(params["epilogue"], params["columns"])
+        scope = {"store": store, "zeros": mma.zeros(lanes), "multiply_add": simt.multiply_add(lanes)}
+        for name in "xw":
+            dtype = DType(params[name])
+            scope[f"read_{name}"] = memory.load_words(lanes * dtype.size // 4, space="global.nc")
+            scope[f"unpack_{name}"] = memory.floats(dtype, lanes)
+        body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
+        count = NUMBERS.count(",") + 1
+        signature = types.void(*(types.int64,) * 2, *(types.int32,) * count, *extra)
+        blocks = TILES.get(tuple(params["taps"]), LINES)[params["rows"], params["columns"], lanes]
+        return Function(entry(body, 2, count, len(extra)), signature, THREADS, blocks)
 
 
-PARAMS = "x, w, total, groups, tiles, P, Q, H, W, xn, xh, xw, wr, ws, R, S, sh, sw, ph, pw, dh, dw, padded, e"
+NUMBERS = (
+    "total, groups, groups_m, groups_s, tiles, tiles_m, tiles_s, bands, bands_m, bands_s, P, Q, H, W, "
+    "xn, xh, xw, wr, ws, R, S, sh, sw, ph, pw, dh, dw, padded"
+)
+
+LINES = {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 4}
+"""Rows, columns and lanes that a thread computes, and the blocks of a multiprocessor, which bound the registers."""
+
+TILES = {
+    (3, 3): {(1, 1, 8): 4, (1, 2, 8): 4, (2, 2, 8): 4, (4, 2, 4): 4, (4, 4, 4): 3, (4, 2, 8): 2},
+    (5, 5): {(1, 1, 8): 4, (1, 2, 8): 3, (1, 4, 8): 2, (2, 4, 4): 2, (4, 2, 4): 2, (4, 4, 2): 3},
+    (7, 7): {(1, 1, 8): 4, (1, 2, 8): 3, (1, 4, 8): 2},
+}
+"""The same where code for the filter's taps is unrolled, and pixels share what is read."""
 
 
-def _unrolled(op: Conv, program: Program) -> tuple[int, int] | None:
-    """Filter size and stride along W, if there is unrolled code for them that shares what neighbouring pixels read."""
+def _unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:
+    """Taps and stride of unrolled code that shares what neighbouring pixels read, or ((0, 0), 0) where there is none."""
     r, s = _filter(program.tensors[op.w])
-    common = s in (3, 5, 7) and r in (1, s) and op.strides[-1] in (1, 2) and op.dilations[-1] == 1
-    return (s, op.strides[-1]) if common else None
+    square = s in (3, 5, 7) and r in (1, s) and op.strides[-1] in (1, 2) and op.dilations[-1] == 1
+    even = len(set(op.strides)) == len(set(op.dilations)) == 1 or r == 1
+    return ((r, s), op.strides[-1]) if square and even else ((0, 0), 0)
 
 
 def _pair(spatial: tuple[int, ...], default: int) -> tuple[int, int]:
@@ -158,63 +156,107 @@ def _filter(w: Tensor) -> tuple[int, int]:
     return _pair(w.shape[2:], 1)
 
 
-def _body(pixels: int, size: int, stride: int, x_bytes: int, w_bytes: int) -> list[str]:
-    """The kernel's source. With `size` the S loop is unrolled, and the pixels share the columns that they read.
+def lines(params: Value) -> list[str]:
+    """The kernel's source. x: (N, H, W, C), w: (R, S, C).
 
-    x: (N, H, W, C), w: (R, S, C); thread: 8 channels from c of pixels (n, p, q0 … q0 + pixels - 1).
+    Thread: `lanes` channels from c of `rows` by `columns` pixels from (n, p0, q0), y's rows m = (n * P + p) * Q + q.
     """
-    lanes = range(LANES)
-    acc = [[f"a{i}_{k}" for k in lanes] for i in range(pixels)]
-    weight = lambda s: ", ".join(f"w{s}_{k}" for k in lanes)  # noqa: E731
-    column = ", ".join(f"v{k}" for k in lanes)
-    lines = [
+    rows, columns, lanes = params["rows"], params["columns"], params["lanes"]
+    x_bytes, w_bytes = DType(params["x"]).size, DType(params["w"]).size
+    out = [
+        f"{NUMBERS} = numbers",
         "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
         "if t >= total:",
         "    return",
-        "pixel = t // groups",
-        "c = (t - pixel * groups) * i32(8)",
-        "row = pixel // tiles",
-        f"q0 = (pixel - row * tiles) * i32({pixels})",
-        "n = row // P",
-        "p = row - n * P",
-        "inside = c < padded",  # y may be padded further than x and w
+        "pixel = divide(i32(t), groups_m, groups_s)",
+        f"c = i32((t - pixel * groups) * i32({lanes}))",
+        "band = divide(pixel, tiles_m, tiles_s)",
+        f"q0 = i32((pixel - band * tiles) * i32({columns}))",
+        "n = divide(band, bands_m, bands_s)",
+        f"p0 = i32((band - n * bands) * i32({rows}))",
+        "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
         f"base = x + (i64(n) * i64(xn) + i64(c)) * i64({x_bytes})",
         f"filters = w + i64(c) * i64({w_bytes})",
-        "h0 = p * sh - ph",
-        "x0 = q0 * sw - pw",
-        *(f"{a} = f32(0.0)" for row in acc for a in row),
-        "for r in range(R):",
-        "    h = h0 + r * dh",
-        "    present = inside and h >= 0 and h < H",
-        f"    line = base + i64(h) * i64(xh) * i64({x_bytes})",
-        f"    taps = filters + i64(r) * i64(wr) * i64({w_bytes})",
+        "h0 = i32(p0 * sh - ph)",
+        "x0 = i32(q0 * sw - pw)",
+        "m = i32((n * P + p0) * Q + q0)",
     ]
+    body = _shared if params["taps"][1] else _plain
+    return out + body(params, x_bytes, w_bytes)
 
-    def read(at: str, indent: str) -> list[str]:
-        address = f"line + i64(j) * i64(xw) * i64({x_bytes})"
-        return [f"{indent}j = {at}", f"{indent}{column} = read_x({address}, i32(present and j >= 0 and j < W))"]
 
-    def multiply(i: int, s: int | str, indent: str) -> list[str]:
-        return [f"{indent}{acc[i][k]} += v{k} * w{s}_{k}" for k in lanes]
+def _store(p: int, columns: int) -> list[str]:
+    accs = " + ".join(f"a{p}_{q}" for q in range(columns))
+    if columns == 1:
+        return [f"if p0 + i32({p}) < P:", f"    store({accs}, i32(m + i32({p}) * Q), c, e)"]
+    return [f"if p0 + i32({p}) < P:", f"    store({accs}, i32(m + i32({p}) * Q), i32(1), i32(m - q0 + i32({p + 1}) * Q), c, e)"]
 
-    if size:
-        for s in range(size):
-            address = f"taps + i64({s}) * i64(ws) * i64({w_bytes})"
-            lines.append(f"    {weight(s)} = read_w({address}, i32(inside))")
-        for j in range((pixels - 1) * stride + size):
-            lines += read(f"x0 + i32({j})", "    ")
-            for i in range(pixels):
-                if 0 <= j - i * stride < size:
-                    lines += multiply(i, j - i * stride, "    ")
-    else:
-        lines += [
-            "    for s in range(S):",
-            f"        {weight(0)} = read_w(taps + i64(s) * i64(ws) * i64({w_bytes}), i32(inside))",
+
+def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
+    """Straight down the image: each vector of x is read once, and multiplied for all pixels that it is a neighbour of.
+
+    Rows of x and of the filter are read, as words, while the one above is multiplied.
+    """
+    rows, columns, (taps_h, taps_w), stride = params["rows"], params["columns"], params["taps"], params["stride"]
+    height, width = (rows - 1) * stride + taps_h, (columns - 1) * stride + taps_w
+
+    def words(name: str, i: int, j: int, size: int) -> str:
+        return "".join(f"{name}{i % 2}_{j}_{k}, " for k in range(params["lanes"] * size // 4))
+
+    out = []
+    for j in range(width):
+        out.append(f"present{j} = i32(within(i32(x0 + i32({j})), i32(0), W) & inside)")
+        out.append(f"column{j} = i64(i32((x0 + i32({j})) * xw)) * i64({x_bytes})")
+
+    def read(i: int) -> list[str]:
+        text = []
+        if i < taps_h:
+            at = f"filters + i64(i32(i32({i}) * wr)) * i64({w_bytes})"
+            for s in range(taps_w):
+                text.append(f"{words('f', i, s, w_bytes)} = read_w({at} + i64(i32(i32({s}) * ws)) * i64({w_bytes}), inside)")
+        if i < height:
+            text += [f"h = i32(h0 + i32({i}))", "present = within(h, i32(0), H)"]
+            text.append(f"line = base + i64(i32(h * xh)) * i64({x_bytes})")
+            text += [f"{words('x', i, j, x_bytes)} = read_x(line + column{j}, i32(present & present{j}))" for j in range(width)]
+        return text
+
+    out += read(0)
+    for i in range(height):
+        out += read(i + 1)
+        if i < taps_h:
+            out += [f"w{i}_{s} = unpack_w({words('f', i, s, w_bytes)})" for s in range(taps_w)]
+        live = [(p, i - p * stride) for p in range(rows) if 0 <= i - p * stride < taps_h]  # rows of y and of the filter
+        out += [f"a{p}_{q} = zeros()" for p, r in live if r == 0 for q in range(columns)]
+        for j in range(width):
+            out.append(f"v = unpack_x({words('x', i, j, x_bytes)})")
+            taps = [(q, j - q * stride) for q in range(columns) if 0 <= j - q * stride < taps_w]
+            out += [f"a{p}_{q} = multiply_add(a{p}_{q}, v, w{r}_{s})" for p, r in live for q, s in taps]
+        for p, r in live:
+            if r == taps_h - 1:
+                out += _store(p, columns)
+    return out
+
+
+def _plain(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
+    """Any window: tap by tap."""
+    columns = range(params["columns"])
+    counts = (params["lanes"] * size // 4 for size in (x_bytes, w_bytes))
+    x, w = ("".join(f"{name}{k}, " for k in range(count)) for name, count in zip("bf", counts, strict=True))
+    out = [
+        *(f"a0_{q} = zeros()" for q in columns),
+        "for r in range(R):",
+        "    h = i32(h0 + r * dh)",
+        "    present = i32(within(h, i32(0), H) & inside)",
+        f"    line = base + i64(i32(h * xh)) * i64({x_bytes})",
+        f"    taps = filters + i64(i32(r * wr)) * i64({w_bytes})",
+        "    for s in range(S):",
+        f"        {w} = read_w(taps + i64(i32(s * ws)) * i64({w_bytes}), inside)",
+        f"        weight = unpack_w({w})",
+    ]
+    for q in columns:
+        out += [
+            f"        j = i32(x0 + s * dw + i32({q}) * sw)",
+            f"        {x} = read_x(line + i64(i32(j * xw)) * i64({x_bytes}), i32(present & within(j, i32(0), W)))",
+            f"        a0_{q} = multiply_add(a0_{q}, unpack_x({x}), weight)",
         ]
-        for i in range(pixels):
-            lines += read(f"x0 + s * dw + i32({i}) * sw", "        ")
-            lines += multiply(i, 0, "        ")
-    lines.append("m = row * Q + q0")
-    for i in range(pixels):
-        lines += [f"if q0 + i32({i}) < Q:", f"    store(({', '.join(acc[i])}), m + i32({i}), c, e)"]
-    return lines
+    return out + _store(0, params["columns"])

@@ -84,6 +84,17 @@ absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
 quick_div = instruction("div.full.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a / b within 2 ulp: for functions that are not exact anyway."""
 
+larger = instruction("max.f32 $0, $1, $2;", f32, f32, f32, pure=True)
+"""The larger one; that which is no NaN, if one is."""
+
+_power_of_2 = instruction("ex2.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
+
+
+@inline
+def quick_exp(x):
+    """e to the power x, with a relative error of about 1e-7 times (1 + |x|): for x that are not far above zero"""
+    return _power_of_2(x * f32(1.4426950408889634))
+
 
 @inline
 def fmod(a, b):
@@ -178,7 +189,7 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
-    "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div,
+    "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div, "quick_exp": quick_exp, "larger": larger,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

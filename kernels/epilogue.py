@@ -282,7 +282,8 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
     for r in range(rows):
         results = [out.stored(out.value(expr, leaf(r, i)), expr.dtype, target) for i in range(lanes)]
         if mask:
-            results = [out.let(f"select(c + {i} < {channels}, {v}, {zero})") for i, v in enumerate(results)]
+            within = out.let(f"i32({channels} - c)")  # in 32 bits, as `c + i` would not be
+            results = [out.let(f"select({within} > i32({i}), {v}, {zero})") for i, v in enumerate(results)]
         if not stores:
             ready += results
             continue

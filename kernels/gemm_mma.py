@@ -13,7 +13,7 @@ last one to arrive, by a counter, adds the parts in their order and goes on to t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
@@ -54,6 +54,8 @@ LINES = ("depth", "x_line", "w_line")
 """int32 parameters after SCALARS if not all is K-major: lines of K, and strides of x and w from line to line, in chunks."""
 
 MOST_SPLITS = 32
+LATENCY_US = 0.9
+"""From a copy's begin to its end where memory is busy."""
 MOST_SCRATCH = 64 * 1024 * KIB
 
 
@@ -503,6 +505,8 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
     rates, resident = rates_of(tile, arch, problem.linear, loads), resident_of(tile, arch)
+    if min(problem.rows, problem.columns) <= 16:  # a step's operand comes from memory, not from L2
+        rates = replace(rates, step_us=max(rates.step_us, LATENCY_US / max(1, stages_of(tile, arch) - 1)))
     return time_us(problem, arch, rates, tile.bm, tile.bn, tile.bk, splits, resident, moving)
 
 

@@ -206,10 +206,15 @@ def _merged(
 
 def unfit(problem: Problem, program: Program) -> str | None:
     """None if 16-byte copies of half-precision operands can feed Tensor Cores, else the rule that does not hold."""
-    x, w = problem.x, problem.w
-    for t in (x, w):
+    for t in (problem.x, problem.w):
         if t.dtype is not DType.F16:
             return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with float16"
+    return unaligned(problem)
+
+
+def unaligned(problem: Problem) -> str | None:
+    """None if both operands can be read in aligned vectors of 8 neighbouring channels, else the rule that does not hold."""
+    x, w = problem.x, problem.w
     if problem.batch[1] > 1 and problem.column_batch:  # a grouped convolution
         for what, n in (("input", problem.channels), ("output", problem.columns)):
             if n % CHUNK:

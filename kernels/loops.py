@@ -62,6 +62,11 @@ def loops(extents: Sequence[int], *strides: Sequence[int]) -> Loops:
 @cache
 def unravel(depth: int, tensors: int = 1) -> Any:
     """The device function (iteration, arguments) → offset in elements (int64), or a tuple of one for each tensor."""
+    return device("unravel", "i, w", unravel_lines(depth, tensors))
+
+
+def unravel_lines(depth: int, tensors: int) -> list[str]:
+    """Its text."""
     base = 3 * (depth - 1)
     lines, rest = [], "i"
     for d in reversed(range(1, depth)):
@@ -70,8 +75,7 @@ def unravel(depth: int, tensors: int = 1) -> Any:
         rest = f"q{d}"
     lines.append(f"j0 = {rest}")
     sums = [" + ".join(f"i64(j{d}) * i64(w[{base + t * depth + d}])" for d in range(depth)) for t in range(tensors)]
-    lines.append(f"return {', '.join(sums)}")
-    return device("unravel", "i, w", lines)
+    return [*lines, f"return {', '.join(sums)}"]
 
 
 def unravel_args(depth: int, tensors: int = 1) -> int:

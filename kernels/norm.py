@@ -15,10 +15,10 @@ from tccompile.program import Norm, Op, Program
 
 _SUM = ("{} + {}", "f32(0)")
 PASSES = two_pass.Passes(
-    first=_SUM,
+    first=(*_SUM, True),
     between="{r} * inverse",
     term="({v} - {r}) * ({v} - {r})",
-    second=_SUM,
+    second=(*_SUM, False),
     after="f32(1) / sqrt({s} * inverse + eps)",
     out="({v} - {r}) * {s}",
 )
@@ -38,15 +38,16 @@ class NormKernel(Kernel):
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        yield {}
+        assert isinstance(op, Norm)
+        yield from two_pass.configs(op, program, op.axes, op.groups)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Norm)
-        return two_pass.cost(op, program, two_pass.describe(op, program, op.axes, op.groups), arch)
+        return two_pass.cost(op, program, two_pass.describe(op, program, op.axes, op.groups, config), arch)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)
-        return two_pass.work(self.name, op, program, two_pass.describe(op, program, op.axes, op.groups), op.eps)
+        return two_pass.work(self.name, op, program, two_pass.describe(op, program, op.axes, op.groups, config), op.eps)
 
     def build(self, arch: Arch, **params: Value) -> Function:
         return two_pass.build(PASSES, params)

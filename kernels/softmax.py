@@ -1,6 +1,7 @@
 """Softmax and its logarithm along any axis of tensors of any layout.
 
-y = exp(x - max) / sum(exp(x - max)): the maximum is taken out first, so that nothing overflows.
+y = exp(x - max) / sum(exp(x - max)): the maximum is taken out first, so that nothing overflows. It may overlook a NaN, which
+the sum then finds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
 from tccompile.program import Op, Program, Softmax
 
-_MAXIMUM, _SUM = ("maximum({}, {})", "f32(-inf)"), ("{} + {}", "f32(0)")
+_MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", True)
+
+_EXP = "quick_exp({v} - {r})"
+
+_EXP = "quick_exp({v} - {r})"
 
 PASSES = {
-    False: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "f32(1) / {s}", "exp({v} - {r}) * {s}", "{v} * {s}"),
-    True: two_pass.Passes(_MAXIMUM, "{r}", "exp({v} - {r})", _SUM, "log({s})", "{v} - {r} - {s}"),
+    False: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}"),
+    True: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}"),
 }
 
 
@@ -35,15 +40,16 @@ class SoftmaxKernel(Kernel):
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        yield {}
+        assert isinstance(op, Softmax)
+        yield from two_pass.configs(op, program, (op.axis,))
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Softmax)
-        return two_pass.cost(op, program, two_pass.describe(op, program, (op.axis,)), arch)
+        return two_pass.cost(op, program, two_pass.describe(op, program, (op.axis,), config=config), arch)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Softmax)
-        return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,)), 0.0, log=op.log)
+        return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,), config=config), 0.0, log=op.log)
 
     def build(self, arch: Arch, **params: Value) -> Function:
         return two_pass.build(PASSES[bool(params["log"])], params)

@@ -1,7 +1,8 @@
 """What softmax and normalization share: reduce some elements, reduce them again knowing the first result, compute each.
 
 T threads share an output: the elements that are reduced together, or 8 neighbouring lanes of such. There are 256 / T outputs a
-block. Elements are kept in registers between the passes where they fit; else they are read again, mostly from a cache.
+block, or twice as many. Elements are kept in registers between the passes where they fit; else they are read again, mostly from
+a cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
 
 The kernel walks over vectors of `unit` lanes. Where the lanes are reduced, a vector holds elements of one output ("along");
 where they are kept, it holds one element of each of `unit` outputs ("across").
@@ -9,6 +10,7 @@ where they are kept, it holds one element of each of `unit` outputs ("across").
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +18,11 @@ from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, tree, unravel, unravel_args, vectors
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Function, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Op, Program
 
 THREADS = 256
-REGISTERS = 4  # vectors that a thread keeps
+REGISTERS = 8  # vectors that a thread keeps
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Shares:
     inner   loops over the elements of an output (vectors of them, if along)
     by_k    whether neighbouring threads read neighbouring elements of an output, not neighbouring outputs
     threads T, a power of 2
-    held    vectors that a thread keeps in registers, or 0
+    rows    outputs of a thread: their scales and shifts are read once
+    held    vectors that a thread keeps of an output in registers, or 0
     count   elements that are reduced together
     """
 
@@ -43,16 +46,17 @@ class Shares:
     inner: Loops
     by_k: bool
     threads: int
+    rows: int
     held: int
     count: int
 
     @property
     def blocks(self) -> int:
-        return -(-self.kept.size * self.threads // THREADS)
+        return -(-self.kept.size * self.threads // (THREADS * self.rows))
 
 
-def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -> Shares:
-    """How an op that reduces `axes` (and within `groups` of axis 1) shares out its work."""
+def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, config: Config | None = None) -> Shares:
+    """How an op that reduces `axes` (and within `groups` of axis 1) shares out its work; without a config, in the first way."""
     x, y = program.tensors[op.x], program.tensors[op.y]  # type: ignore[attr-defined]
     frame = epilogue.frame_of(op, program)
     lane = frame[-1]
@@ -85,28 +89,54 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -
     across = lane not in axes and not (groups and lane == 1)
     size, outputs = within.size, outer.size
     by_k = x.inner is None or x.inner in axes or bool(groups and x.inner == 1)
-    if by_k:
-        threads = min(32, power(size)) if size <= 32 * REGISTERS else THREADS
-    else:
-        threads = min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size))
-    held = -(-size // threads)
     count = channels if groups else 1
     for axis in axes:
         count *= x.shape[axis]
-    return Shares(unit, across, outer, within, by_k, threads, held if held <= REGISTERS else 0, count)
+    if config is None:
+        config = ways(size, outputs, unit, by_k)[0]
+    threads, rows = int(config["threads"]), int(config["rows"])  # type: ignore[arg-type]
+    held = -(-size // threads)
+    limit = REGISTERS if not across else REGISTERS // 2
+    return Shares(unit, across, outer, within, by_k, threads, rows, held if held <= limit else 0, count)
+
+
+def ways(size: int, outputs: int, unit: int, by_k: bool) -> list[Config]:
+    """Threads of an output of `size` vectors: as few as have registers for it, up to one a vector."""
+    if not by_k:
+        return [{"threads": min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size)), "rows": 1}]
+    most = min(THREADS, power(size))
+    fit = [t for t in (1 << i for i in range(9)) if t <= most and -(-size // t) <= REGISTERS // 2] or [most]
+    both = [t for t in fit[:4] if 2 * -(-size // t) <= REGISTERS // 2]
+    return [{"threads": t, "rows": rows} for rows, some in ((1, fit[:4]), (2, both)) for t in some]
+
+
+def configs(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -> Iterator[Config]:
+    """The ways to share out the op's work; two outputs a thread where the second one is the next row of y, so many blocks on."""
+    shares = describe(op, program, axes, groups)
+    plain = shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
+    for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k):
+        if way["rows"] == 1 or plain:
+            yield way
 
 
 def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
-    """Microseconds: the memory's time, or the latency of what each thread reads one after the other."""
-    blocks_sm = arch.threads_sm // THREADS
-    waves = max(1.0, shares.blocks / (arch.sms * blocks_sm))
+    """Microseconds: the memory's time, the instructions', or the latency of what each thread reads one after the other."""
     steps = -(-shares.inner.size // shares.threads)
     passes = 1 if shares.held else 3
-    latency = waves * (1.5 + 0.25 * passes * steps)
-    filled = min(1.0, shares.blocks / arch.sms)  # an SM draws a part of the bandwidth at most
     x = program.tensors[op.x]  # type: ignore[attr-defined]
     again = (passes - 1) * x.size * x.dtype.size / (arch.gbps * 2e3)  # from L2, at twice the bandwidth
-    return LAUNCH_US + max((traffic_us(op, program, arch) + again) / max(filled, 0.01), latency)
+    # Measured on an H200: a vector of 8 takes 110 instructions in all, about 100 more if it may lack lanes.
+    lane = 14 * (passes if shares.by_k else 1)
+    partial = 100 if shares.by_k and shares.unit == 8 and shares.count % 8 else 0
+    instructions = 100 + shares.rows * (steps * lane * shares.unit + partial)
+    issue = shares.blocks * THREADS * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.6)
+    waves = max(1.0, shares.blocks / (arch.sms * (arch.threads_sm // THREADS)))
+    once = 0.4 + 0.4 * (shares.held or 3 * steps * 0.6) + 0.3 * (shares.rows - 1) + (0.0 if shares.by_k else 0.8)
+    filled = min(1.0, 2 * shares.blocks / arch.sms)  # an SM draws a part of the bandwidth at most
+    moved = (traffic_us(op, program, arch) + again) / max(filled, 0.01)
+    latency = once if waves == 1 else once * 0.3 * waves
+    longest = max(moved, issue, latency)
+    return LAUNCH_US + longest + 0.1 * (moved + issue + latency - longest)
 
 
 def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **params: Value) -> Work:
@@ -125,9 +155,11 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
             x=x.dtype.value,
             unit=shares.unit,
             across=shares.across,
+            whole=x.shape[lane] % shares.unit == 0,
             kept=shares.kept.depth,
             inner=shares.inner.depth,
-            by_k=shares.by_k,
+            threads=shares.threads if shares.by_k else 0,
+            rows=shares.rows,
             held=shares.held,
             epilogue=spec.params,
             **params,
@@ -151,15 +183,16 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
 class Passes:
     """The op in text: `{v}` an element, `{r}` and `{s}` the results of the first and second pass.
 
-    first, second  how a pass combines, and its identity
+    first, second  how a pass combines; its identity; and whether what is not there leaves its result alone: zeros that of the
+                   first pass, the first pass' identity that of the second
     between, after what is done to the results: of `{r}`, and of `{s}`; inverse (1 / count) and eps may be used
     kept           the output, if registers hold the second pass' terms as `{v}`; empty if they are of no use
     """
 
-    first: tuple[str, str]
+    first: tuple[str, str, bool]
     between: str
     term: str
-    second: tuple[str, str]
+    second: tuple[str, str, bool]
     after: str
     out: str
     kept: str = ""
@@ -173,84 +206,150 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
     from numba.cuda import types
 
     from tccompile.kernels.ptx.memory import load
+    from tccompile.kernels.ptx.simt import shuffle
 
     x = DType(params["x"])
-    store, extra = epilogue.build(params["epilogue"])
+    store, extra = epilogue.build(params["epilogue"], params["rows"])
     scope = {
         "store": store,
         "read": load(x, params["unit"], guarded=True, space="global.nc"),
+        "shuffle": shuffle,
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
     }
-    body = device("two_pass", f"{PARAMS}, wo, wk, e", _body(passes, params, x), **scope)
+    body = device("two_pass", f"{PARAMS}, wo, wk, e", source(passes, params), **scope)
     fixed = (types.int64, types.float32, types.float32, *(types.int32,) * 5)
     counts = unravel_args(params["kept"], 3), unravel_args(params["inner"], 3)
     signature = types.void(*fixed, *(types.int32,) * sum(counts), *extra)
     return Function(entry(body, len(fixed), *counts, len(extra)), signature, THREADS)
 
 
-def _body(passes: Passes, params: dict[str, Any], x: DType) -> list[str]:
-    unit, across, held = params["unit"], params["across"], params["held"]
+def source(passes: Passes, params: dict[str, Any]) -> list[str]:
+    """The kernel's source.
+
+    Thread t of T: vectors t, t + T … of `rows` outputs from o, each as many outputs after the one before as a block has at once.
+    """
+    unit, across, held, rows, threads = (params[name] for name in ("unit", "across", "held", "rows", "threads"))
+    x = DType(params["x"])
     accumulators = unit if across else 1
     which = (lambda i: i) if across else (lambda i: 0)
-    if params["by_k"]:
-        order = ["t = tid & (T - 1)", "o = block * (i32(256) >> bits) + (tid >> bits)", "stride = i32(1)"]
-    else:
-        order = ["stride = i32(256) >> bits", "t = tid // stride", "o = block * stride + (tid & (stride - 1))"]
-    lines = [
-        "tid, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
-        "T = i32(1) << bits",
-        *order,
-        f"shared = cuda.shared.array({THREADS * accumulators}, f32)",
-        "end = K if o < outputs else i32(0)",
-        "at_x, at_m, at_c = kept(min(o, outputs - 1), wo)",
-    ]
-
-    def read(j: int | str, at: str) -> list[str]:
-        """Vector k = `at` into v{j}_0 …, at lane c{j} of row m{j}."""
-        values = ", ".join(f"v{j}_{i}" for i in range(unit))
-        return [
-            f"k{j} = {at}",
-            f"x{j}_, m{j}_, c{j}_ = inner(k{j}, wk)",
-            f"m{j}, c{j} = i32(at_m + m{j}_), i32(at_c + c{j}_)",
-            f"{values} = read(x + (at_x + x{j}_) * i64({x.size}), i32(k{j} < end and c{j} < present))",
+    if threads:
+        lines = [
+            f"tid, T, apart = i32(cuda.threadIdx.x), i32({threads}), i32({THREADS // threads})",
+            f"t = tid & i32({threads - 1})",
+            f"o = i32(i32(cuda.blockIdx.x) * i32({rows}) * apart + tid // i32({threads}))",
         ]
+        if threads > 32:
+            lines.append(f"shared = cuda.shared.array({2 * rows * accumulators * THREADS // 32}, f32)")
+    else:
+        lines = [
+            "tid, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
+            "T = i32(1) << bits",
+            "stride = i32(256) >> bits",
+            "t = tid // stride",
+            "o = block * stride + (tid & (stride - 1))",
+            f"shared = cuda.shared.array({THREADS * accumulators}, f32)",
+        ]
+    for u in range(rows):
+        number = f"o + i32({u}) * apart" if u else "o"
+        lines.append(f"end{u} = K if {number} < outputs else i32(0)")
+        lines.append(f"x_{u}, m_{u}, c_{u} = kept(i32(min({number}, outputs - 1)), wo)")
 
-    def combine(j: int, name: str, term: str, how: tuple[str, str]) -> list[str]:
-        out = []
+    def place(j: int, at: str) -> list[str]:
+        """Where vector k = `at` lies: x{j}, m{j}, c{j} from the output's own."""
+        return [f"k{j} = i32({at})", f"x{j}, m{j}, c{j}_ = inner(k{j}, wk)", f"c{j} = i32(c_0 + c{j}_)"]
+
+    def read(u: int, j: int) -> str:
+        values = ", ".join(f"v{u}_{j}_{i}" for i in range(unit))
+        return f"{values} = read(x + (x_{u} + x{j}) * i64({x.size}), i32(k{j} < end{u} and c{j} < present))"
+
+    def mask(u: int, j: int) -> list[str]:
+        """Elements that are not there become the first pass' identity; only the last vector has such."""
+        if across or (held and j < held - 1) or (params["whole"] and passes.first[2]):
+            return []
+        if params["whole"]:
+            out = [f"there = k{j} < end{u}"]
+            return out + [f"v{u}_{j}_{i} = select(there, v{u}_{j}_{i}, {passes.first[1]})" for i in range(unit)]
+        out = [f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)"]
+        return out + [f"v{u}_{j}_{i} = select(left > i32({i}), v{u}_{j}_{i}, {passes.first[1]})" for i in range(unit)]
+
+    def combine(u: int, j: int, name: str, term: str, how: tuple[str, str, bool]) -> list[str]:
+        """Vector j of output u into its accumulators: lane by lane, or pairwise where all of the vector belongs to one output."""
+        out, values = [], []
         for i in range(unit):
-            value = term.format(v=f"v{j}_{i}", r=f"r{which(i)}")
-            acc = f"{name}{which(i)}"
+            value = term.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}")
             if held and passes.kept and name == "s":
-                out.append(f"v{j}_{i} = {value}")
-                value = f"v{j}_{i}"
-            inside = f"k{j} < end" + ("" if across else f" and c{j} + i32({i}) < channels")
-            out.append(f"{acc} = {how[0].format(acc, f'select({inside}, {value}, {how[1]})')}")
+                out.append(f"v{u}_{j}_{i} = {value}")
+                value = f"v{u}_{j}_{i}"
+            values.append(value)
+        if across:
+            for i, value in enumerate(values):
+                out.append(f"{name}{u}_{i} = {how[0].format(f'{name}{u}_{i}', f'select(k{j} < end{u}, {value}, {how[1]})')}")
+            return out
+        if name == "s" and not how[2] and not (held and j < held - 1):
+            out.append(f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)")
+            values = [f"select(left > i32({0 if params['whole'] else i}), {value}, {how[1]})" for i, value in enumerate(values)]
+        while len(values) > 1:
+            pairs = [how[0].format(*values[i : i + 2]) for i in range(0, len(values), 2)]
+            names = [f"p{i}" for i in range(len(pairs))]
+            out += [f"{n} = {pair}" for n, pair in zip(names, pairs, strict=True)]
+            values = names
+        return [*out, f"{name}{u}_0 = {how[0].format(f'{name}{u}_0', values[0])}"]
+
+    def finish(name: str, how: str, turn: int) -> list[str]:
+        """Every thread of an output gets its result."""
+        accs = [f"{name}{u}_{i}" for u in range(rows) for i in range(accumulators)]
+        if not threads:
+            back = [f"{a} = shared[{i * THREADS} + tid - t * stride]" for i, a in enumerate(accs)]
+            return [*tree(accs, how, THREADS), *back, "cuda.syncthreads()"]
+        out, half = [], min(threads, 32) // 2
+        while half:
+            for a in accs:
+                out += [f"other = shuffle({a}, i32({half}))", f"{a} = {how.format(a, 'other')}"]
+            half //= 2
+        if threads > 32:  # of each warp, at the warp's number
+            warps = THREADS // 32
+            base = [(turn * len(accs) + i) * warps for i in range(len(accs))]
+            out.append("if tid & i32(31) == 0:")
+            out += [f"    shared[i32({b}) + (tid >> i32(5))] = {a}" for b, a in zip(base, accs, strict=True)]
+            out += ["cuda.syncthreads()", f"warp = (tid >> i32(5)) & i32({-(threads // 32)})"]
+            for b, a in zip(base, accs, strict=True):
+                out.append(f"{a} = shared[i32({b}) + warp]")
+                out += [f"{a} = {how.format(a, f'shared[i32({b + w}) + warp]')}" for w in range(1, threads // 32)]
         return out
 
     def write(j: int) -> list[str]:
         text = passes.kept if held and passes.kept else passes.out
-        results = [text.format(v=f"v{j}_{i}", r=f"r{which(i)}", s=f"s{which(i)}") for i in range(unit)]
-        return [f"if k{j} < end:", f"    store(({', '.join(results)},), m{j}, c{j}, e)"]
+        results = [
+            text.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}", s=f"s{u}_{which(i)}") for u in range(rows) for i in range(unit)
+        ]
+        where = f"i32(m_0 + m{j})" if rows == 1 else f"i32(m_0 + m{j}), apart, outputs"
+        return [f"if k{j} < end0:", f"    store(({', '.join(results)},), {where}, c{j}, e)"]
 
-    def over(body) -> list[str]:
+    def over(body: Callable[[int], list[str]]) -> list[str]:
         """`body(j)` for each vector of the thread: in registers, or read again, two at a time."""
         if held:
             return [line for j in range(held) for line in body(j)]
-        loop = [line for j in range(2) for line in read(j, f"k + i32({j}) * T")]
+        loop = [line for j in range(2) for line in place(j, f"k + i32({j}) * T")]
+        loop += [read(0, j) for j in range(2)]
         loop += [line for j in range(2) for line in body(j)]
-        return ["k = t", "while k < end:", *(f"    {line}" for line in loop), "    k += i32(2) * T"]
+        return ["k = t", "while k < end0:", *(f"    {line}" for line in loop), "    k = i32(k + i32(2) * T)"]
 
     if held:
         for j in range(held):
-            lines += read(j, f"t + i32({j}) * T")
-    for name, term, how, then in (("r", "{v}", passes.first, passes.between), ("s", passes.term, passes.second, passes.after)):
-        accs = [f"{name}{i}" for i in range(accumulators)]
-        lines += [f"{a} = {how[1]}" for a in accs]
-        lines += over(lambda j, name=name, term=term, how=how: combine(j, name, term, how))
-        lines += tree(accs, how[0], THREADS)
-        first = "tid - t * stride"
-        lines += [f"{a} = shared[{i * THREADS} + {first}]" for i, a in enumerate(accs)]
-        lines.append("cuda.syncthreads()")
-        lines += [f"{a} = {then.format(r=a, s=a)}" for a in accs]
+            lines += place(j, f"t + i32({j}) * T")
+            lines += [read(u, j) for u in range(rows)]
+    parts = (("r", "{v}", passes.first, passes.between), ("s", passes.term, passes.second, passes.after))
+    for turn, (name, term, how, then) in enumerate(parts):
+        lines += [f"{name}{u}_{i} = {how[1]}" for u in range(rows) for i in range(accumulators)]
+
+        def add(j: int, of: tuple[str, str, tuple[str, str, bool]] = (name, term, how)) -> list[str]:
+            first = mask if of[0] == "r" or not held else lambda u, j: []
+            return [line for u in range(rows) for line in (*first(u, j), *combine(u, j, *of))]
+
+        lines += over(add)
+        lines += finish(name, how[0], turn)
+        for u in range(rows):
+            for i in range(accumulators):
+                lines.append(f"{name}{u}_{i} = {then.format(r=f'{name}{u}_{i}', s=f'{name}{u}_{i}')}")
     return lines + over(write)

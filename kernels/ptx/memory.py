@@ -45,6 +45,30 @@ def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global")
 
 
 @cache
+def load_words(words: int, space: str = "global") -> Any:
+    """The device function (address, inside) → tuple of 1, 2, 4 or 8 words as they lie in memory, for `floats` when needed."""
+    body = []
+    for at in range(0, words, 4):
+        names = [f"${k}" for k in range(at, min(words, at + 4))]
+        vector, target = _braces(names)
+        body += [f"mov.b32 {name}, 0;" for name in names]
+        body.append(f"@p ld.{space}{vector}.b32 {target}, [${words}+{4 * at}];")
+    return instruction(_block(body, f"${words + 1}"), (u32,) * words, _address(space), i32)
+
+
+@cache
+def floats(dtype: DType, n: int) -> Any:
+    """The device function (words…) → tuple of n float32, of a float type of 2 or 4 bytes."""
+    words = n * dtype.size // 4
+    per_word = n // words
+    body = []
+    for k in range(words):
+        body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${n + k};"]
+        body += unpack(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
+    return instruction(_block(body, ""), (f32,) * n, *(u32,) * words, pure=True)
+
+
+@cache
 def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
     """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before."""
     value = f32 if dtype.is_float else i64

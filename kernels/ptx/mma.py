@@ -181,6 +181,22 @@ def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: li
     return out
 
 
+_PAIRS = "mma.sync.aligned.m16n8k{}.row.col.f32.f16.f16.f32 {{$0, $1, $2, $3}}, {{{}}}, {{{}}}, {{{}}};"
+
+
+@cache
+def warp_multiply(instruction_: str) -> Any:
+    """The device function (acc, a, b) → acc of one 16×8×16 product in registers: four float32, four words, two words.
+
+    Of K a lane t of four has words 0 and 1 of a (rows g and g + 8) and 0 of b, then words 2 and 3, and 1.
+    """
+    if instruction_ == "mma.m16n8k16":
+        text = _PAIRS.format(16, "$8, $9, $10, $11", "$12, $13", "$4, $5, $6, $7")
+    else:
+        text = _PAIRS.format(8, "$8, $9", "$12", "$4, $5, $6, $7") + _PAIRS.format(8, "$10, $11", "$13", "$0, $1, $2, $3")
+    return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * 6, pure=True)
+
+
 @cache
 def multiply_fragment(name: str) -> Any:
     """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""

@@ -10,9 +10,50 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from tccompile.kernels.device_math import inline
-from tccompile.kernels.ptx.core import f32, i32, u32, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, u32, void
 
 I32, F32 = ir.IntType(32), ir.FloatType()
+
+
+shuffle = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", f32, f32, i32)
+"""shuffle(value, mask): the value of the lane whose number differs from this one's by `mask`. All lanes of the warp take part."""
+
+
+@cache
+def dot(n: int) -> Any:
+    """The device function (acc, a, b) → acc plus the products of two tuples of n float32, added one after the other."""
+    ty = types.UniTuple(f32, n)
+
+    @intrinsic
+    def add(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            value = args[0]
+            for i in range(n):
+                value = builder.fma(*(builder.extract_value(t, i) for t in args[1:]), value)
+            return value
+
+        return f32(f32, ty, ty), codegen
+
+    return add
+
+
+@cache
+def multiply_add(n: int) -> Any:
+    """The device function (acc, a, b) → the tuple of acc[i] + a[i] * b[i], n float32."""
+    ty = types.UniTuple(f32, n)
+
+    @intrinsic
+    def add(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            out = args[0]
+            for i in range(n):
+                acc, x, y = (builder.extract_value(t, i) for t in args)
+                out = builder.insert_value(out, builder.fma(x, y, acc), i)
+            return out
+
+        return ty(ty, ty, ty), codegen
+
+    return add
 
 
 @cache

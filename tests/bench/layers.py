@@ -299,12 +299,12 @@ def ours(rows: Sequence[Row], count: int) -> Iterator[Row]:
         right = [r for r in results if r.wrong is None]
         fastest = min(right, key=lambda r: r.us)
         row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
-        row.chosen, row.fastest = (f"{r.candidate.kernel.name} {_short(r.candidate.config)}" for r in (right[0], fastest))
+        row.chosen, row.fastest = (f"{r.candidate.kernel.name} {short(r.candidate.config)}" for r in (right[0], fastest))
         if number + 1 == len(parts) or parts[number + 1][0] is not row:
             yield row
 
 
-def _short(config: Any) -> str:
+def short(config: Any) -> str:
     return " ".join(f"{k}={v}" for k, v in config.items())
 
 

@@ -49,12 +49,14 @@ class Variant:
         return [(launch.code, self.arch, self.kind) for launch in self.work.launches]
 
 
-def variants(case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool) -> list[Variant]:
+def variants(
+    case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool, kernels: Iterable[Kernel] = KERNELS
+) -> list[Variant]:
     """All kernels that support the case, with every config; or with the two of least cost and one more, by the case's number."""
     (op,) = program.ops
     found = []
     for arch in archs:
-        for kernel in KERNELS:
+        for kernel in kernels:
             if not isinstance(op, kernel.realises) or kernel.supports(op, program, arch) is not None:
                 continue
             configs = list(kernel.configs(op, program, arch))
@@ -98,11 +100,12 @@ def build_plans(
     every: bool = False,
     sample: int | None = None,
     progress: Progress | None = None,
+    kernels: Iterable[Kernel] = KERNELS,
 ) -> Built:
     """The plans of some cases for generations and kinds, compiled together; `sample` takes at most so many of each kernel."""
     programs = {case: program_of(case) for case in cases}
     wanted = {
-        case: [v for arch, kind in targets for v in variants(case, program, [arch], kind, every)]
+        case: [v for arch, kind in targets for v in variants(case, program, [arch], kind, every, kernels)]
         for case, program in programs.items()
     }
     if sample is not None:
@@ -154,6 +157,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every config of every kernel")
     parser.add_argument("--sample", type=int, metavar="N", help="at most N variants of each kernel")
     parser.add_argument("--case", action="append", help="only cases whose name begins so")
+    parser.add_argument("--kernel", help="only these kernels, separated by commas")
     args = parser.parse_args()
     targets = [(ARCHS[name], args.kind) for name in args.arch.split(",")]
     cases = [c for c in CASES if not args.case or any(c.startswith(p) for p in args.case)]
@@ -164,11 +168,12 @@ def main() -> None:
         if done % 100 == 0 or done == total:
             print(f"{done} of {total} kernels, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
-    built = build_plans(cases, targets, args.all, args.sample, progress)
+    kernels = [k for k in KERNELS if not args.kernel or k.name in args.kernel.split(",")]
+    built = build_plans(cases, targets, args.all, args.sample, progress, kernels)
     suffix = f"{'+'.join(arch.name for arch, _ in targets)}.{args.kind}.plan"
     for plan in built.plans:
         plan.save(args.folder / f"{plan.name}.{suffix}")
-    if not args.case and args.sample is None:
+    if not args.case and not args.kernel and args.sample is None:
         (args.folder / "session").mkdir(exist_ok=True)
         session_plan(targets).save(args.folder / "session" / suffix)
     print(f"{len(built.plans)} plans with {sum(len(p.entries) for p in built.plans)} variants")

@@ -7,16 +7,33 @@ access's width, and be written at most once. What instructions do is stated here
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tccompile.expr import DType
-from tccompile.kernels import attention, cumulate, epilogue, pointwise, pool, resize, scatter, top_k
+from tccompile.kernels import (
+    attention,
+    cumulate,
+    depthwise,
+    epilogue,
+    gemv,
+    loops,
+    norm,
+    pointwise,
+    pool,
+    resize,
+    scatter,
+    softmax,
+    top_k,
+    two_pass,
+)
 from tccompile.kernels.codegen import execute
-from tccompile.kernels.spec import F32, I32, Launch, Ptr, Work
+from tccompile.kernels.spec import F32, I32, Counters, Launch, Ptr, Scratch, Value, Work
 from tccompile.program import Program
 from tccompile.reference import elements, from_storage, store, to_storage
 from tccompile.reference.expressions import NUMPY
@@ -26,9 +43,9 @@ SPACE = 1 << 33
 
 
 class Memory:
-    """A program's storages, each far from the others; y's is poisoned."""
+    """A program's storages, each far from the others, the workspace and the counters; y's and the workspace are poisoned."""
 
-    def __init__(self, program: Program, values: Mapping[str, np.ndarray], y: str) -> None:
+    def __init__(self, program: Program, values: Mapping[str, np.ndarray], y: str, scratch: int = 0, counters: int = 0) -> None:
         self.program = program
         self.buffers: list[np.ndarray] = []
         self.written: list[np.ndarray] = []
@@ -43,9 +60,14 @@ class Memory:
                     store(buffer, t, values[name] if stored else to_storage(values[name], t.dtype))
                 self.buffers.append(buffer)
                 self.written.append(np.zeros(buffer.nbytes, np.uint8))
+        self.own = len(self.buffers)
+        self.buffers += [np.full(scratch, 0xFF, np.uint8), np.zeros(counters, np.uint8)]
+        self.written += [np.zeros(n, np.uint8) for n in (scratch, counters)]
         self.y = program.tensors[y]
 
-    def pointer(self, p: Ptr) -> int:
+    def pointer(self, p: Ptr | Scratch | Counters) -> int:
+        if not isinstance(p, Ptr):
+            return (self.own + isinstance(p, Counters)) * SPACE + SPACE // 2 + p.bytes
         t = self.program.tensors[p.tensor]
         return self.base[t.storage] + t.offset * t.dtype.size + p.bytes
 
@@ -82,6 +104,13 @@ class Memory:
 
         return write
 
+    def words(self, address: int, inside: int = 1) -> tuple[int, ...]:
+        """`mma.load_chunk`"""
+        if not inside:
+            return (0,) * 4
+        k, at = self._find(int(address), 16, 1)
+        return tuple(map(int, self.buffers[k].view(np.uint8)[at : at + 16].view(np.uint32)))
+
     def functions(self, accesses: epilogue.Accesses) -> dict[str, Any]:
         """The memory functions that generated text calls."""
         return {name: getattr(self, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
@@ -92,7 +121,7 @@ class Memory:
         owner = self.program.tensors[y.storage]
         k = self.base[owner.name] // SPACE
         counts = self.written[k].reshape(-1, y.dtype.size)
-        assert all(not w.any() for i, w in enumerate(self.written) if i != k)
+        assert all(not w.any() for i, w in enumerate(self.written) if i != k and i < self.own)
         expected = np.zeros(len(counts), np.uint8)
         elements(expected, y, y.padded)[...] = 1
         counts = counts if once else counts > 0
@@ -127,7 +156,7 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b,
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "larger": np.fmax,
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
@@ -136,12 +165,176 @@ def names() -> dict[str, Any]:
 
 
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str) -> Memory:
-    """Run the launches of a pointwise, pool or resize kernel."""
-    memory = Memory(program, values, y)
+    """Run the launches of a kernel of generated text."""
+    memory = Memory(program, values, y, work.scratch, work.counters)
     with np.errstate(all="ignore"):
         for launch in work.launches:
             _launch(launch, memory)
     return memory
+
+
+def _launch(launch: Launch, memory: Memory) -> None:
+    """Run a launch's blocks one after the other, the threads of each in turns: see `_run_block`."""
+    params = dict(launch.code.params)
+    x, y, z = launch.grid
+    sizes = {"blockDim": SimpleNamespace(x=launch.block), "gridDim": SimpleNamespace(x=x, y=y, z=z)}
+    cuda = SimpleNamespace(blockIdx=SimpleNamespace(), threadIdx=SimpleNamespace(x=0), **sizes)
+    scope = {**names(), "cuda": cuda}
+    extra = 0
+    if "epilogue" in params:
+        at_once = {"depthwise": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
+        rows = params[at_once] if at_once else 1
+        text, kinds, accesses = epilogue.source(params.pop("epilogue"), rows)
+        scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
+        extra = len(kinds)
+    text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
+    # Where threads wait for each other they are suspended: at barriers, and where a warp exchanges values.
+    text = text.replace("cuda.syncthreads()", "yield")
+    text = re.sub(rf"= ({'|'.join(_EXCHANGES)})\((.*)\)$", r"= yield ('\1', \2)", text, flags=re.M)
+    name = re.search(r"def (\w+)", text)
+    assert name
+    kernel = execute(text, {**scope, **own}, name[1])
+    args = []
+    for arg in launch.args:
+        assert isinstance(arg, Ptr | Scratch | Counters | I32 | F32)
+        args.append(arg.value if isinstance(arg, I32 | F32) else memory.pointer(arg))
+    if fixed:  # a body: some arguments by themselves, the others in tuples, as in `loops.entry`
+        rest = args[fixed[0] :]
+        groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
+        args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
+    for number in range(x * y * z):
+        cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
+        shared: dict[int, np.ndarray] = {}
+        cuda.shared = SimpleNamespace(array=lambda n, kind, shared=shared: shared.setdefault(n, np.full(n, np.nan, kind)))
+        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
+
+
+def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
+    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
+    threads = {}
+    for index.x in range(count):
+        threads[index.x] = start()  # without barriers it is no generator, and has run
+    live = {i: t for i, t in threads.items() if t is not None}
+    while live:
+        before = len(live)
+        for warp in range(0, count, 32):
+            answers: dict[int, Any] = {}
+            while True:
+                asked = {}
+                for index.x in [i for i in live if warp <= i < warp + 32]:
+                    try:
+                        asked[index.x] = live[index.x].send(answers.get(index.x))
+                    except StopIteration:
+                        del live[index.x]
+                kinds = {a and a[0] for a in asked.values()}
+                assert len(kinds) <= 1, "threads of a warp wait at different places"
+                if kinds <= {None}:
+                    break
+                assert len(asked) == 32, "a warp exchanges values without some of its threads"
+                answers = _EXCHANGES[kinds.pop()]({i: a[1:] for i, a in asked.items()})
+        assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
+
+
+def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
+
+
+def _multiply(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane (g, t) of 8 × 4."""
+    a, b, acc = (np.zeros(shape, np.float32) for shape in ((16, 16), (16, 8), (16, 8)))
+    places = {i: (i % 32 // 4, i % 4 * 2) for i in asked}
+    for i, (g, t) in places.items():
+        values = asked[i]
+        halves = [np.array([w], np.uint32).view(np.float16).astype(np.float32) for w in values[4:]]
+        for j in range(4):
+            a[g + j % 2 * 8, t + j // 2 * 8 :][:2] = halves[j]
+        for j in range(2):
+            b[t + 8 * j :, g][:2] = halves[4 + j]
+        for j in range(2):
+            acc[g + 8 * j, t : t + 2] = values[2 * j : 2 * j + 2]
+    acc += a @ b
+    return {i: (*acc[g, t : t + 2], *acc[g + 8, t : t + 2]) for i, (g, t) in places.items()}
+
+
+_EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {"shuffle": _shuffle, "multiply": _multiply}
+
+
+def _dot(acc: Any, a: tuple, b: tuple) -> Any:
+    for x, y in zip(a, b, strict=True):
+        acc = np.float32(np.float64(x) * np.float64(y) + np.float64(acc))
+    return acc
+
+
+Text = tuple[str, dict[str, Any], tuple[int, ...]]
+"""A kernel's text, what it calls beside `names()`, and the counts of `loops.entry` but for the epilogue's, if it is a body."""
+
+
+def _whole(source: Callable[..., tuple[str, Any, epilogue.Accesses]]) -> Callable[[dict[str, Value], int, Memory], Text]:
+    """Of a kernel whose `source` gives all of its text."""
+
+    def text_of(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+        text, _, accesses = source(**params, **({"extra": extra} if extra else {}))
+        return text, memory.functions(accesses), ()
+
+    return text_of
+
+
+def _body(name: str, params: str, lines: Sequence[str]) -> str:
+    return f"def {name}({params}, e):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _words(name: str, dtype: DType, n: int, memory: Memory) -> dict[str, Any]:
+    """`memory.load_words` and `memory.floats`, with all of a vector in the first of its words."""
+    read, count = memory.load(dtype, n, True), n * dtype.size // 4
+    return {
+        f"read_{name}": lambda address, inside: (read(address, inside), *[0] * (count - 1)),
+        f"unpack_{name}": lambda *words: words[0],
+    }
+
+
+def _gemv(params: dict[str, Value], extra: int, memory: Memory, tensor_cores: bool) -> Text:
+    scope: dict[str, Any] = {
+        **_words("s", DType(params["streamed"]), 8, memory),
+        **_words("t", DType(params["small"]), 8, memory),
+        "read": memory.words,
+        "dot": _dot,
+        "u64": int,
+        "read_part": memory.load(DType.F32, 1, False),
+        "store_part": memory.store(DType.F32, 1, False),
+    }
+    # Blocks run in their order, so that of the last part of K comes last.
+    text = _body("gemv", gemv.PARAMS, gemv.lines(tensor_cores, params))
+    text = text.replace("not last_to_arrive(u64(counters + number * i64(4)), parts)", "part != parts - 1")
+    return text, scope, (gemv.PARAMS.count(",") + 1,)
+
+
+def _depthwise(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    lanes = params["lanes"]
+    scope: dict[str, Any] = {
+        "zeros": lambda: (np.float32(0),) * lanes,
+        "multiply_add": lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True)),
+    }
+    for name in "xw":
+        scope |= _words(name, DType(params[name]), lanes, memory)
+    text = _body("depthwise", "x, w, numbers", depthwise.lines(params))
+    return text, scope, (2, depthwise.NUMBERS.count(",") + 1)
+
+
+def unravel(depth: int, tensors: int) -> Any:
+    """`loops.unravel`"""
+    text = "def unravel(i, w):\n" + "".join(f"    {line}\n" for line in loops.unravel_lines(depth, tensors))
+    return execute(text, names(), "unravel")
+
+
+def _two_pass(params: dict[str, Value], extra: int, memory: Memory, passes: two_pass.Passes) -> Text:
+    scope = {
+        "read": memory.load(DType(params["x"]), params["unit"], True),
+        "kept": unravel(params["kept"], 3),
+        "inner": unravel(params["inner"], 3),
+    }
+    text = _body("two_pass", f"{two_pass.PARAMS}, wo, wk", two_pass.source(passes, params))
+    counts = two_pass.PARAMS.count(",") + 1, *(loops.unravel_args(params[name], 3) for name in ("kept", "inner"))
+    return text, scope, counts
 
 
 SOURCES: dict[str, Any] = {
@@ -154,37 +347,11 @@ SOURCES: dict[str, Any] = {
     "cumulate": cumulate.source,
 }
 
-
-def _launch(launch: Launch, memory: Memory) -> None:
-    params = dict(launch.code.params)
-    cuda = SimpleNamespace(blockIdx=SimpleNamespace(x=0, y=0), threadIdx=SimpleNamespace(x=0))
-    scope = {**names(), "cuda": cuda}
-
-    if "epilogue" in params:
-        text, kinds, accesses = epilogue.source(params.pop("epilogue"))
-        scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
-        params["extra"] = len(kinds)
-    text, _, accesses = SOURCES[launch.code.kernel](**params)
-    # A barrier suspends a thread until all others are there, or have ended.
-    barriers = "cuda.syncthreads()" in text
-    kernel = execute(text.replace("cuda.syncthreads()", "yield"), {**scope, **memory.functions(accesses)}, "kernel")
-    args = []
-    for arg in launch.args:
-        assert isinstance(arg, Ptr | I32 | F32)
-        args.append(memory.pointer(arg) if isinstance(arg, Ptr) else arg.value)
-    for cuda.blockIdx.y, cuda.blockIdx.x in np.ndindex(launch.grid[1], launch.grid[0]):
-        shared: dict[int, np.ndarray] = {}
-        cuda.shared = SimpleNamespace(array=lambda n, kind, shared=shared: shared.setdefault(n, np.full(n, np.nan, kind)))
-        threads = []
-        for cuda.threadIdx.x in range(launch.block):
-            threads.append(kernel(*args))
-            if barriers:
-                next(threads[-1])
-        while barriers and threads:
-            waiting = []
-            for number, thread in enumerate(threads):
-                cuda.threadIdx.x = number
-                if next(thread, thread) is not thread:
-                    waiting.append(thread)
-            assert len(waiting) in (0, len(threads)), "some threads wait at a barrier that others do not reach"
-            threads = waiting
+_TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
+    **{name: _whole(source) for name, source in SOURCES.items()},
+    "depthwise": _depthwise,
+    "norm": partial(_two_pass, passes=norm.PASSES),
+    "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
+    "gemv": partial(_gemv, tensor_cores=False),
+    "gemv_mma": partial(_gemv, tensor_cores=True),
+}

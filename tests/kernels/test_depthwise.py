@@ -9,10 +9,10 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
-from tccompile.kernels.depthwise import THREADS, Depthwise
+from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import conv, program_of
-from tests.kernels.support import ARCH
+from tests.kernels.support import ARCH, check
 
 KERNEL = Depthwise()
 
@@ -46,25 +46,44 @@ def test_needs_channels_in_vectors() -> None:
     assert "aligned vectors" in KERNEL.supports(program.ops[0], replace(program, tensors=moved), ARCH)
 
 
-@pytest.mark.parametrize("channels, pixels", [(24, 1), (24, 2), (24, 4), (33, 4), (8, 2)])
-def test_threads_cover_the_output(channels: int, pixels: int) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        conv("3x3", (2, 12, 7, 9), 12, (3, 3), groups=12, ep="bias"),
+        conv("3x3/2", (1, 20, 9, 8), 20, (3, 3), stride=2, groups=20, ep="bias residual"),
+        conv("5x5", (1, 8, 7, 6), 8, (5, 5), groups=8),
+        conv("7x7", (1, 8, 6, 9), 8, (7, 7), groups=8, to="output"),
+        conv("3x3 fp32", (1, 8, 5, 5), 8, (3, 3), groups=8, dtype=DType.F32),
+        conv("dilated", (1, 8, 9, 9), 8, (3, 3), groups=8, dilation=2),
+        conv("5", (1, 12, 20), 12, (5,), groups=12, to="odd_tail"),
+        conv("9/3", (1, 12, 20), 12, (9,), groups=12, stride=3),
+    ],
+    ids=lambda program: program.ops[0].nodes[0],
+)
+def test_values(program) -> None:
+    check(KERNEL, program)
+
+
+@pytest.mark.parametrize("channels, tile", [(24, (1, 1, 8)), (24, (1, 2, 8)), (33, (4, 2, 8)), (33, (4, 4, 4)), (8, (2, 2, 8))])
+def test_threads_cover_the_output(channels: int, tile: tuple[int, int, int]) -> None:
     program = depthwise(channels, 13)
-    (launch,) = KERNEL.work(program.ops[0], program, {"pixels": pixels}, ARCH).launches
+    rows, columns, lanes = tile
+    (launch,) = KERNEL.work(program.ops[0], program, {"rows": rows, "columns": columns, "lanes": lanes}, ARCH).launches
     n, _, p, q = program.tensors["y"].shape
     total = launch.args[2]
-    assert total == I32(n * p * -(-q // pixels) * -(-channels // 8))
+    assert total == I32(n * -(-p // rows) * -(-q // columns) * -(-program.tensors["y"].padded[1] // lanes))
     assert 0 <= launch.grid[0] * THREADS - total.value < THREADS
 
 
-def test_shares_columns_of_common_filters_only() -> None:
-    def params(**how) -> dict:
+def test_unrolls_common_filters_only() -> None:
+    def params(**how) -> tuple:
         program = depthwise(**how)
-        (launch,) = KERNEL.work(program.ops[0], program, {"pixels": 2}, ARCH).launches
-        return dict(launch.code.params)
+        (launch,) = KERNEL.work(program.ops[0], program, {"rows": 1, "columns": 2, "lanes": 8}, ARCH).launches
+        found = dict(launch.code.params)
+        return found["taps"], found["stride"]
 
-    assert (params(window=5)["size"], params(window=5)["stride"]) == (5, 1)
-    assert (params(stride=2)["size"], params(stride=2)["stride"]) == (3, 2)
-    assert params(dilation=2)["size"] == params(stride=3)["size"] == params(window=9, size=20)["size"] == 0
+    assert params(window=5) == ((5, 5), 1) and params(stride=2) == ((3, 3), 2)
+    assert params(dilation=2) == params(stride=3) == params(window=9, size=20) == ((0, 0), 0)
 
 
 def test_a_batch_takes_more_pixels_a_thread() -> None:
@@ -72,13 +91,19 @@ def test_a_batch_takes_more_pixels_a_thread() -> None:
         program = conv("depthwise", (batch, 96, 56, 56), 96, (3, 3), groups=96)
         arch = ARCHS["sm_90a"]
         configs = list(KERNEL.configs(program.ops[0], program, arch))
-        return min(configs, key=lambda c: KERNEL.cost(program.ops[0], program, c, arch))["pixels"]
+        return min(configs, key=lambda c: KERNEL.cost(program.ops[0], program, c, arch))["rows"]
 
     assert best(1) < best(64)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
-    for program in (depthwise(20, stride=2, ep="bias silu"), depthwise(window=9, size=20)):
-        (launch,) = KERNEL.work(program.ops[0], program, {"pixels": 4 if arch == "sm_61" else 2}, ARCHS[arch]).launches
+    for program, tiles in (
+        (depthwise(20, ep="bias silu"), TILES[3, 3]),
+        (depthwise(window=5, stride=2), TILES[5, 5]),
+        (depthwise(window=9, size=20), LINES),
+    ):
+        rows, columns, lanes = list(tiles)[list(ARCHS).index(arch) % len(tiles)]
+        config = {"rows": rows, "columns": columns, "lanes": lanes}
+        (launch,) = KERNEL.work(program.ops[0], program, config, ARCHS[arch]).launches
         assert resources(launch.code, ARCHS[arch]).stack == 0

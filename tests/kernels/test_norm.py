@@ -11,7 +11,7 @@ from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
 from tccompile.program import Norm
 from tests.gpu.cases import NHWC, norm, program_of
-from tests.kernels.support import ARCH, cases_of
+from tests.kernels.support import ARCH, cases_of, check
 from tests.kernels.test_softmax import check_coverage
 
 NORM, SPLIT = NormKernel(), NormSplit()
@@ -22,6 +22,11 @@ def test_every_element_has_one_output(case: str) -> None:
     program = program_of(case)
     (op,) = program.ops
     check_coverage(op, program, op.axes, op.groups)
+
+
+@pytest.mark.parametrize("case", ["layer_norm_3", "layer_norm_long", "layer_norm_odd", "group_norm_odd", "instance_norm_1d"])
+def test_values(case: str) -> None:
+    check(NORM, program_of(case))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,8 @@ def test_large_images_are_split() -> None:
         program = norm("norm", shape, (2, 3), order=NHWC)
         (op,) = program.ops
         (config,) = SPLIT.configs(op, program, arch)
-        return NORM.cost(op, program, {}, arch), SPLIT.cost(op, program, config, arch)
+        whole = min(NORM.cost(op, program, c, arch) for c in NORM.configs(op, program, arch))
+        return whole, SPLIT.cost(op, program, config, arch)
 
     whole, split = costs((1, 32, 360, 320))
     assert split < whole / 5
@@ -103,6 +109,6 @@ def test_compiles(arch: str) -> None:
         (SPLIT, program_of("group_norm")),
     ):
         (op,) = program.ops
-        (config,) = kernel.configs(op, program, ARCHS[arch])
+        config = next(iter(kernel.configs(op, program, ARCHS[arch])))
         for launch in kernel.work(op, program, config, ARCHS[arch]).launches:
             assert resources(launch.code, ARCHS[arch]).stack == 0

@@ -14,8 +14,10 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
 from tccompile.program import Op, Program, Softmax
+from tccompile.schedule import candidates
+from tests.bench.bandwidth import softmax as large
 from tests.gpu.cases import NHWC, program_of, softmax
-from tests.kernels.support import ARCH, cases_of
+from tests.kernels.support import ARCH, cases_of, check
 
 KERNEL = SoftmaxKernel()
 
@@ -81,6 +83,18 @@ def test_of_other_axes(shape: tuple[int, ...], axis: int, order) -> None:
     check_coverage(program.ops[0], program, (axis,))
 
 
+@pytest.mark.parametrize(
+    "case", ["softmax_rows", "softmax_channels", "log_softmax", "softmax_long", "softmax_odd", "softmax_middle", "softmax_many"]
+)
+def test_values(case: str) -> None:
+    check(KERNEL, program_of(case))
+
+
+def test_values_of_rows_that_are_read_again() -> None:
+    program = softmax("softmax", (1, 8 * THREADS * REGISTERS + 13), 1)
+    check(KERNEL, program, {"threads": THREADS, "rows": 1})
+
+
 def test_rows_are_kept_in_registers_while_they_fit() -> None:
     def share(length: int) -> Shares:
         program = softmax("softmax", (4, length), 1)
@@ -92,6 +106,15 @@ def test_rows_are_kept_in_registers_while_they_fit() -> None:
     assert share(100).unit == 8
 
 
+@pytest.mark.parametrize("length, shared", [(197, False), (1024, True), (1025, True)])
+def test_many_rows_take_few_threads_each_and_few_rows_many(length: int, shared: bool) -> None:
+    def threads(rows: int) -> int:
+        return candidates(*large((rows, length)), ARCH)[0].config["threads"]
+
+    assert threads(100_000) < threads(64)
+    assert (threads(64) > 32) == shared
+
+
 def test_says_why_not() -> None:
     program = softmax("softmax", (4, 10), 1, dtype=DType.I32)
     assert "no float type" in KERNEL.supports(program.ops[0], program, ARCH)
@@ -99,7 +122,7 @@ def test_says_why_not() -> None:
 
 def test_a_launch_covers_the_outputs() -> None:
     program = program_of("softmax_rows")
-    (launch,) = KERNEL.work(program.ops[0], program, {}, ARCH).launches
+    (launch,) = KERNEL.work(program.ops[0], program, {"threads": 8, "rows": 1}, ARCH).launches
     outputs, bits = launch.args[3].value, launch.args[5].value
     assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
 
@@ -108,5 +131,6 @@ def test_a_launch_covers_the_outputs() -> None:
 def test_compiles(arch: str) -> None:
     for case in ("softmax_long", "softmax_middle", "softmax_very_long"):
         program = program_of(case)
-        (launch,) = KERNEL.work(program.ops[0], program, {}, ARCHS[arch]).launches
+        config = candidates(program.ops[0], program, ARCHS[arch])[0].config
+        (launch,) = KERNEL.work(program.ops[0], program, config, ARCHS[arch]).launches
         assert resources(launch.code, ARCHS[arch]).stack == 0

@@ -1,0 +1,459 @@
+"""Matrix products with few rows or few columns, whose time is that of reading the other operand once.
+
+That operand streams from memory into registers, in vectors of 8 elements and without a detour through shared memory; the small
+one is read again by every block, from a cache. A warp follows `rows` rows of the streamed operand; the warps of a block have
+other rows (`across`) or other parts of K (`along`), and K is split between blocks where there are too few rows to fill the GPU.
+Warps, then blocks add their parts in a fixed order.
+
+plain         a lane takes every 32nd vector of its warp's four rows, so that a warp reads 512 neighbouring bytes of fp16; float32
+              multiply-adds, then a sum over the warp
+Tensor Cores  the warp's 16 rows are an mma's rows, the small operand its columns. Both operands may permute K alike, so a lane
+              takes as fragments what one vector holds: elements 8t … 8t + 7 of 32 for lane t of four
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import divider
+from tccompile.kernels.implicit_gemm import CHUNK, REDUCE_US, Problem, describe, unaligned, unfit
+from tccompile.kernels.loops import device, entry
+from tccompile.kernels.spec import (
+    I32,
+    LAUNCH_US,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    Scratch,
+    Value,
+    Work,
+    code,
+)
+from tccompile.program import Conv, Gemm, Op, Program, Tensor
+
+WARPS = 8
+THREADS = 32 * WARPS
+
+
+def resident(tensor_cores: bool, few: int) -> int:
+    """Blocks that a multiprocessor holds: as many as have registers for the vectors under way."""
+    return 3 if tensor_cores and few <= 8 else 2
+
+
+LANES = 8
+"""Results that are stored at once."""
+
+MOST_SCRATCH = 64 << 20
+LATENCY_US = 0.9
+"""From a load to its data where memory is busy."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a warp computes at once.
+
+    rows     rows of the streamed operand
+    vectors  vectors of 8 elements that a warp reads of a row in one turn: `lanes` neighbouring lanes read one each, `turns` times
+    few      rows of the small operand, padded
+    """
+
+    rows: int
+    lanes: int
+    turns: int
+    few: int
+
+    @property
+    def vectors(self) -> int:
+        return self.lanes * self.turns
+
+
+def shape_of(tensor_cores: bool, few: int) -> Shape:
+    """The warp's work for `few` rows of the small operand."""
+    if tensor_cores:
+        return Shape(16, 4, 2, 8 * -(-few // 8))
+    return Shape(4, 32, 2 if few <= 4 else 1, 1 << (few - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A problem as a product of a streamed operand with a small one. `swapped`: the streamed one is x, and y's rows are its."""
+
+    swapped: bool
+    streamed: Tensor
+    small: Tensor
+    many: int
+    few: int
+    pitches: tuple[int, int]  # elements from row to row: of the streamed operand, of the small one
+    batches: tuple[tuple[int, int], tuple[int, int]]  # (outer, inner) strides of each
+
+
+def streams(problem: Problem) -> Streams:
+    """The operand with fewer rows is the small one."""
+    rows, columns = (problem.rows, problem.x, problem.x_pixel[2], problem.x_batch), (
+        problem.columns, problem.w, problem.w_column, problem.w_batch,
+    )  # fmt: skip
+    swapped = problem.columns < problem.rows
+    many, few = (rows, columns) if swapped else (columns, rows)
+    return Streams(swapped, many[1], few[1], many[0], few[0], (many[2], few[2]), (many[3], few[3]))
+
+
+class _Gemv(Kernel):
+    most: int  # rows of the small operand
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        if self.tensor_cores and arch.mma not in ("mma.m16n8k8", "mma.m16n8k16", "wgmma"):
+            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
+        problem = describe(op, program)
+        if isinstance(problem, str):
+            return problem
+        few = min(problem.rows, problem.columns)
+        if few > self.most:
+            return f"it has {problem.rows} rows and {problem.columns} columns; one of them must be at most {self.most}"
+        if problem.k_major != (True, True):
+            return "an operand of it is transposed"
+        if not problem.linear:
+            return "it gathers its rows from an image"
+        if problem.batch[1] > 1 and problem.column_batch:
+            return "it has groups of channels"
+        if problem.batches > 65535:
+            return f"it has {problem.batches} batches; a grid has 65535 layers"
+        if self.tensor_cores:
+            return unfit(problem, program)
+        for t in (problem.x, problem.w):
+            if t.dtype not in (DType.F16, DType.BF16, DType.F32):
+                return f"{t.name} is {t.dtype.value}; it multiplies float16, bfloat16 and float32"
+        return unaligned(problem)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        warp = shape_of(self.tensor_cores, min(problem.rows, problem.columns))
+        ranked: list[tuple[float, Config]] = []
+        for across in (1, 2, 4, 8):
+            if across * warp.rows < LANES:
+                continue
+            most = max(1, _chunks(problem) // (WARPS // across * warp.vectors))
+            for wanted in (1, 2, 3, 4, 6, 8, 12, 16, 24, 33, 48, 66):
+                splits, _ = _share(problem, wanted)
+                config: Config = {"across": across, "splits": splits}
+                fits = splits == 1 or _scratch(problem, across * warp.rows, warp.few, splits) <= MOST_SCRATCH
+                if fits and wanted <= most and config not in [c for _, c in ranked]:
+                    ranked.append((self.cost(op, program, config, arch), config))
+        ranked.sort(key=lambda r: r[0])
+        yield from (config for _, config in ranked[:8])
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        s, across = streams(problem), int(config["across"])  # type: ignore[arg-type]
+        warp = shape_of(self.tensor_cores, s.few)
+        splits, each = _share(problem, int(config["splits"]))  # type: ignore[arg-type]
+        rows = across * warp.rows
+        tiles = -(-s.many // rows) * problem.batches
+        blocks = tiles * splits
+        turns = ceil(each / (WARPS // across * warp.vectors))
+        slots = arch.sms * resident(self.tensor_cores, s.few)
+        waves = ceil(blocks / slots)
+        vector = CHUNK * s.streamed.dtype.size
+        # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it.
+        ahead = 2 if self.tensor_cores else 1  # turns that are under way
+        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector
+        rate = min(arch.gbps * 1e3 * (0.9 if self.tensor_cores else 0.95), flying / LATENCY_US)  # as measured on an H200
+        moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
+        again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 4e3)  # from L2, which also gives what streams
+        # A streamed vector takes, beside its load, 8 conversions and 8 multiply-adds for each row of the small operand; of that
+        # a vector is converted once for the warp's rows.
+        work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
+        issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 2 * 0.7)
+        longest = max(moved / rate + again, issue, ceil(turns / ahead) * LATENCY_US * waves)
+        ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0  # the last wave's gaps
+        finish = 0.0
+        if splits > 1:
+            part = rows * warp.few * 4
+            finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
+        return LAUNCH_US + 0.8 + longest + 0.5 * ragged + finish
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem = describe(op, program)
+        assert isinstance(problem, Problem)
+        if problem.batches * problem.rows * problem.stored == 0:
+            return Work(())
+        s, across = streams(problem), int(config["across"])  # type: ignore[arg-type]
+        warp = shape_of(self.tensor_cores, s.few)
+        splits, each = _share(problem, int(config["splits"]))  # type: ignore[arg-type]
+        rows = across * warp.rows
+        spec = epilogue.describe(op, program, epilogue.frame_of(op, program), LANES)
+        tiles = -(-(problem.rows if s.swapped else problem.stored) // rows)
+        numbers = [s.many, s.few, _chunks(problem), each, problem.rows, problem.stored, -(-problem.stored // LANES)]
+        numbers += [problem.row_batch, problem.batch[1], *divider(problem.batch[1])]
+        for pitch, batch in zip(s.pitches, s.batches, strict=True):
+            numbers += [v // CHUNK for v in (pitch, *batch)]
+        launch = Launch(
+            code(
+                _PLAIN if not self.tensor_cores else _MMA,
+                streamed=s.streamed.dtype.value,
+                small=s.small.dtype.value,
+                few=warp.few,
+                across=across,
+                swapped=s.swapped,
+                split=splits > 1,
+                epilogue=spec.params,
+            ),
+            grid=(tiles, splits, problem.batches),
+            block=THREADS,
+            args=(Ptr(s.streamed.name), Ptr(s.small.name), Scratch(), Counters(), *map(I32, numbers), *spec.args),
+        )
+        if splits == 1:
+            return Work((launch,))
+        return Work((launch,), tiles * problem.batches * splits * rows * warp.few * 4, tiles * problem.batches * 4)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.ptx import memory, mma, simt
+        from tccompile.kernels.ptx.core import u64
+
+        store, extra = epilogue.build(params["epilogue"])
+        streamed, small = DType(params["streamed"]), DType(params["small"])
+        scope = {
+            "store": store,
+            "read_part": memory.load(DType.F32),
+            "store_part": memory.store(DType.F32),
+            "last_to_arrive": last_to_arrive,
+            "u64": u64,
+        }
+        if self.tensor_cores:
+            instruction = "mma.m16n8k8" if arch.mma == "mma.m16n8k8" else "mma.m16n8k16"
+            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(instruction)}
+        else:
+            scope |= {"shuffle": simt.shuffle, "dot": simt.dot(CHUNK)}
+            for name, dtype in (("s", streamed), ("t", small)):
+                scope[f"read_{name}"] = memory.load_words(CHUNK * dtype.size // 4, space="global.nc")
+                scope[f"unpack_{name}"] = memory.floats(dtype, CHUNK)
+        body = device("gemv", f"{PARAMS}, e", lines(self.tensor_cores, params), **scope)
+        fixed = (types.int64,) * 4 + (types.int32,) * (PARAMS.count(",") - 3)
+        blocks = resident(self.tensor_cores, params["few"])
+        return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS, blocks)
+
+
+def _chunks(problem: Problem) -> int:
+    """Vectors of a row."""
+    return -(-problem.channels // CHUNK)
+
+
+def _share(problem: Problem, splits: int) -> tuple[int, int]:
+    """(splits, vectors of each) that cover K with at most `splits` parts; a part begins at a multiple of 128 bytes of fp16."""
+    each = max(8, ceil(_chunks(problem) / splits / 8) * 8)
+    return max(1, -(-_chunks(problem) // each)), each
+
+
+def _scratch(problem: Problem, rows: int, few: int, splits: int) -> int:
+    return -(-max(problem.rows, problem.stored) // rows) * problem.batches * splits * rows * few * 4
+
+
+PARAMS = (
+    "streamed, small, scratch, counters, many, few, chunks, each, rows, stored, groups, row_batch, inner, inner_m, inner_s, "
+    "s_row, s_outer, s_inner, t_row, t_outer, t_inner"
+)
+
+
+def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
+    """The kernel's source.
+
+    Block: rows blockIdx.x * across * R … of the streamed operand, vectors blockIdx.y * each … of K, batch blockIdx.z. Results
+    of a block lie in shared memory as (along, row, row of the small operand).
+    """
+    warp, across, few = shape_of(tensor_cores, params["few"]), params["across"], params["few"]
+    along, rows = WARPS // across, across * warp.rows
+    count = rows * few
+    s_bytes, t_bytes = (CHUNK * DType(params[name]).size for name in ("streamed", "small"))
+    out = [
+        "tid, tile, part, batch = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)",
+        f"shared = cuda.shared.array({along * count}, f32)",
+        "lane, warp = tid & i32(31), tid >> i32(5)",
+        f"at_k, at_row = warp // i32({across}), warp % i32({across})",
+        "outer = divide(batch, inner_m, inner_s)",
+        "within = i32(batch - outer * inner)",
+        f"s_base = streamed + (i64(outer) * i64(s_outer) + i64(within) * i64(s_inner)) * i64({s_bytes})",
+        f"t_base = small + (i64(outer) * i64(t_outer) + i64(within) * i64(t_inner)) * i64({t_bytes})",
+        "end = min(chunks, i32((part + i32(1)) * each))",
+        f"row = (tile * i32({across}) + at_row) * i32({warp.rows})",
+        f"begin = i32(part * each + at_k * i32({warp.vectors}))",
+        *(_mma_loop if tensor_cores else _plain_loop)(warp, s_bytes, t_bytes, along),
+        "cuda.syncthreads()",
+        # A thread adds the parts of some results: of the block's warps, then of all blocks.
+        "at = tid",
+        f"while at < {count}:",
+        "    total = shared[at]",
+        f"    for i in range(1, {along}):",
+        f"        total += shared[at + i * {count}]",
+        "    shared[at] = total",
+    ]
+    if params["split"]:
+        size = 4 * count
+        out += [
+            "    place = (i64(batch) * i64(cuda.gridDim.x) + i64(tile)) * i64(cuda.gridDim.y)",
+            f"    store_part(scratch + (place + i64(part)) * i64({size}) + i64(at) * i64(4), total)",
+            f"    at += i32({THREADS})",
+            "parts = i32(cuda.gridDim.y)",
+            "number = i64(batch) * i64(cuda.gridDim.x) + i64(tile)",
+            "if not last_to_arrive(u64(counters + number * i64(4)), parts):",
+            "    return",
+            "at = tid",
+            f"while at < {count}:",
+            f"    first = scratch + number * i64(parts) * i64({size}) + i64(at) * i64(4)",
+            "    total = f32(0)",
+            "    i = i32(0)",
+            "    while i + i32(4) <= parts:",  # four loads at once
+            *(f"        v{j} = read_part(first + i64(i + i32({j})) * i64({size}))" for j in range(4)),
+            "        total = total + v0 + v1 + v2 + v3",
+            "        i += i32(4)",
+            "    while i < parts:",
+            f"        total += read_part(first + i64(i) * i64({size}))",
+            "        i += i32(1)",
+            "    shared[at] = total",
+        ]
+    out += [f"    at += i32({THREADS})", "cuda.syncthreads()", "at = tid"]
+    # Each thread stores groups of 8 neighbouring columns.
+    if params["swapped"]:
+        # y's padding may reach further than the small operand's; what it is given does not matter.
+        values = [f"shared[r * i32({few}) + min(c + i32({i}), i32({few - 1}))]" for i in range(LANES)]
+        out += [
+            f"while at < i32({rows}) * groups:",
+            "    r, g = at // groups, at % groups",
+            f"    m, c = i32(tile * i32({rows}) + r), i32(g * i32({LANES}))",
+            "    if m < rows:",
+        ]
+    else:
+        groups = rows // LANES
+        values = [f"shared[(g * i32({LANES}) + i32({i})) * i32({few}) + m]" for i in range(LANES)]
+        out += [
+            f"while at < i32({groups}) * few:",
+            f"    m, g = at // i32({groups}), at % i32({groups})",
+            f"    c = i32(tile * i32({rows}) + g * i32({LANES}))",
+            "    if c < stored:",
+        ]
+    out += [f"        store(({', '.join(values)}), i32(batch * row_batch + m), c, e)", f"    at += i32({THREADS})"]
+    return out
+
+
+def _plain_loop(warp: Shape, s_bytes: int, t_bytes: int, along: int) -> list[str]:
+    """Sums of a lane's products, then over the lanes: R·H numbers a warp, which its first lane hands on."""
+    rows, few, turns = range(warp.rows), range(warp.few), range(warp.turns)
+
+    def words(name: str, u: int, i: int, size: int) -> str:
+        return ", ".join(f"{name}{u}_{i}[{k}]" for k in range(size // 4))
+
+    out = [f"a{r}_{j} = f32(0)" for r in rows for j in few]
+    for r in rows:
+        out.append(f"s{r} = s_base + i64(row + i32({r})) * (i64(s_row) * i64({s_bytes}))")
+        out.append(f"s_end{r} = end if row + i32({r}) < many else i32(0)")
+    for j in few:
+        out.append(f"t{j} = t_base + i64({j}) * (i64(t_row) * i64({t_bytes}))")
+        out.append(f"t_end{j} = end if i32({j}) < few else i32(0)")
+    out += ["k = i32(begin + lane)", "while k < end:"]
+    for u in turns:
+        out.append(f"    k{u} = i32(k + i32({u * warp.lanes}))")
+        out += [f"    x{u}_{r} = read_s(s{r} + i64(k{u}) * i64({s_bytes}), i32(k{u} < s_end{r}))" for r in rows]
+        out += [f"    z{u}_{j} = read_t(t{j} + i64(k{u}) * i64({t_bytes}), i32(k{u} < t_end{j}))" for j in few]
+    for u in turns:
+        out += [f"    v{r} = unpack_s({words('x', u, r, s_bytes)})" for r in rows]
+        for j in few:
+            out.append(f"    w = unpack_t({words('z', u, j, t_bytes)})")
+            out += [f"    a{r}_{j} = dot(a{r}_{j}, v{r}, w)" for r in rows]
+    out.append(f"    k = i32(k + i32({along * warp.vectors}))")
+    for half in (16, 8, 4, 2, 1):
+        for a in (f"a{r}_{j}" for r in rows for j in few):
+            out += [f"other = shuffle({a}, i32({half}))", f"{a} = {a} + other"]
+    out += ["if lane == 0:", f"    to = (warp * i32({warp.rows})) * i32({warp.few})"]
+    return out + [f"    shared[to + i32({r * warp.few + j})] = a{r}_{j}" for r in rows for j in few]
+
+
+def _mma_loop(warp: Shape, s_bytes: int, t_bytes: int, along: int) -> list[str]:
+    """Lane (g, t) reads vectors t, t + 4 … of rows g and g + 8, and of rows g (and g + 8) of the small operand.
+
+    One turn's vectors are read while those of the turn before are multiplied.
+    """
+    blocks = range(warp.few // 8)
+    step = along * warp.vectors
+    out = ["g, t = lane >> i32(2), lane & i32(3)"]
+    out += [f"a{b}_{i} = f32(0)" for b in blocks for i in range(4)]
+    for r in range(2):
+        out.append(f"s{r} = s_base + i64(row + g + i32({8 * r})) * (i64(s_row) * i64({s_bytes}))")
+        out.append(f"s_end{r} = end if row + g + i32({8 * r}) < many else i32(0)")
+    for b in blocks:
+        out.append(f"t{b} = t_base + i64(g + i32({8 * b})) * (i64(t_row) * i64({t_bytes}))")
+        out.append(f"t_end{b} = end if g + i32({8 * b}) < few else i32(0)")
+
+    def read(turn: int, at: str) -> list[str]:
+        text = []
+        for u in range(warp.turns):
+            text.append(f"k = i32({at} + t + i32({u * warp.lanes}))")
+            for name, bytes_, n in (("s", s_bytes, 2), ("t", t_bytes, len(blocks))):
+                for r in range(n):
+                    words = ", ".join(f"{name}{turn}{u}_{r}_{i}" for i in range(4))
+                    text.append(f"{words} = read(u64({name}{r} + i64(k) * i64({bytes_})), i32(k < {name}_end{r}))")
+        return text
+
+    def multiply(turn: int) -> list[str]:
+        text = []
+        for u in range(warp.turns):
+            for b in blocks:
+                acc = ", ".join(f"a{b}_{i}" for i in range(4))
+                for i in (0, 2):  # words i and i + 1 of a vector are 4 elements of K, 16 over the four lanes
+                    words = [f"s{turn}{u}_{r}_{j}" for j in (i, i + 1) for r in range(2)]
+                    words += [f"t{turn}{u}_{b}_{j}" for j in (i, i + 1)]
+                    text.append(f"{acc} = multiply({acc}, {', '.join(words)})")
+        return text
+
+    out += [*read(0, "begin"), "first = begin", "while first < end:"]
+    for turn in range(2):
+        out += [f"    {line}" for line in (*read(1 - turn, f"first + i32({(turn + 1) * step})"), *multiply(turn))]
+    out.append(f"    first = i32(first + i32({2 * step}))")
+    for b in blocks:
+        for i in range(4):
+            at = f"(warp * i32(16) + g + i32({i // 2 * 8})) * i32({warp.few}) + t * i32(2) + i32({8 * b + i % 2})"
+            out.append(f"shared[{at}] = a{b}_{i}")
+    return out
+
+
+_PLAIN, _MMA = "gemv", "gemv_mma"
+
+
+class Gemv(_Gemv):
+    """Gemm with at most 8 rows or columns on any generation."""
+
+    name = _PLAIN
+    realises: type[Op] = Gemm
+    most = 8
+
+
+class ConvGemv(Gemv):
+    name = "conv_gemv"
+    realises = Conv
+
+
+class GemvMma(_Gemv):
+    """Gemm with at most 16 rows or columns, fp16, from sm_75 on."""
+
+    name = _MMA
+    realises: type[Op] = Gemm
+    tensor_cores = True
+    most = 16
+
+
+class ConvGemvMma(GemvMma):
+    name = "conv_gemv_mma"
+    realises = Conv
+
+
+GEMV = (ConvGemvMma(), GemvMma(), ConvGemv(), Gemv())
