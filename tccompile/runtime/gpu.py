@@ -102,16 +102,28 @@ class Resident:
             self._weights |= addresses
             self._memory.append(memory)
 
-    def function(self, image: int, smem: int) -> Any:
-        """The kernel of an image, allowed to use `smem` bytes of dynamic shared memory. DriverError if it does not load."""
+    def functions(self, smem: Mapping[int, int]) -> dict[int, Any]:
+        """The kernels of images, each allowed to use so many bytes of dynamic shared memory. DriverError if one does not load."""
         with self.lock, self.device as cu:
-            if image not in self._modules:
-                self._modules[image] = Handle(self.device, _load(cu, self.plan, image), "cuModuleUnload")
-            function = cu.cuModuleGetFunction(self._modules[image].value, self.plan.images[image].function.encode())
-            if smem > 48 << 10:
-                limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                cu.cuFuncSetAttribute(function, limit, smem)
-            return function
+            missing = [image for image in smem if image not in self._modules]
+            if any(self.plan.images[image].kind == "ptx" for image in missing):  # the driver takes 0.1 s and more to compile one
+                with ThreadPoolExecutor() as threads:
+                    loaded = list(threads.map(self._loaded, missing))
+            else:
+                loaded = [self._loaded(image) for image in missing]
+            self._modules |= dict(zip(missing, loaded, strict=True))
+            found = {}
+            for image, size in smem.items():
+                name = self.plan.images[image].function.encode()
+                found[image] = function = cu.cuModuleGetFunction(self._modules[image].value, name)
+                if size > 48 << 10:
+                    limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    cu.cuFuncSetAttribute(function, limit, size)
+            return found
+
+    def _loaded(self, image: int) -> Handle:
+        with self.device as cu:
+            return Handle(self.device, _load(cu, self.plan, image), "cuModuleUnload")
 
 
 _residents: weakref.WeakValueDictionary[tuple[int, int], Resident] = weakref.WeakValueDictionary()
@@ -191,7 +203,7 @@ class GpuEngine:
             for launch in _launches(section):
                 smem[launch.image] = max(smem.get(launch.image, 0), launch.smem)
             try:
-                return section, {image: self.resident.function(image, size) for image, size in smem.items()}
+                return section, self.resident.functions(smem)
             except DriverError as error:
                 refusals.append(f"the driver refused the code for {section.arch}: {error}")
         asked = f" for {target}" if target else ""

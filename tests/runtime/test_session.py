@@ -540,6 +540,31 @@ def test_ptx_that_the_driver_refuses(fake):
         Session(replace(both, images=images), "gpu")
 
 
+def test_ptx_is_compiled_in_threads(fake, monkeypatch):
+    """All images at once, in a context of the thread's own; when one fails, the others are unloaded"""
+    api = fake(cc=(9, 0))
+    together = threading.Barrier(2, timeout=20)
+    load = FakeApi.cuModuleLoadDataEx
+
+    def slow(self, code, *rest):
+        assert self.stack, "no current context"
+        together.wait()
+        return load(self, code, *rest)
+
+    monkeypatch.setattr(FakeApi, "cuModuleLoadDataEx", slow)
+    both = plan((("sm_80", "ptx"),))
+    session = Session(both, "gpu")
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+    assert len(api.modules) == 2
+    del session
+    gc.collect()
+    images = (replace(both.images[0], code=b"too new"), both.images[1])
+    with pytest.raises(DeviceError, match=r"too new: 9\.9"):
+        Session(replace(both, images=images), "gpu")
+    gc.collect()
+    assert not api.modules
+
+
 # --- Memory, maps, failures ------------------------------------------------------------------------------------------
 
 
