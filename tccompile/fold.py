@@ -87,10 +87,10 @@ def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[
 
     Nodes are in topological order and of opset 23, inputs have static shapes, constants are in `constants` alone.
     """
-    return _Folder(graph, constants, domains).run()
+    return Folder(graph, constants, domains).run()
 
 
-class _Folder:
+class Folder:
     def __init__(self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> None:
         self.graph = graph
         self.constants = constants
@@ -102,6 +102,9 @@ class _Folder:
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
         self.kept: list[onnx.NodeProto] = []
         self.pending = deque(graph.node)
+        from tccompile.unroll import Unroller  # which uses this module
+
+        self.control = Unroller(self)
 
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
@@ -119,6 +122,8 @@ class _Folder:
         return self.types
 
     def visit(self, node: onnx.NodeProto) -> None:
+        if self.control.visit(node):
+            return
         standard = node.domain in ("", "ai.onnx")
         if standard and (self.simplify(node) or self.take_apart(node)):
             return
@@ -190,14 +195,8 @@ class _Folder:
                 x = self.types[node.input[0]]
         match node.op_type:
             case "Constant":
-                self.set_constant(node.output[0], _constant_node(node))
+                self.set_constant(node.output[0], constant_node(node))
                 return True
-            case "If":
-                condition = self.constants.get(node.input[0])
-                if condition is not None and condition.values.size == 1:
-                    self.inline_branch(node, bool(condition.values.item()))
-                    return True
-                return False
             case "CastLike":
                 to = self.type_of(node.input[1], node).elem
                 node.op_type = "Cast"
@@ -237,24 +236,12 @@ class _Folder:
         else:
             self.alias[name] = as_name
 
+    def resolved(self, name: str) -> str:
+        """The tensor that a name stands for, among those that have been folded."""
+        return self.alias.get(name, name)
+
     def set_constant(self, name: str, weight: Weight) -> None:
         self.constants[name] = Weight(name, weight.values, weight.recipe)
-
-    def inline_branch(self, node: onnx.NodeProto, condition: bool) -> None:
-        """Puts the nodes of an If's branch in its place, with names of their own."""
-        branch = onnx.helper.get_node_attr_value(node, "then_branch" if condition else "else_branch")
-        prefix = node.name or node.output[0]
-        local = {y for n in branch.node for y in n.output if y} | {t.name for t in branch.initializer}
-        names = {name: f"{prefix}/{name}" for name in local}
-        for tensor in branch.initializer:
-            self.set_constant(names[tensor.name], literal("", _tensor_values(tensor, title(node))))
-        inner = list(branch.node)
-        for n in inner:
-            rename_inputs(n, names)
-            n.output[:] = [names.get(y, y) for y in n.output]
-        for y, result in zip(node.output, branch.output, strict=False):
-            inner.append(onnx.helper.make_node("Identity", [names.get(result.name, result.name)], [y]))
-        self.pending.extendleft(reversed(inner))
 
     def take_apart(self, node: onnx.NodeProto) -> bool:
         """Removes the node if it handles a sequence whose tensors are known one by one: True if that was so."""
@@ -476,10 +463,12 @@ def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
         if name in names:
             node.input[i] = names[name]
     for graph in subgraphs(node):
+        own = {v.name for v in (*graph.input, *graph.initializer)} | {y for inner in graph.node for y in inner.output}
+        outer = {old: new for old, new in names.items() if old not in own}
         for inner in graph.node:
-            rename_inputs(inner, names)
+            rename_inputs(inner, outer)
         for value in graph.output:
-            value.name = names.get(value.name, value.name)
+            value.name = outer.get(value.name, value.name)
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
@@ -493,7 +482,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
-def _tensor_values(tensor: onnx.TensorProto, where: str) -> np.ndarray:
+def tensor_values(tensor: onnx.TensorProto, where: str) -> np.ndarray:
     try:
         return widened(onnx.numpy_helper.to_array(tensor))
     except Exception as e:
@@ -509,14 +498,14 @@ def widened(values: np.ndarray) -> np.ndarray:
     )
 
 
-def _constant_node(node: onnx.NodeProto) -> Weight:
+def constant_node(node: onnx.NodeProto) -> Weight:
     (attribute,) = node.attribute
     value = onnx.helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
             if value.data_type == onnx.TensorProto.STRING:
                 raise UnsupportedError(f"{title(node)} holds strings; only numbers and booleans can be compiled")
-            return literal("", _tensor_values(value, title(node)))
+            return literal("", tensor_values(value, title(node)))
         case "value_float" | "value_floats":
             return literal("", value, np.float32)
         case "value_int" | "value_ints":
@@ -578,7 +567,7 @@ def _expand(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
 
 def _constant_of_shape(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
     value = _attribute(node, "value")
-    number = np.zeros((), np.float32) if value is None else _tensor_values(value, title(node)).reshape(())
+    number = np.zeros((), np.float32) if value is None else tensor_values(value, title(node)).reshape(())
     return [derived("", "expand", number, shape=y.shape)]
 
 

@@ -230,6 +230,13 @@ def _resize_11(node: onnx.NodeProto, scope: Scope) -> None:
     _inputs(node, *((x, roi, "", sizes) if sizes else (x, roi, scales)))
 
 
+def _scan_8(node: onnx.NodeProto, scope: Scope) -> None:
+    raise UnsupportedError(
+        f"node {node.name or node.output[0]!r}: Scan of opset 8, over a batch of sequences, is not supported; export the model "
+        "with opset 9 or newer"
+    )
+
+
 def _scatter(node: onnx.NodeProto, scope: Scope) -> None:
     node.op_type = "ScatterElements"
 
@@ -281,6 +288,7 @@ UPGRADES: dict[str, tuple[tuple[int, Upgrade], ...]] = {
     "ReduceSum": ((13, _attribute_to_input("axes", 1)),),
     "Resize": ((11, _resize_10), (13, _resize_11)),
     "RoiAlign": ((16, _roi_align),),
+    "Scan": ((9, _scan_8),),
     "Scatter": ((11, _scatter),),
     "Slice": ((10, _slice),),
     "Softmax": ((13, _softmax),),

@@ -1,0 +1,228 @@
+"""Branches and loops become the nodes in them: as ONNX Runtime runs them, and refused where their data decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tccompile import unroll
+from tccompile.errors import UnsupportedError
+from tccompile.load import load
+from tccompile.rewrites import rewrite
+from tests.ops.common import agrees
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def value(name: str, elem: int = FLOAT, shape: Any = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem, shape)
+
+
+def graph(nodes: list[tuple], inputs: list, outputs: list, weights: dict[str, np.ndarray] | None = None) -> onnx.GraphProto:
+    """Nodes are (op, inputs, outputs, attributes); names are separated by spaces."""
+    made = [helper.make_node(op, x.split(), y.split(), f"{op}_{y.split()[0]}", **(a[0] if a else {})) for op, x, y, *a in nodes]
+    tensors = [numpy_helper.from_array(v, n) for n, v in (weights or {}).items()]
+    return helper.make_graph(made, "g", inputs, outputs, tensors)
+
+
+def model(nodes: list[tuple], inputs: list, outputs: list, weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    imports = [helper.make_opsetid("", 21)]
+    return helper.make_model(graph(nodes, inputs, outputs, weights), opset_imports=imports, ir_version=10)
+
+
+def array(*values: Any, dtype: Any = np.int64) -> np.ndarray:
+    return np.array(values, dtype)
+
+
+# --- If
+
+
+def branches(then: str, other: str, shape: Any = (3, 4)) -> dict[str, onnx.GraphProto]:
+    """Each branch computes two values from x; the names in them are the same."""
+
+    def branch(op: str) -> onnx.GraphProto:
+        return graph(
+            [(op, "x", "r"), ("Add", "r w", "s")], [], [value("r", shape=shape), value("s")], {"w": np.float32([1, 2, 3, 4])}
+        )
+
+    return {"then_branch": branch(then), "else_branch": branch(other)}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_condition_that_is_computed(condition: bool, shape: tuple[int, ...]) -> None:
+    nodes = [("If", "c", "p q", branches("Relu", "Neg"))]
+    m = model(nodes, [value("x", shape=(3, 4)), value("c", BOOL, shape)], [value("p", shape=(3, 4)), value("q", shape=(3, 4))])
+    agrees(m, {"c": np.full(shape, condition)})
+    assert [n.op for n in rewrite(load(m)).nodes].count("Where") == 2
+
+
+def test_branches_of_different_shapes() -> None:
+    other = {
+        "then_branch": graph([("Relu", "x", "r")], [], [value("r")]),
+        "else_branch": graph([("ReduceSum", "x", "r", {"keepdims": 0})], [], [value("r")]),
+    }
+    inputs = [value("x", shape=(3, 4)), value("c", BOOL, ())]
+    with pytest.raises(UnsupportedError, match=r"'If_y' \(If\): its output 'y' is 3×4 or scalar, by a condition .* run time"):
+        load(model([("If", "c", "y", other)], inputs, [value("y")]))
+    known = model([("If", "c", "y", other)], inputs[:1], [value("y")], {"c": np.array(False)})
+    assert [n.op for n in load(known).nodes] == ["ReduceSum"]
+
+
+def test_nested_branches() -> None:
+    inner = graph([("If", "d", "r", branches_of_one("Exp", "Neg"))], [], [value("r", shape=(3, 4))])
+    outer = {"then_branch": inner, "else_branch": graph([("Relu", "x", "r")], [], [value("r", shape=(3, 4))])}
+    m = model(
+        [("If", "c", "y", outer)],
+        [value("x", shape=(3, 4)), value("c", BOOL, ()), value("d", BOOL, ())],
+        [value("y", shape=(3, 4))],
+    )
+    for c in (True, False):
+        for d in (True, False):
+            agrees(m, {"c": np.array(c), "d": np.array(d)})
+
+
+def branches_of_one(then: str, other: str) -> dict[str, onnx.GraphProto]:
+    def branch(op: str) -> onnx.GraphProto:
+        return graph([(op, "x", "r")], [], [value("r", shape=(3, 4))])
+
+    return {"then_branch": branch(then), "else_branch": branch(other)}
+
+
+# --- Loop
+
+
+def loop_body() -> onnx.GraphProto:
+    """h = tanh(h @ w) + i; the parts are h·i"""
+    nodes = [
+        ("MatMul", "h w", "m"),
+        ("Tanh", "m", "t"),
+        ("Cast", "i", "f", {"to": FLOAT}),
+        ("Add", "t f", "h2"),
+        ("Mul", "h2 f", "part"),
+        ("Identity", "c", "c2"),
+    ]
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    return graph(
+        nodes,
+        [value("i", INT64, ()), value("c", BOOL, ()), value("h")],
+        [value("c2", BOOL), value("h2"), value("part", shape=(3, 4))],
+        {"w": w},
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("condition", ["", "true"])
+def test_loop(count: int, condition: str) -> None:
+    weights = {"n": np.array(count), "true": np.array(True)}
+    nodes = [("Loop", f"n {condition or '_'} x", "last parts", {"body": loop_body()})]
+    m = model(nodes, [value("x", shape=(3, 4))], [value("last", shape=(3, 4)), value("parts", shape=(count, 3, 4))], weights)
+    m.graph.node[0].input[1] = condition
+    agrees(m)
+    graph_ = load(m)
+    assert sum(n.op == "MatMul" for n in graph_.nodes) == count
+    assert sum(t.shape == (4, 4) for t in graph_.tensors().values() if hasattr(t, "values")) == min(count, 1)  # one w for all
+
+
+def test_a_loop_that_ends_by_its_condition() -> None:
+    """while i < 3, without a number of iterations"""
+    nodes = [("Mul", "h h", "h2"), ("Add", "k one", "k2"), ("Less", "k2 three", "c2")]
+    inputs = [value("i", INT64, ()), value("c", BOOL, ()), value("k", INT64, ()), value("h")]
+    body = graph(
+        nodes, inputs, [value("c2", BOOL), value("k2", INT64, ()), value("h2")], {"one": array(1)[0], "three": array(3)[0]}
+    )
+    weights = {"true": np.array(True), "zero": np.array(0)}
+    m = model(
+        [("Loop", "_ true zero x", "k_last last", {"body": body})],
+        [value("x", shape=(3, 4))],
+        [value("last", shape=(3, 4))],
+        weights,
+    )
+    m.graph.node[0].input[0] = ""
+    agrees(m)
+    assert [n.op for n in load(m).nodes] == ["Mul"] * 3
+
+
+@pytest.mark.parametrize("what", ["number", "condition"])
+def test_loops_by_data_are_refused(what: str) -> None:
+    nodes: list[tuple] = [("Mul", "h h", "h2"), ("ReduceSum", "h2", "s", {"keepdims": 0}), ("Less", "s n", "c2")]
+    body = graph(
+        nodes, [value("i", INT64, ()), value("c", BOOL, ()), value("h")], [value("c2", BOOL), value("h2")], {"n": np.float32(9)}
+    )
+    inputs = [value("x", shape=(3, 4)), *([value("n", INT64, ())] if what == "number" else [])]
+    m = model(
+        [("Loop", "n true x", "y", {"body": body})],
+        inputs,
+        [value("y", shape=(3, 4))],
+        {"true": np.array(True), **({} if what == "number" else {"n": np.array(3)})},
+    )
+    why = r"its number of iterations \(n\)" if what == "number" else r"whether iteration 1 takes place \(y/0/c2\)"
+    with pytest.raises(UnsupportedError, match=rf"'Loop_y' \(Loop\): {why} is computed at run time"):
+        load(m)
+
+
+def test_loops_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unroll, "MOST", 100)
+    weights = {"n": np.array(1 << 40), "true": np.array(True)}
+    m = model(
+        [("Loop", "n true x", "last parts", {"body": loop_body()})],
+        [value("x", shape=(3, 4))],
+        [value("last", shape=(3, 4))],
+        weights,
+    )
+    with pytest.raises(UnsupportedError, match=r"'last'.*6 nodes each, make more than 100 nodes.*shorter"):
+        load(m)
+
+
+def test_a_sequence_that_a_loop_gathers() -> None:
+    nodes = [("Gather", "x i", "row"), ("Relu", "row", "r"), ("SequenceInsert", "s r", "s2"), ("Identity", "c", "c2")]
+    sequence = helper.make_tensor_sequence_value_info
+    body = graph(
+        nodes,
+        [value("i", INT64, ()), value("c", BOOL, ()), sequence("s", FLOAT, None)],
+        [value("c2", BOOL), sequence("s2", FLOAT, None)],
+    )
+    outer = [
+        ("SequenceEmpty", "", "empty"),
+        ("Loop", "n true empty", "all", {"body": body}),
+        ("ConcatFromSequence", "all", "y", {"axis": 0}),
+    ]
+    m = model(outer, [value("x", shape=(3, 4))], [value("y", shape=(12,))], {"n": np.array(3), "true": np.array(True)})
+    agrees(m)
+
+
+# --- Scan
+
+
+@pytest.mark.parametrize("directions", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("axis", "out"), [(0, 0), (1, 1), (-1, -1)])
+def test_scan(axis: int, out: int, directions: tuple[int, int]) -> None:
+    """A recurrence over slices of x and y, whose steps are put together along an axis"""
+    shape = [(5, 2, 3), (2, 5, 3), (2, 3, 5)][axis]
+    nodes = [("Mul", "a b", "m"), ("Add", "h m", "s"), ("Tanh", "s", "h2"), ("Neg", "h2", "part")]
+    body = graph(
+        nodes,
+        [value("h", shape=(2, 3)), value("a", shape=(2, 3)), value("b", shape=(2, 3))],
+        [value("h2", shape=(2, 3)), value("part", shape=(2, 3))],
+    )
+    attrs = {
+        "body": body, "num_scan_inputs": 2, "scan_input_axes": [axis, axis], "scan_input_directions": [directions[0], 0],
+        "scan_output_axes": [out], "scan_output_directions": [directions[1]],
+    }  # fmt: skip
+    inputs = [value("h0", shape=(2, 3)), value("x", shape=shape), value("y", shape=shape)]
+    agrees(model([("Scan", "h0 x y", "last parts", attrs)], inputs, [value("last", shape=(2, 3)), value("parts", shape=None)]))
+
+
+def test_scan_of_opset_8_is_refused() -> None:
+    body = graph([("Identity", "a", "b")], [value("a", shape=(2,))], [value("b", shape=(2,))])
+    m = model(
+        [("Scan", "_ x", "y", {"body": body, "num_scan_inputs": 1})], [value("x", shape=(1, 3, 2))], [value("y", shape=(1, 3, 2))]
+    )
+    m.graph.node[0].input[0] = ""
+    m.opset_import[0].version, m.ir_version = 8, 4
+    with pytest.raises(UnsupportedError, match="'Scan_y': Scan of opset 8"):
+        load(m)
