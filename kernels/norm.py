@@ -14,14 +14,21 @@ from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
 from tccompile.program import Norm, Op, Program
 
 _SUM = ("{} + {}", "f32(0)")
-PASSES = two_pass.Passes(
-    first=(*_SUM, True),
-    between="{r} * inverse",
-    term="({v} - {r}) * ({v} - {r})",
-    second=(*_SUM, False),
-    after="f32(1) / sqrt({s} * inverse + eps)",
-    out="({v} - {r}) * {s}",
-)
+_INVERSE = "f32(1) / sqrt({s} * inverse + eps)"
+PASSES = {
+    True: two_pass.Passes(
+        first=(*_SUM, True),
+        between="{r} * inverse",
+        term="({v} - {r}) * ({v} - {r})",
+        second=(*_SUM, False),
+        after=_INVERSE,
+        out="({v} - {r}) * {s}",
+    ),
+    False: two_pass.Passes(
+        first=(*_SUM, True), between="{r}", term="{v} * {v}", second=(*_SUM, False), after=_INVERSE, out="{v} * {s}"
+    ),
+}
+"""By `Norm.centred`: the second sum is that of squares, with the mean taken out first or not."""
 
 
 class NormKernel(Kernel):
@@ -47,7 +54,8 @@ class NormKernel(Kernel):
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)
-        return two_pass.work(self.name, op, program, two_pass.describe(op, program, op.axes, op.groups, config), op.eps)
+        shares = two_pass.describe(op, program, op.axes, op.groups, config)
+        return two_pass.work(self.name, op, program, shares, op.eps, centred=op.centred)
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        return two_pass.build(PASSES, params)
+        return two_pass.build(PASSES[bool(params["centred"])], params)

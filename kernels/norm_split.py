@@ -46,6 +46,8 @@ class NormSplit(Kernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Norm)
         x = program.tensors[op.x]
+        if not op.centred:
+            return "it does not take out the mean"
         spatial = set(range(2, x.rank))
         if not spatial or set(op.axes) not in ((spatial,) if op.groups else (spatial, {1, *spatial})):
             return "it does not reduce all pixels of each image"

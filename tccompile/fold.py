@@ -36,7 +36,7 @@ RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
     "AffineGrid", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
-    "HannWindow", "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "RMSNormalization", "Range",
+    "HannWindow", "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "Range",
     "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU",
 }  # fmt: skip
 """Operators that are taken apart, as the standard defines them, where they do not fold."""

@@ -282,13 +282,15 @@ class Softmax(Op):
 class Norm(Op):
     """y = epilogue((x - mean) / sqrt(variance + eps)), both over `axes` of x; scale and bias are the epilogue's.
 
-    With `groups` g > 0, axis 1 is taken as g groups of neighbouring channels, and each group is one more reduced axis.
+    If it is not `centred`, 0 stands for the mean, and the variance is the mean of squares. With `groups` g > 0, axis 1 is
+    taken as g groups of neighbouring channels, and each group is one more reduced axis.
     """
 
     x: str
     axes: tuple[int, ...]
     eps: float
     groups: int = 0
+    centred: bool = True
 
     @property
     def operands(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ CONVERTERS: dict[str, Converter] = {
     "InstanceNormalization": norm.instance_normalization,
     "GroupNormalization": norm.group_normalization,
     "LayerNormalization": norm.layer_normalization,
+    "RMSNormalization": norm.rms_normalization,
     "LRN": norm.lrn,
     "Identity": movement.copy,
     "Dropout": movement.dropout,

@@ -46,6 +46,14 @@ def layer_normalization(node: gs.Node, b: Builder) -> None:
     _norm(node, b, x, axes, expr, reads)
 
 
+def rms_normalization(node: gs.Node, b: Builder) -> None:
+    """x / sqrt(mean(x²) + epsilon) * scale"""
+    x = b.operand(node.inputs[0])
+    axes = tuple(range(b.axis(b.attr("axis", -1), x.rank), x.rank))
+    reads = Reads(b, x.shape)
+    _norm(node, b, x, axes, call("mul", ACC, reads.broadcast(node.inputs[1])), reads, centred=False)
+
+
 def _statistics(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...]) -> None:
     """The second and third output of LayerNormalization: the mean, and one over the standard deviation."""
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
@@ -93,7 +101,9 @@ def _per_channel(node: gs.Node, b: Builder, groups: int, together: tuple[int, ..
     _norm(node, b, x, (*together, *range(2, x.rank)), expr, reads, groups)
 
 
-def _norm(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...], expr: Expr, reads: Reads, groups: int = 0) -> None:
+def _norm(
+    node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...], expr: Expr, reads: Reads, groups: int = 0, centred: bool = True
+) -> None:
     eps = float(b.attr("epsilon", 1e-5))
     y = b.result(node.outputs[0], order_of(x))
-    b.emit(Norm, y, x=x.name, axes=axes, eps=eps, groups=groups, epilogue=Epilogue(expr, tuple(reads.views)))
+    b.emit(Norm, y, x=x.name, axes=axes, eps=eps, groups=groups, centred=centred, epilogue=Epilogue(expr, tuple(reads.views)))

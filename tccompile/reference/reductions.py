@@ -36,7 +36,7 @@ def softmax(op: Softmax, values: Mapping[str, np.ndarray], shape: Shape) -> np.n
 
 
 def norm(op: Norm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-    """(x - mean) / sqrt(variance + eps), both over `axes`, and over the channels of each group if there are groups."""
+    """(x - mean) / sqrt(variance + eps), both over `axes`, and over the channels of each group; or with 0 for the mean."""
     x, axes = values[op.x].astype(np.float32, copy=False), op.axes
     if op.groups:
         x = x.reshape(x.shape[0], op.groups, -1, *x.shape[2:])
@@ -44,6 +44,6 @@ def norm(op: Norm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
     if not x.size:
         return x.reshape(shape)
     with np.errstate(all="ignore"):
-        centred = x - x.mean(axes, np.float64, keepdims=True).astype(np.float32)
+        centred = x - x.mean(axes, np.float64, keepdims=True).astype(np.float32) if op.centred else x
         variance = np.square(centred).mean(axes, np.float64, keepdims=True)
         return (centred * (1 / np.sqrt(variance + op.eps)).astype(np.float32)).reshape(shape)

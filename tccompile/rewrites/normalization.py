@@ -5,6 +5,7 @@ With d = x - mean(x) over some axes, and n(x) = d / sqrt(mean(d * d) + eps):
     n(x) * s + b over the last axes             = layer_norm(x, s, b)
     n(x) * s + b over the spatial axes          = instance_norm(x, s, b)            s and b one number a channel
     n(x) * s + b over the channels              = layer_norm(x', s, b)'             ' moves the channels last, and back
+    x / sqrt(mean(x * x) + eps) * s             = rms_norm(x, s)                    over the last axes
     reshape(instance_norm(reshape(x))) * s + b  = group_norm(x, s, b)               in the middle x is (N, groups, …);
                                                                                     reshaped, where it ends in other extents
 
@@ -191,6 +192,69 @@ def _apply(edit: Editor, m: Normalized) -> None:
     edit.add("Transpose", [inner], last, into=y, perm=[0, rank(m.x) - 1, *range(1, rank(m.x) - 1)])
 
 
+# --- without the mean ---
+
+
+def _root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
+    """x, axes and eps, if the tensor is sqrt(mean(x²) + eps)."""
+    root = producer(_past_casts(tensor), "Sqrt", "Pow")
+    if root is None or (root.op == "Pow" and scalar(root.inputs[1]) != 0.5):
+        return None
+    return _mean_of_squares(root.inputs[0])
+
+
+def _inverse_root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
+    """The same of 1 / sqrt(mean(x²) + eps)."""
+    node = producer(_past_casts(tensor), "Reciprocal", "Div", "Pow")
+    if node is None or (node.op == "Div" and scalar(node.inputs[0]) != 1):
+        return None
+    if node.op == "Pow":
+        return _mean_of_squares(node.inputs[0]) if scalar(node.inputs[1]) == -0.5 else None
+    return _root(node.inputs[-1])
+
+
+def _mean_of_squares(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
+    """x, axes and eps, if the tensor is mean(x²) + eps."""
+    add = producer(_past_casts(tensor), "Add")
+    if add is None:
+        return None
+    for i in (0, 1):
+        eps, mean = scalar(add.inputs[i]), _mean(add.inputs[1 - i])
+        x = _square(mean[0]) if mean else None
+        if eps is not None and mean and x is not None:
+            return _past_casts(x), mean[1], eps
+    return None
+
+
+def _match_rms(node: gs.Node) -> Normalized | None:
+    """x / sqrt(…), or x * (1 / sqrt(…))"""
+    if not is_float(node.outputs[0]):
+        return None
+    for i, j in [(0, 1)] if node.op == "Div" else [(0, 1), (1, 0)]:
+        root = _root(node.inputs[j]) if node.op == "Div" else _inverse_root(node.inputs[j])
+        if root and root[0] is _past_casts(node.inputs[i]):
+            return Normalized(node, *root)
+    return None
+
+
+def _check_rms(edit: Editor, m: Normalized) -> str | None:
+    if _result(edit, m) is None:
+        return "its result has another type than its input"
+    return None if m.axes == tuple(range(rank(m.x) - len(m.axes), rank(m.x))) else "its axes are not the last ones"
+
+
+def _apply_rms(edit: Editor, m: Normalized) -> None:
+    y = _result(edit, m)
+    assert y is not None
+    found = _parameter(y, "Mul", m.axes) if edit.only_use(y) else None
+    y, s = (found[0].outputs[0], found[1]) if found else (y, None)
+    last, shape = y.inputs[0], [m.x.shape[a] for a in m.axes]
+    scale = _vector(edit, s, math.prod(shape), last, 1)
+    if len(shape) > 1:
+        scale = edit.named(reshaped(scale, *shape), f"{scale.name}/shaped")
+    edit.add("RMSNormalization", [m.x, scale], last, into=y, axis=m.axes[0] - rank(m.x), epsilon=m.eps)
+
+
 # --- groups ---
 
 
@@ -237,6 +301,7 @@ def _apply_groups(edit: Editor, m: Grouped) -> None:
 
 REWRITES = (
     Rewrite("(x - mean) / sqrt(var + eps) * s + b => norm(x, s, b)", ("Div", "Mul"), _match, _check, _apply),
+    Rewrite("x / sqrt(mean(x²) + eps) * s => rms_norm(x, s)", ("Div", "Mul"), _match_rms, _check_rms, _apply_rms),
     Rewrite("reshape(instance_norm(reshape(x))) * s + b => group_norm(x, s, b)", ("Reshape",), _match_groups, _check_groups,
             _apply_groups),
 )  # fmt: skip

@@ -394,12 +394,13 @@ def norm(
     shift: float = 0.5,
     dtype: DType = F16,
     to: str = "own",
+    centred: bool = True,
 ) -> Program:
     b = Builder(case)
     b.values("x", b.rng.standard_normal(x) + shift, dtype, order)
     ep_ = epilogue(b, x, ep, axis, order, dtype)
     y = _destination(b, x, axis, to, dtype, order)
-    return b.program(Norm(nodes=(case,), y=y, x="x", axes=axes, eps=1e-5, groups=groups, epilogue=ep_))
+    return b.program(Norm(nodes=(case,), y=y, x="x", axes=axes, eps=1e-5, groups=groups, centred=centred, epilogue=ep_))
 
 
 def resize(
@@ -843,6 +844,7 @@ CASES: Cases = {
     "layer_norm_long": _case(norm, (3, 5000), (1,)),
     "layer_norm_fp32": _case(norm, (9, 130), (1,), shift=10.0, dtype=F32),
     "layer_norm_output": _case(norm, (2, 7, 100), (2,), axis=2, to="output"),
+    "rms_norm": _case(norm, (9, 700), (1,), ep="scale", shift=2.0, centred=False),
     "layer_norm_odd": _case(norm, (7, 100), (1,), to="odd"),
     "layer_norm_many": _case(norm, (9, 130), (1,), ep=MANY),
     "instance_norm_1d": _case(norm, (2, 24, 50), (2,), order=NWC),

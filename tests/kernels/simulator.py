@@ -350,7 +350,7 @@ SOURCES: dict[str, Any] = {
 _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
     "depthwise": _depthwise,
-    "norm": partial(_two_pass, passes=norm.PASSES),
+    "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),
     "gemv_mma": partial(_gemv, tensor_cores=True),

@@ -7,6 +7,7 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
+from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
 from tccompile.program import Norm
@@ -85,6 +86,19 @@ def test_blocks_cover_pixels_and_channels(case: str) -> None:
         assert work.scratch == images * (splits + 1) * tiles * vectors * RECORD
 
 
+def test_only_a_kernel_that_knows_how_leaves_the_mean_in() -> None:
+    for shape, axes, order in (((40, 768), (1,), None), ((1, 64, 60, 60), (2, 3), NHWC), ((2, 3, 4000), (2,), None)):
+        program = norm("norm", shape, axes, order=order, centred=False)
+        kernels = [k for k in KERNELS if k.realises is Norm and k.supports(program.ops[0], program, ARCHS["sm_90a"]) is None]
+        for kernel in kernels:  # without the mean there is other code
+            for config in kernel.configs(program.ops[0], program, ARCHS["sm_90a"]):
+                own, other = (
+                    [launch.code for launch in kernel.work(p.ops[0], p, config, ARCHS["sm_90a"]).launches]
+                    for p in (program, norm("norm", shape, axes, order=order))
+                )
+                assert own != other, kernel.name
+
+
 def test_large_images_are_split() -> None:
     arch = ARCHS["sm_90a"]
 
@@ -105,6 +119,7 @@ def test_large_images_are_split() -> None:
 def test_compiles(arch: str) -> None:
     for kernel, program in (
         (NORM, norm("norm", (3, 700), (1,))),
+        (NORM, norm("norm", (3, 700), (1,), centred=False)),
         (NORM, norm("norm", (1, 6, 5, 7), (2, 3), order=NHWC, dtype=DType.F32)),
         (SPLIT, program_of("group_norm")),
     ):

@@ -90,6 +90,13 @@ def test_norms_over_space(shape: tuple[int, ...], groups: int) -> None:
     assert program.tensors[op.x].inner == 1
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_rms_normalization(axis: int) -> None:
+    net = Net(x=(3, 4, 10))
+    size = (4, 10)[axis - 1 if axis > 0 else axis :]
+    agrees(net.out(net("RMSNormalization", "x", net.normal(*size), axis=axis, epsilon=0.01)))
+
+
 @pytest.mark.parametrize("axis", [-1, 1, -2])
 def test_layer_normalization_with_its_statistics(axis: int) -> None:
     net = Net(x=(3, 4, 9))
