@@ -11,7 +11,7 @@ compiled in with its value, so other values compile again too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ DECIDES: dict[str, tuple[int, ...]] = {
     "Trilu": (1,),
     "Unique": (0,),
     "Unsqueeze": (1,),
+    "Upsample": (1,),
     **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
 }
 """Inputs, by op and position, whose values are needed to compile: they say a result's shape, or what goes where."""
@@ -209,12 +210,21 @@ def _gpu(device: str) -> int | None:
 def _deciding(model: onnx.ModelProto) -> set[str]:
     """The tensors whose values decide shapes: inputs in DECIDES, and what those are computed from, but not through Shape."""
     found: set[str] = set()
-    for node in reversed(model.graph.node):
+    for node in reversed(list(_nodes(model.graph))):
         if found.intersection(node.output) and node.op_type not in ("Shape", "Size"):
             found.update(node.input)
         else:
             found.update(node.input[i] for i in DECIDES.get(node.op_type, ()) if i < len(node.input))
     return found - {""}
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, each after those of the graphs inside it."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _nodes(inner)
+        yield node
 
 
 def _stored(x: np.ndarray) -> np.ndarray:

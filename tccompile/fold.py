@@ -35,7 +35,7 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
-    "AffineGrid", "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
+    "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
     "HannWindow", "LinearAttention", "MeanVarianceNormalization", "NegativeLogLikelihoodLoss", "Range",
     "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU",
 }  # fmt: skip
@@ -187,9 +187,9 @@ class Folder:
     def simplify(self, node: onnx.NodeProto) -> bool:
         """Removes the node if it computes nothing: True if that was so."""
         match node.op_type:
-            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size" if node.input[0] in self.constants:
+            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size" | "EyeLike" if node.input[0] in self.constants:
                 x = self.type_of(node.input[0], node)
-            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size":
+            case "Identity" | "Cast" | "CastLike" | "Dropout" | "Shape" | "Size" | "EyeLike":
                 if node.input[0] not in self.types:
                     return False
                 x = self.types[node.input[0]]
@@ -220,6 +220,10 @@ class Folder:
                 return True
             case "Size":
                 self.set_constant(node.output[0], literal("", math.prod(x.shape), np.int64))
+                return True
+            case "EyeLike" if len(x.shape) == 2:
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(_attribute(node, "dtype", x.elem))
+                self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
                 return True
         return False
 
@@ -360,7 +364,16 @@ class Folder:
         if domain == "" and node.op_type == "MaxUnpool" and len(node.input) > 2 and node.input[2] in self.constants:
             shape = tuple(self.constants[node.input[2]].values.tolist())
             return {node.output[0]: Type(self.type_of(node.input[0], node).elem, shape)}
+        if domain == "" and node.op_type == "Compress" and node.input[1] in self.constants:
+            return {node.output[0]: self.compressed(node)}
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
+
+    def compressed(self, node: onnx.NodeProto) -> Type:
+        """The type of a Compress by a constant condition."""
+        x, kept = self.type_of(node.input[0], node), int(np.count_nonzero(self.constants[node.input[1]].values))
+        axis = _attribute(node, "axis")
+        shape = (kept,) if axis is None else tuple(kept if a == axis % len(x.shape) else n for a, n in enumerate(x.shape))
+        return Type(x.elem, shape)
 
     def scaled(self, node: onnx.NodeProto) -> Type | None:
         """The type of a Resize by constant scales.

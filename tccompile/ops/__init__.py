@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import attention, conv, linear, lines, movement, norm, pointwise, pool, quantized, reduce, resize, rnn
+from tccompile.ops import attention, conv, linear, lines, movement, norm, pointwise, pool, quantized, reduce, resize, rnn, sample
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -47,6 +47,16 @@ CONVERTERS: dict[str, Converter] = {
     "ScatterElements": lines.scatter_elements,
     **dict.fromkeys(("CumSum", "CumProd"), lines.cumulative),
     "TopK": lines.top_k,
+    "Compress": movement.compress,
+    "ReverseSequence": movement.reverse_sequence,
+    "TensorScatter": movement.tensor_scatter,
+    "OneHot": pointwise.one_hot,
+    "Hardmax": reduce.hardmax,
+    "LpNormalization": reduce.lp_normalization,
+    "AffineGrid": sample.affine_grid,
+    "GridSample": sample.grid_sample,
+    "RoiAlign": sample.roi_align,
+    "Col2Im": sample.col2im,
     "Split": movement.split,
     "Concat": movement.concat,
     "Expand": movement.expand,

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.expr import (
+    DType,
     Index,
     Range,
     Shape,
@@ -249,6 +250,56 @@ def _box(b: Builder, indices: gs.Tensor, shape: Shape) -> list[np.ndarray] | Non
         return None
     grid = np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, k)
     return values if np.array_equal(rows, grid) else None
+
+
+def compress(node: gs.Node, b: Builder) -> None:
+    """The elements along an axis (or of x as one row) where a constant condition is true."""
+    condition, t = b.array(1, "condition"), node.outputs[0]
+    assert condition is not None
+    x, kept = b.value(node.inputs[0]), np.flatnonzero(condition)
+    places, axis = b.literal(f"{t.name}.kept", kept.astype(np.int64)), b.attr("axis")
+    if axis is None:
+        flat = element(places.name, [coord(0)], x.size)
+        index = [i.at([flat], shape_of(t)) for i in reshape_view(x.name, x.shape, (x.size,)).index]
+    else:
+        axis = b.axis(axis, x.rank)
+        index = [element(places.name, [coord(a)], n) if a == axis else coord(a) for a, n in enumerate(x.shape)]
+    b.copy(View(x.name, tuple(index)), b.result(t))
+
+
+def reverse_sequence(node: gs.Node, b: Builder) -> None:
+    """Along the time axis the first `lengths` elements of each sequence in reverse, the others as they are."""
+    x, lengths, t = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
+    batch, time = b.attr("batch_axis", 1), b.attr("time_axis", 0)
+    shape = (x.shape[batch], x.shape[time])
+    reads = Reads(b, shape)
+    length = reads.view(View(lengths.name, (coord(0),)))
+    steps = b.literal(f"{t.name}.steps", np.arange(shape[1], dtype=np.int64))
+    step = reads.view(View(steps.name, (coord(1),)))
+    turned = call("where", call("less", step, length), call("sub", call("sub", length, step), 1), step)
+    where = b.compute(b.new(f"{t.name}.where", shape, DType.I32), turned, reads)
+    here = [coord(a) for a in range(x.rank)]
+    index = [element(where.name, [coord(batch), coord(time)], shape[1]) if a == time else here[a] for a in range(x.rank)]
+    b.copy(View(x.name, tuple(index)), b.result(t, b.order_for(shape_of(t), node.inputs[0])))
+
+
+def tensor_scatter(node: gs.Node, b: Builder) -> None:
+    """A cache (B, …) whose elements along an axis, from a place that each sequence has, are an update's; others are as before."""
+    x, update, t = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
+    axis, starts = b.axis(b.attr("axis", -2), x.rank), b.input(2)
+    n, shape = x.shape[axis], x.shape
+    at = coord(axis)
+    if starts is not None:
+        at = at - element(b.value(starts).name, [coord(0)], n)
+    if b.attr("mode", "linear") == "circular":
+        at = remainder(at, n, shape)
+    inside = (Range(at, 0, update.shape[axis]),)
+    index = tuple(at if a == axis else coord(a) for a in range(x.rank))
+    ones = b.literal(f"{t.name}.ones", np.ones(update.shape[axis], np.int32))
+    reads = Reads(b, shape)
+    new, old = reads.view(View(update.name, index, inside)), reads.view(identity_view(x.name, x.rank))
+    there = reads.view(View(ones.name, (at,), inside))
+    b.compute(b.result(t, b.order_for(shape, node.inputs[0])), call("where", call("equal", there, 1), new, old), reads)
 
 
 def split(node: gs.Node, b: Builder) -> None:

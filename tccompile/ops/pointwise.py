@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import DType, Expr, Range, Shape, View, call, cast, const, coord
+from tccompile.expr import DType, Expr, Range, Shape, View, call, cast, const, constant, coord
 from tccompile.ops.builder import Builder, Reads, dtype_of, shape_of
 
 Attribute = tuple[str, float]
@@ -200,6 +201,22 @@ def bit_shift(node: gs.Node, b: Builder) -> None:
     _write(
         node, b, call("trunc_div", call("sub", x, call("floor_mod", x, power)), power) if right else call("mul", x, power), reads
     )
+
+
+def one_hot(node: gs.Node, b: Builder) -> None:
+    """values[1] where the coordinate along a new axis is the index (which may count from the end), values[0] elsewhere."""
+    depth, t = b.ints(1, "depth"), node.outputs[0]
+    assert depth is not None
+    shape, indices, values = shape_of(t), b.value(node.inputs[0]), b.value(node.inputs[2])
+    axis = b.axis(b.attr("axis", -1), len(shape))
+    reads = Reads(b, shape)
+    index = reads.view(View(indices.name, tuple(coord(a) for a in range(len(shape)) if a != axis)))
+    index = cast(index, DType.I64)
+    index = call("where", call("less", index, 0), call("add", index, depth[0]), index)
+    numbers = b.literal(f"{t.name}.numbers", np.arange(depth[0], dtype=np.int64))
+    off, on = (reads.view(View(values.name, (constant(i),))) for i in range(2))
+    here = call("equal", index, reads.view(View(numbers.name, (coord(axis),))))
+    b.compute(b.result(t), call("where", here, on, off), reads)
 
 
 def cast_to(node: gs.Node, b: Builder) -> None:

@@ -109,11 +109,40 @@ def softmax(node: gs.Node, b: Builder) -> None:
 
 def arg(node: gs.Node, b: Builder) -> None:
     """ArgMax and ArgMin: the least place (or greatest) of those whose element equals the largest (or smallest) one."""
-    x, name = b.operand(node.inputs[0]), node.outputs[0].name
+    x = b.operand(node.inputs[0])
     axis = b.axis(b.attr("axis", 0), x.rank)
-    last, n = bool(b.attr("select_last_index", 0)), x.shape[axis]
+    y = _kept(node, b, x, (axis,))
+    _drop_axes(node, b, _place(node, b, x, axis, y, node.op == "ArgMax", bool(b.attr("select_last_index", 0))))
+
+
+def hardmax(node: gs.Node, b: Builder) -> None:
+    """1 at the first of the largest elements along an axis, 0 elsewhere."""
+    x, t = b.operand(node.inputs[0]), node.outputs[0]
+    axis = b.axis(b.attr("axis", -1), x.rank)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    extreme = Reduction("max" if node.op == "ArgMax" else "min")
+    place = _place(node, b, x, axis, b.new(f"{t.name}.place", shape, DType.I32, order_of(x)), True, False)
+    numbers = b.literal(f"{t.name}.all", np.arange(x.shape[axis], dtype=np.int32))
+    reads = Reads(b, x.shape)
+    here = call("equal", reads.view(View(numbers.name, (coord(axis),))), reads.view(broadcast_view(place.name, shape, x.shape)))
+    b.compute(b.result(t, order_of(x)), cast(here, DType.F32), reads)
+
+
+def lp_normalization(node: gs.Node, b: Builder) -> None:
+    """x / (sum of |x|^p)^(1/p) along an axis; 0 where that is 0."""
+    x, t = b.operand(node.inputs[0]), node.outputs[0]
+    axis, p = b.axis(b.attr("axis", -1), x.rank), float(b.attr("p", 2))
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    norm = Reduction("add", lambda v: power(v, p), lambda v, count: root(v, p))
+    length = combine(b, x, b.new(f"{t.name}.norm", shape, order=order_of(x)), (axis,), norm)
+    reads = Reads(b, x.shape)
+    value, by = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(length.name, shape, x.shape))
+    b.compute(b.result(t, order_of(x)), call("where", call("equal", by, 0.0), 0.0, call("div", value, by)), reads)
+
+
+def _place(node: gs.Node, b: Builder, x: Tensor, axis: int, y: Tensor, largest: bool, last: bool) -> Tensor:
+    """y (extent 1 along the axis) = the first or last place of the largest or smallest element."""
+    name, n, shape = node.outputs[0].name, x.shape[axis], y.shape
+    extreme = Reduction("max" if largest else "min")
     best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), order_of(x)), (axis,), extreme)
     numbers = b.literal(f"{name}.numbers", np.arange(n, dtype=np.int32))
     reads = Reads(b, x.shape)
@@ -121,7 +150,7 @@ def arg(node: gs.Node, b: Builder) -> None:
     number = reads.view(View(numbers.name, (coord(axis),)))
     place = call("where", call("equal", value, wanted), number, const(0 if last else n - 1, DType.I64))
     places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, order_of(x)), place, reads)
-    _drop_axes(node, b, combine(b, places, _kept(node, b, x, (axis,)), (axis,), Reduction("max" if last else "min")))
+    return combine(b, places, y, (axis,), Reduction("max" if last else "min"))
 
 
 def combine(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:
