@@ -1,11 +1,12 @@
 """An ONNX network as a PyTorch user runs it: torch.nn.functional, fp16, channels-last, in a CUDA graph, eager or compiled.
 
-The graph is the one that tccompile's own stages start from (constants folded), so both run the same network. An
-activation that exporters spell as several nodes, x · sigmoid(x), is PyTorch's one function.
+The graph is the one that tccompile's own stages start from (constants folded), so both run the same network. What exporters
+spell as several nodes is PyTorch's one function: attention, group and layer norms, activations, a product and its bias.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +16,23 @@ import onnx_graphsurgeon as gs
 import torch
 import torch.nn.functional as F
 
+from tccompile import rewrites
 from tccompile.load import load
+from tccompile.rewrites.rule import Editor
+
+COMPOSED = (
+    *rewrites.movement.REWRITES,
+    *rewrites.activations.REWRITES,
+    *rewrites.normalization.REWRITES,
+    *rewrites.attention.REWRITES,
+)
+"""The rewrites that find what exporters have taken apart; none that makes a network faster than its author wrote it."""
 
 
 def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> torch.fx.GraphModule:
     """The network, in fp32 on the CPU: `.half().to("cuda", memory_format=torch.channels_last)` is what is measured."""
     graph = load(model, shapes)
+    rewrites._to_fixpoint(Editor(graph), COMPOSED)
     out, root = torch.fx.Graph(), torch.nn.Module()
     values = {x.name: out.placeholder(f"x{i}") for i, x in enumerate(graph.inputs)}
 
@@ -28,18 +40,27 @@ def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tor
         """What computes a tensor; a weight becomes a buffer when it is first met."""
         if tensor.name not in values:
             assert isinstance(tensor, gs.Constant), tensor.name
-            name = f"w{len(values)}"
-            root.register_buffer(name, torch.from_numpy(np.array(tensor.values)))
-            values[tensor.name] = out.get_attr(name)
+            values[tensor.name] = weight(tensor.values)
         return values[tensor.name]
 
+    def weight(array: Any) -> torch.fx.Node:
+        name = f"w{len(list(root.buffers()))}"
+        root.register_buffer(name, torch.from_numpy(np.array(array)))
+        return out.get_attr(name)
+
     for node in graph.nodes:
-        function, arguments, options = OPS[node.op](node, value)
+        if node.op == "MatMul" and isinstance(node.inputs[1], gs.Constant) and len(node.inputs[1].shape) == 2:
+            call: Call = (F.linear, (value(node.inputs[0]), weight(node.inputs[1].values.T)), {})
+        else:
+            call = OPS[node.op](node, value)
+        function, arguments, options = call
         if function is torch.mul and (silu := _silu(arguments)) is not None:
             function, arguments = F.silu, (silu,)
+        elif function is torch.add and (biased := _biased(arguments, root)) is not None:
+            function, arguments = F.linear, biased
         values[node.outputs[0].name] = out.call_function(function, arguments, options)
     out.output(tuple(values[y.name] for y in graph.outputs))
-    out.eliminate_dead_code()  # sigmoids that became part of a silu
+    out.eliminate_dead_code()  # sigmoids that became part of a silu, products of what has a bias
     return torch.fx.GraphModule(root, out)
 
 
@@ -48,6 +69,15 @@ def _silu(arguments: tuple) -> Any:
     for x, y in (arguments, arguments[::-1]):
         if isinstance(y, torch.fx.Node) and y.target is torch.sigmoid and y.args == (x,):
             return x
+    return None
+
+
+def _biased(arguments: tuple, root: torch.nn.Module) -> tuple | None:
+    """x, w and b, if this is linear(x, w) + b, b a vector."""
+    for x, b in (arguments, arguments[::-1]):
+        product = isinstance(x, torch.fx.Node) and x.target is F.linear and len(x.args) == 2
+        if product and b.op == "get_attr" and root.get_buffer(b.target).dim() == 1:
+            return *x.args, b
     return None
 
 
@@ -132,6 +162,47 @@ def _depth_to_space(node: gs.Node, value: Value) -> Call:
     return F.pixel_shuffle, (value(node.inputs[0]), node.attrs["blocksize"]), {}
 
 
+def _attention(node: gs.Node, value: Value) -> Call:
+    q, k, v, *mask = map(value, node.inputs)
+    assert len(mask) <= 1 and len(node.outputs) == 1 and node.inputs[0].shape[1] == node.inputs[1].shape[1]
+    options = {"attn_mask": mask[0] if mask else None, "is_causal": bool(node.attrs["is_causal"]), "scale": node.attrs["scale"]}
+    return F.scaled_dot_product_attention, (q, k, v), options
+
+
+def _layer_norm(node: gs.Node, value: Value) -> Call:
+    x, *parameters = node.inputs
+    return F.layer_norm, (value(x), tuple(x.shape[node.attrs["axis"] :]), *map(value, parameters), node.attrs["epsilon"]), {}
+
+
+def _group_norm(node: gs.Node, value: Value) -> Call:
+    x, scale, bias = map(value, node.inputs)
+    return F.group_norm, (x, node.attrs["num_groups"], scale, bias, node.attrs["epsilon"]), {}
+
+
+def _slice(node: gs.Node, value: Value) -> Call:
+    starts, ends, axes, *steps = (t.values.tolist() for t in node.inputs[1:])
+    parts = [slice(None)] * len(node.inputs[0].shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps[0] if steps else [1] * len(axes), strict=True):
+        parts[axis] = slice(start, min(end, 2**31), step)
+    return operator.getitem, (value(node.inputs[0]), tuple(parts)), {}
+
+
+def _gather(node: gs.Node, value: Value) -> Call:
+    data, index = node.inputs
+    if isinstance(index, gs.Constant):
+        assert index.shape == ()
+        return torch.select, (value(data), node.attrs["axis"], int(index.values)), {}
+    assert node.attrs["axis"] == 0
+    return F.embedding, (value(index), value(data)), {}
+
+
+def _cast(node: gs.Node, value: Value) -> Call:
+    """To a float: to the network's, whichever that is when it runs."""
+    assert node.attrs["to"] == onnx.TensorProto.FLOAT
+    like = gs.Constant(f"{node.outputs[0].name} type", np.zeros(1, np.float32))
+    return torch.Tensor.type_as, (value(node.inputs[0]), value(like)), {}
+
+
 def _plain(function: Callable[..., Any], **options: str) -> Callable[[gs.Node, Value], Call]:
     """A function of the node's inputs; `options` names the attributes that its keywords take."""
 
@@ -143,19 +214,27 @@ def _plain(function: Callable[..., Any], **options: str) -> Callable[[gs.Node, V
 
 OPS: dict[str, Callable[[gs.Node, Value], Call]] = {
     "Add": _plain(torch.add),
+    "Attention": _attention,
     "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
+    "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda node, value: (torch.cat, (tuple(map(value, node.inputs)), node.attrs["axis"]), {}),
     "Conv": _conv,
     "ConvTranspose": _conv,
+    "Cos": _plain(torch.cos),
     "DepthToSpace": _depth_to_space,
     "Div": _plain(torch.div),
     "Flatten": lambda node, value: (torch.flatten, (value(node.inputs[0]), node.attrs["axis"]), {}),
+    "Gather": _gather,
+    "Gelu": _plain(F.gelu, approximate="approximate"),
     "Gemm": _gemm,
     "GlobalAveragePool": _mean,
+    "GroupNormalization": _group_norm,
     "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm,
     "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
+    "MatMul": _plain(torch.matmul),
     "MaxPool": _pool,
     "Mul": _plain(torch.mul),
     "Pad": _pad,
@@ -164,8 +243,11 @@ OPS: dict[str, Callable[[gs.Node, Value], Call]] = {
     "Reshape": lambda node, value: (torch.reshape, (value(node.inputs[0]), tuple(node.outputs[0].shape)), {}),
     "Resize": _resize,
     "Sigmoid": _plain(torch.sigmoid),
+    "Sin": _plain(torch.sin),
+    "Slice": _slice,
     "Sub": _plain(torch.sub),
     "Tanh": _plain(torch.tanh),
+    "Transpose": lambda node, value: (torch.permute, (value(node.inputs[0]), tuple(node.attrs["perm"])), {}),
 }
 
 
@@ -205,7 +287,11 @@ def measure_peers(
     """
     torch.backends.cudnn.benchmark = True
     names = [x.name for x in load(model, shapes).inputs]
-    inputs = [torch.from_numpy(feeds[n]).half().cuda().contiguous(memory_format=torch.channels_last) for n in names]
+    inputs = []
+    for n in names:
+        x = torch.from_numpy(feeds[n]).cuda()
+        x = x.half() if x.is_floating_point() else x
+        inputs.append(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
     network = module(model, shapes).half().cuda()
     for name, weight in network.named_buffers():
         if weight.dim() == 4:
