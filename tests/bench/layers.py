@@ -1,6 +1,7 @@
 """Single layers on a GPU, beside cuBLAS and cuDNN: python -m tests.bench.layers [--quick] [--batch 1,8,32] [--plot FILE]
 
 zoo        every distinct Conv and Gemm of the networks, at each batch; a convolution with bias and ReLU, a Gemm with bias
+square     products of 1024 to 8192 rows, columns and K
 attention  heads of 64 and 128 elements, sequences of 512 to 4096, and those of networks; the peer is scaled_dot_product_attention
 inference  DeepBench's lists for server and device inference: weights as the kernels read them
 training   DeepBench's lists for training: operands as the lists store them, transposed or not; where their rows do not begin
@@ -429,12 +430,16 @@ def plot(rows: Sequence[Row], roof: tuple[float, float], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+ALONE: dict[str, Sequence[Layer]] = {"square": [GemmLayer(n, n, n) for n in (1024, 2048, 4096, 8192)], "attention": ATTENTION}
+"""Lists of which --quick takes all."""
+
+
 def lists(batches: Sequence[int], wanted: Sequence[str], quick: bool) -> list[Row]:
     """The rows to measure."""
     rows = []
     for name in wanted:
-        if name == "attention":
-            rows += [Row(name, layer) for layer in ATTENTION]
+        if name in ALONE:
+            rows += [Row(name, layer) for layer in ALONE[name]]
             continue
         groups = [(f"zoo, batch {b}", zoo(b)) for b in batches] if name == "zoo" else [(f"DeepBench {name}", deepbench(name))]
         for group, layers in groups:
@@ -451,7 +456,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.layers")
     parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
     parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
-    parser.add_argument("--lists", default="zoo,inference,training,attention")
+    parser.add_argument("--lists", default="zoo,inference,training,square,attention")
     parser.add_argument(
         "--candidates", type=int, default=COUNT, metavar="N", help="configs to measure: those of least estimated time"
     )
