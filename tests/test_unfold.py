@@ -67,6 +67,25 @@ def test_filter_rows_become_output_channels(kernel, strides, pads, dilations):
     assert convs(program) == [(3 * kernel[0], 8, 1, kernel[1])]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "pads", "dilations"),
+    [
+        ((3, 3), (1, 1, 1, 1), (1, 1)),
+        ((1, 3), (0, 0, 0, 2), (1, 2)),
+        ((3, 2), (3, 0, 2, 2), (2, 1)),
+        ((3, 3), (0, 0, 0, 0), (1, 1)),
+    ],
+)
+def test_few_taps_all_become_output_channels(kernel, pads, dilations):
+    attributes = {"pads": pads, "dilations": dilations}
+    nodes = [("Conv", "x w b", "c", attributes), ("Add", "c r", "s", {}), ("Tanh", "s", "y", {})]
+    height = 140 + pads[0] + pads[2] - dilations[0] * (kernel[0] - 1)
+    width = 150 + pads[1] + pads[3] - dilations[1] * (kernel[1] - 1)
+    inputs = {"x": (1, 27, 140, 150), "r": (1, 3, height, width)}
+    program = fused(model(nodes, inputs, {"w": weight(3, 27, *kernel), "b": weight(3)}))
+    assert convs(program) == [(3 * kernel[0] * kernel[1], 27, 1, 1)]
+
+
 @pytest.mark.parametrize(("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)])
 def test_enough_outputs_few_rows_strides_or_small_images_stay(outputs, rows, stride, size):
     w = weight(outputs, 8, rows, 5)

@@ -3,7 +3,7 @@
     unfold_inputs   conv(x, w)  =>  conv(columns(x), w')    x with 1–4 channels: the S taps of a filter row become channels; of
                                                             an image's filter that steps by g rows, those of g rows
     unfold_outputs  conv(x, w)  =>  rows(conv(x, w'))       y with 1–4 channels: the R filter rows become output channels,
-                                                            and y is the sum of R shifted reads
+                                                            and y is the sum of R shifted reads; or all R·S taps do
 
 An implicit GEMM pads a tap's channels to 8, so a 7×7 filter over 3 channels multiplies 49·8 numbers where 7·24 do after
 unfold_inputs, or 4·48 in half as many rows if it steps by 2; and with 3 output channels a tile of 16 columns, for which each
@@ -29,6 +29,10 @@ TAPS = 3
 
 ROWS = 5
 """Filter rows from which unfolding outputs pays: below, the second pass over memory costs more than the gathers saved."""
+
+SUMS = 9
+"""Taps up to which all become output channels, if what is then stored is no more than what is read: x is gathered once, not R·S
+times, and the second pass adds so many numbers."""
 
 PIXELS = 1 << 14
 """Output pixels from which a second pass is short beside the convolution."""
@@ -107,32 +111,45 @@ def unfold_outputs(program: Program) -> Program:
     tensors, constants, ops = dict(program.tensors), dict(program.constants), list[Op]()
     for op in program.ops:
         y = program.op_shape(op)
-        if not isinstance(op, Conv) or op.groups != 1 or op.w not in constants or not _few_outputs(tensors[op.w], op, y):
+        unfolded = _unfolded(tensors[op.w], op, y) if isinstance(op, Conv) and op.w in constants else None
+        if unfolded is None or not isinstance(op, Conv):
             ops.append(op)
             continue
-        x, w = tensors[op.x], tensors[op.w]
-        outputs, channels, rows, taps = w.shape
-        shape = (y[0], rows * outputs, x.shape[2], y[3])
+        (rows, taps), x, w = unfolded, tensors[op.x], tensors[op.w]
+        outputs, channels, _, width = w.shape
+        across = taps > 1  # whether taps of a row are output channels too
+        shape = (y[0], rows * taps * outputs, x.shape[2], x.shape[3] if across else y[3])
         sums = dense(f"{op.y}.rows", shape, tensors[op.y].dtype, _channels_last(4))
-        weights = dense(f"{op.w}.rows", (rows * outputs, channels, 1, taps), w.dtype, _channels_last(4))
-        recipe = transform("transpose", constants[op.w], axes=(2, 0, 1, 3))
+        weights = dense(f"{op.w}.rows", (rows * taps * outputs, channels, 1, width // taps), w.dtype, _channels_last(4))
+        recipe = transform("transpose", constants[op.w], axes=(2, 3, 0, 1) if across else (2, 0, 1, 3))
         constants[weights.name] = transform("reshape", recipe, shape=weights.shape)
         tensors |= {sums.name: sums, weights.name: weights}
 
         along: dict[str, Any] = {"strides": (1, op.strides[1]), "pads": (0, op.pads[1]), "dilations": (1, op.dilations[1])}
+        if across:
+            along = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
         ops.append(replace(op, y=sums.name, w=weights.name, epilogue=Epilogue(), **along))
         views = []
-        for r in range(rows):
-            at = coord(2) + (r * op.dilations[0] - op.pads[0])
-            views.append(View(sums.name, (coord(0), coord(1) + r * outputs, at, coord(3)), _inside(at, x.shape[2], y)))
+        for tap in range(rows * taps):
+            r, s = divmod(tap, taps)
+            i = coord(2) + (r * op.dilations[0] - op.pads[0])
+            j = coord(3) + (s * op.dilations[1] - op.pads[1] if across else 0)
+            inside = _inside(i, x.shape[2], y) + _inside(j, shape[3], y)
+            views.append(View(sums.name, (coord(0), coord(1) + tap * outputs, i, j), inside))
         first = len(op.epilogue.loads)
-        total = reduce(lambda a, b: call("add", a, b), (load(first + r) for r in range(rows)))
+        total = reduce(lambda a, b: call("add", a, b), (load(first + t) for t in range(rows * taps)))
         expr = substitute(op.epilogue.expr, {ACC: total})
         ops.append(Pointwise(nodes=op.nodes, y=op.y, epilogue=Epilogue(expr, (*op.epilogue.loads, *views))))
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 
 
-def _few_outputs(w: Tensor, op: Conv, y: tuple[int, ...]) -> bool:
-    if len(w.shape) != 4 or op.strides[0] != 1 or op.epilogue.shuffle != 1:
-        return False
-    return w.shape[0] <= FEW and w.shape[2] >= ROWS and math.prod(y[2:]) * y[0] >= PIXELS
+def _unfolded(w: Tensor, op: Conv, y: tuple[int, ...]) -> tuple[int, int] | None:
+    """How many rows, and taps of each, become output channels: (R, S), (R, 1), or None where that does not pay."""
+    if len(w.shape) != 4 or op.groups != 1 or op.strides[0] != 1 or op.epilogue.shuffle != 1:
+        return None
+    outputs, channels, rows, taps = w.shape
+    if outputs > FEW or math.prod(y[2:]) * y[0] < PIXELS:
+        return None
+    if op.strides[1] == 1 and 2 < rows * taps <= SUMS and channels >= rows * taps * outputs:
+        return rows, taps
+    return (rows, 1) if rows >= ROWS else None
