@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 from tccompile.plan import Certificate, Entry, Plan, Section, Step
@@ -47,10 +48,28 @@ def _entry(plan: Plan, entry: Entry) -> Json:
                 "launches": sum(len(step.launches) for step in s.steps),
                 "tensor_core_steps": sum(step.tensor_cores for step in s.steps),
                 "arena_bytes": s.arena,
+                "live_bytes": live_bytes(p),
             }
             for s in entry.sections
         ],
     }
+
+
+def live_bytes(program: Program) -> int:
+    """The bytes of the arena's tensors that live at once where most do: what an arena cannot be smaller than."""
+    tensors, elsewhere = program.tensors, {*program.inputs, *program.outputs, *program.constants}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, op in enumerate(program.ops):
+        for owner in {tensors[name].storage for name in (*op.inputs, op.y)} - elsewhere:
+            first.setdefault(owner, i)
+            last[owner] = i
+    change = [0] * (len(program.ops) + 1)
+    for owner, i in first.items():
+        size = tensors[owner].span * tensors[owner].dtype.size
+        change[i] += size
+        change[last[owner] + 1] -= size
+    return max(accumulate(change), default=0)
 
 
 def section_kind(plan: Plan, section: Section) -> str:
@@ -131,10 +150,10 @@ def inspect_text(data: Json) -> str:
             lines.append(f"  entry {number}")
         for kind in ("inputs", "outputs"):
             lines += [f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
-        lines.append("  target           steps  launches  on Tensor Cores  arena")
+        lines.append("  target           steps  launches  on Tensor Cores  arena (alive at once)")
         for s in entry["sections"]:
             target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
-            cores, arena = s["tensor_core_steps"], size_text(s["arena_bytes"])
+            cores, arena = s["tensor_core_steps"], f"{size_text(s['arena_bytes'])} ({size_text(s['live_bytes'])})"
             lines.append(f"  {target:15}  {s['steps']:5}  {s['launches']:8}  {cores:15}  {arena}")
     w, c = data["weights"], data["code"]
     left = f", {w['left_out']} left out (tcrun --weights MODEL.onnx fills them in)" if w["left_out"] else ""
