@@ -111,9 +111,9 @@ def fits(epilogue: Epilogue) -> bool:
     return len(epilogue.loads) <= MAX_LOADS and len(walk(epilogue.expr)) <= MAX_NODES
 
 
-def names(first: Op, then: Op) -> tuple[str, ...]:
-    """The user's nodes that two ops stand for, once they are one."""
-    return tuple(dict.fromkeys(first.nodes + then.nodes))
+def names(*ops: Op) -> tuple[str, ...]:
+    """The user's nodes that several ops stand for, once they are one."""
+    return tuple(dict.fromkeys(node for op in ops for node in op.nodes))
 
 
 def moves(e: Editor, op: Op) -> bool:
@@ -128,6 +128,12 @@ def moves(e: Editor, op: Op) -> bool:
 def copies(e: Editor, op: Op) -> bool:
     """Whether `op` moves a tensor and nothing else."""
     return moves(e, op) and not op.views[0].valid
+
+
+def is_concatenated(e: Editor, name: str) -> bool:
+    """Whether the tensor is copied into a part of another one, where its own writer could write it."""
+    readers = (e.ops[i] for i in e.readers[name])
+    return any(isinstance(op, Pointwise) and e.tensors[op.y].base is not None for op in readers)
 
 
 def canonical(program: Program) -> Program:

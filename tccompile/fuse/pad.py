@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.expr import View, coord, identity_view
-from tccompile.fuse.editor import Editor, canonical_view, moves
+from tccompile.fuse.editor import Editor, canonical_view, is_concatenated, moves
 from tccompile.program import Op, Program, Tensor
 
 LARGE = 1 << 20
@@ -73,8 +73,7 @@ def _parts(e: Editor, op: Op, taken: set[str]) -> list[Op] | None:
 
 def _writes_its_own(e: Editor, x: Tensor) -> bool:
     """Whether an op writes x that could as well write it elsewhere, and no other concatenation asks for that."""
-    wanted = any(op is not None and e.tensors[op.y].base is not None for op in (e.ops[i] for i in e.readers[x.name]))
-    return e.is_private(x.name) and e.writer(x.name) is not None and not wanted
+    return e.is_private(x.name) and e.writer(x.name) is not None and not is_concatenated(e, x.name)
 
 
 def _run(view: View, axis: int, extent: int, y: Tensor) -> int | None:
