@@ -165,7 +165,7 @@ def gather(node: gs.Node, b: Builder) -> None:
     shape, rank = shape_of(y), len(x.shape)
     axis, count = b.axis(b.attr("axis", 0), rank), len(indices.shape)
     source = b.value(x)
-    at = _regular(b, indices, source.shape[axis], axis) if isinstance(indices, gs.Constant) else None
+    at = _regular(b, indices, source.shape[axis], axis, shape) if isinstance(indices, gs.Constant) else None
     if at is None:
         at = element(b.value(indices).name, [coord(axis + a) for a in range(count)], source.shape[axis])
     index = [at if a == axis else coord(a if a < axis else a + count - 1) for a in range(rank)]
@@ -173,10 +173,12 @@ def gather(node: gs.Node, b: Builder) -> None:
     b.copy(View(source.name, tuple(index)), b.result(y, order))
 
 
-def _regular(b: Builder, indices: gs.Constant, extent: int, axis: int) -> Index | None:
-    """Constant indices into an axis as a linear function of the result's coordinates from `axis` on, if they are one."""
+def _regular(b: Builder, indices: gs.Constant, extent: int, axis: int, shape: Shape) -> Index | None:
+    """Constant indices into an axis as a function of the result's coordinates from `axis` on: linear, or all of it rolled."""
     values = np.asarray(indices.values)
     flat = _checked(b, values, extent).reshape(-1)
+    if values.shape == (extent,) and extent and np.array_equal(flat, (flat[0] + np.arange(extent)) % extent):
+        return remainder(coord(axis) + int(flat[0]), extent, shape)
     steps = {int(d) for d in flat[1:] - flat[:-1]} or {0}
     if len(steps) > 1 or not len(flat):
         return None

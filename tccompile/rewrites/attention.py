@@ -13,14 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import literal
+from tccompile.constants import derived, literal
 from tccompile.rewrites.movement import permutation
-from tccompile.rewrites.rule import Editor, Rewrite, is_float, producer, rank, scalar, shape_constant
+from tccompile.rewrites.rule import Editor, Rewrite, calculate, is_float, producer, rank, reshaped, scalar, shape_constant
 
 LOWEST = -1e4
 """What is added to hidden scores, or put in their place, is this or less."""
@@ -30,9 +31,10 @@ LOWEST = -1e4
 class Parts:
     """y = softmax(scale * q @ kt + masks) @ v.
 
-    masks  tensors to add to the scores
-    seen   which scores count: a tensor of bool, whether it says so by true or by false, and what the others become
-    inner  results on the way, which nobody else may read
+    masks    tensors to add to the scores
+    windows  constants to add, (1, windows, 1 or heads, rows, columns), where a batch is images · windows
+    seen     which scores count: a tensor of bool, whether it says so by true or by false, and what the others become
+    inner    results on the way, which nobody else may read
     """
 
     node: gs.Node
@@ -41,6 +43,7 @@ class Parts:
     v: gs.Tensor
     scale: float = 1.0
     masks: list[gs.Tensor] = field(default_factory=list)
+    windows: list[gs.Constant] = field(default_factory=list)
     seen: list[tuple[gs.Tensor, bool, float]] = field(default_factory=list)
     inner: list[gs.Tensor] = field(default_factory=list)
 
@@ -67,7 +70,13 @@ def _match(node: gs.Node) -> Parts | None:
         if (found := _number(t)) is not None:
             parts.scale *= found[1]
             t = found[0]
-        elif (n := producer(t, "Add", "Where")) is None or parts.scale != 1.0:
+        elif parts.scale != 1.0:
+            return None
+        elif (window := _windows(t)) is not None:
+            t, mask, between = window
+            parts.windows.append(mask)
+            parts.inner.append(between)
+        elif (n := producer(t, "Add", "Where")) is None:
             return None
         elif n.op == "Add":
             i = next((i for i in (0, 1) if _leads_to_product(n.inputs[i])), None)
@@ -83,13 +92,39 @@ def _match(node: gs.Node) -> Parts | None:
             t = n.inputs[i]
 
 
+ON_THE_WAY = ("Add", "Mul", "Div", "Where", "MatMul", "Reshape")
+
+
 def _leads_to_product(t: gs.Tensor) -> bool:
     """Whether the tensor is a product of matrices, scaled or masked."""
-    while (node := producer(t, "Add", "Mul", "Div", "Where", "MatMul")) is not None:
+    while (node := producer(t, *ON_THE_WAY)) is not None:
         if node.op == "MatMul":
             return True
-        t = next((x for x in node.inputs if producer(x, "Add", "Mul", "Div", "Where", "MatMul")), node.inputs[0])
+        t = next((x for x in node.inputs if producer(x, *ON_THE_WAY)), node.inputs[0])
     return False
+
+
+def _windows(t: gs.Tensor) -> tuple[gs.Tensor, gs.Constant, gs.Tensor] | None:
+    """x, a constant mask (1, windows, 1 or heads, rows, columns) and the sum, if t = reshape(reshape(x) + mask).
+
+    x is (images · windows, heads, rows, columns), and in the sum its first axis is two.
+    """
+    after = producer(t, "Reshape")
+    add = producer(after.inputs[0], "Add") if after else None
+    if add is None or rank(add.outputs[0]) != 5 or rank(t) != 4 or list(add.outputs[0].shape[2:]) != list(t.shape[1:]):
+        return None
+    for i in (0, 1):
+        before, mask = producer(add.inputs[i], "Reshape"), add.inputs[1 - i]
+        if before is None or not isinstance(mask, gs.Constant) or list(before.inputs[0].shape) != list(t.shape):
+            continue
+        if _five(mask)[0] == 1 and _five(mask)[1] == add.outputs[0].shape[1]:
+            return before.inputs[0], mask, add.outputs[0]
+    return None
+
+
+def _five(mask: gs.Tensor) -> list[int]:
+    """The mask's shape, with five axes."""
+    return [*[1] * (5 - rank(mask)), *mask.shape]
 
 
 def _number(t: gs.Tensor) -> tuple[gs.Tensor, float] | None:
@@ -129,6 +164,8 @@ def _check(edit: Editor, m: Parts) -> str | None:
         if len(readers) != 1 or id(t) in edit.outputs:
             return f"{t.name} is used elsewhere as well"
     rows, columns = m.q.shape[-2], m.kt.shape[-1]
+    if any(list(mask.shape[-2:]) != [rows, columns] for mask in m.windows):
+        return "the mask of its windows does not have their rows and columns"
     for mask in (*m.masks, *(t for t, _, _ in m.seen)):
         if rank(mask) > rank(y) or (columns > 1 and (rank(mask) == 0 or mask.shape[-1] != columns)):
             return f"its mask {mask.name} does not have an element for each key"
@@ -232,7 +269,7 @@ def _mask(edit: Editor, m: Parts, rows: int, columns: int) -> tuple[bool, gs.Ten
         elif seen is None or not seen.all():
             # What a row that sees nothing gives depends on how its scores are hidden.
             chosen.append((t, where_true, -math.inf if seen is not None and seen.any(-1).all() else lowest))
-    if len(chosen) == 1 and not added and math.isinf(chosen[0][2]):
+    if len(chosen) == 1 and not added and not m.windows and math.isinf(chosen[0][2]):
         t, where_true, _ = chosen[0]
         mask = t if where_true else edit.add("Not", [t], node, t.shape)
         mask.dtype = np.dtype(bool)
@@ -240,6 +277,14 @@ def _mask(edit: Editor, m: Parts, rows: int, columns: int) -> tuple[bool, gs.Ten
     for t, where_true, lowest in chosen:
         zero, hidden = (literal(edit.name(f"{node.name}/hidden"), np.array(x), m.q.dtype) for x in (0.0, lowest))
         added.append(edit.add("Where", [t, zero, hidden] if where_true else [t, hidden, zero], node, t.shape))
+    for t in m.windows:
+        windows, heads = _five(t)[1:3]
+        each = np.tile(np.arange(windows), m.q.shape[0] // windows)
+        added.append(derived("", "take", reshaped(t, windows, heads, rows, columns), each, axis=0))  # type: ignore[arg-type]
+    if fixed := [t for t in added if isinstance(t, gs.Constant)]:
+        whole = reduce(lambda a, b: calculate("add", a, b), fixed[1:], fixed[0])
+        added = [t for t in added if not isinstance(t, gs.Constant)]
+        added.append(whole if whole.name else edit.named(whole, f"{node.name}/mask"))  # type: ignore[arg-type]
     if not added:
         return causal, None
     mask = added[0]

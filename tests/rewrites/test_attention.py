@@ -102,6 +102,19 @@ def test_groups_of_heads():
     assert list(next(n for n in graph.nodes if n.op == "Attention").inputs[1].shape) == [B, 2, N, D]
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_masks_of_windows(images):
+    windows = 4
+    net = Net(q=(images * windows, H, M, D), k=(images * windows, H, D, M), v=(images * windows, H, M, D))
+    s = net("Add", net("MatMul", net("Mul", "q", f(0.3)), "k"), net.normal(1, H, M, M))
+    hidden = np.where(np.random.default_rng(1).random((windows, 1, M, M)) < 0.3, -100, 0).astype(f)
+    s = net("Add", net("Reshape", s, np.array([images, windows, H, M, M])), hidden)
+    p = net("Softmax", net("Reshape", s, np.array([images * windows, H, M, M])), axis=-1)
+    graph = check(net.out(net("MatMul", p, "v")), {"Transpose": 1, "Attention": 1}, 2e-6)
+    (node,) = (n for n in graph.nodes if n.op == "Attention")
+    assert list(node.inputs[3].shape) == [images * windows, H, M, M]
+
+
 @pytest.mark.parametrize("case", ["scores used", "other axis", "five axes", "scaled mask", "small number", "keys broadcast"])
 def test_near_misses(case):
     lead = (B, 2, H) if case == "five axes" else (B, H)
