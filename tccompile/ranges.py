@@ -94,8 +94,8 @@ def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx
     for value in proto.graph.input:
         if value.name in program.inputs:
             shape = program.tensors[value.name].shape
-            if len(shape) == 4:  # rounded up to what networks with several scales take
-                shape = tuple(n if n < 64 else -(-int(n * factor) // 32) * 32 if n % 32 == 0 else int(n * factor) for n in shape)
+            if len(shape) == 4:
+                shape = (*shape[:2], *(_fewer(n, factor) for n in shape[2:]))
             shapes[value.name] = shape
             for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
                 dim.dim_value = extent
@@ -103,6 +103,12 @@ def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx
         output.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
     return proto, shapes
+
+
+def _fewer(pixels: int, factor: float) -> int:
+    """Rows or columns of a smaller image, rounded up to what networks with several scales take; a small one stays."""
+    fewer = int(pixels * factor)
+    return pixels if pixels < 64 else -(-fewer // 32) * 32 if pixels % 32 == 0 else fewer
 
 
 def total_flops(program: Program) -> int:

@@ -345,3 +345,12 @@ def test_seeded_inputs_are_the_same_everywhere():
     x = seeded(named(chain()), 3)["x"]
     assert x.dtype == np.float32 and abs(x.mean()) < 0.1 and abs(x.std() - 1) < 0.1
     np.testing.assert_array_equal(x.reshape(-1)[:3].view(np.uint32), [3194453978, 3215104165, 3216173658])
+
+
+def test_a_smaller_image_keeps_its_channels(monkeypatch):
+    for module in ("ranges", "pipeline"):
+        monkeypatch.setattr(f"tccompile.{module}.LONG", 1e6)
+    net = Network()
+    net.conv("x", 8, 64)
+    program = to_program(net.model((1, 64, 64, 96), net.nodes[-1].output[0]), {}, Options(), Dump(None))
+    assert total_flops(program) > 1e6
