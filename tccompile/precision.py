@@ -10,6 +10,9 @@ is "fp16" but for tensors whose values it would lose. From the values they take 
                                                   that read it multiply in fp32, in expressions they evaluate anyway
   too wide for fp16 at any scale, or read by an   stored in fp32
   op that no scale can be taken out of
+  results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
+
+What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode.
 
 Nodes that the user names keep what they read and write in fp32 in any mode. Other convolutions and matrix products read a copy
 of an fp32 tensor in fp16, scaled if need be: what is too small for it drowns in their sums in any case. Where it might not, as
@@ -64,6 +67,9 @@ magnitude is at most 2**STEP, which leaves as much room above as a range of 2**2
 LEAST = 2.0**-14
 """The smallest normal fp16 number."""
 
+STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
+"""Functions that leave fp16's range soon after their argument leaves 1; powers with a constant exponent do not count."""
+
 SMALL = 1 << 16
 """Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
 
@@ -79,10 +85,13 @@ def precision(program: Program, mode: str, ranges: Mapping[str, Spread] | None =
     for owner, values in (ranges or {}).items():
         if choice.is_free(owner):
             choice.measure(owner, values)
+    if mode == "mixed":
+        choice.widen_steep()
     for pattern in fp32:
         choice.name(pattern)
     if mode == "fp32":
         return program
+    choice.widen_equal()
     choice.close()
     program = _with_copies(program, choice)
     program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale})
@@ -192,6 +201,33 @@ class _Choice:
         else:
             self.storage[owner] = Storage(f"fp16 times 2^{scale}: {what}", scale)
 
+    def widen_steep(self) -> None:
+        """fp32 for results of functions in which a range that was seen says little of others."""
+        for op in self.program.ops:
+            owner, e = self.program.tensors[op.y].storage, op.epilogue.expr
+            while e.fn in ("mul", "add", "sub", "div", "cast") and e.args[-1].fn in ("const", "load"):
+                e = e.args[0]
+            steep = e.fn in STEEP and not (e.fn == "pow" and e.args[1].fn == "const")
+            if steep and self.is_free(owner) and owner not in self.storage:
+                self._widen(owner, f"fp32: {e.fn} of {op.nodes[0]!r}, which other inputs make far larger")
+
+    def widen_equal(self) -> None:
+        """fp32 for what is compared for equality with fp32, and for what it is a copy or an element of."""
+        tensors = self.program.tensors
+        for op in self.program.ops:
+            for e in walk(op.epilogue.expr):
+                if e.fn != "equal" or any(a.fn != "load" or a.dtype is not DType.F32 for a in e.args):
+                    continue
+                rest = [tensors[op.views[a.value].tensor] for a in e.args]  # type: ignore[index]
+                if all(self.dtype(t, self.program.constants) is not DType.F32 for t in rest):
+                    continue
+                while rest:
+                    owner = rest.pop().storage
+                    if self.is_free(owner) and owner not in self.wide:
+                        self._widen(owner, f"fp32: {op.nodes[0]!r} compares it with fp32")
+                        writers = (w for w in self.program.ops if tensors[w.y].storage == owner and _selects(w))
+                        rest += [tensors[name] for w in writers for name in w.inputs]
+
     def _blocker(self, owner: str) -> Op | None:
         """An op that means something else, by more than a factor, when the tensor is scaled."""
         # Views are no matter: they are scaled where they are read.
@@ -214,6 +250,16 @@ class _Choice:
                     self._widen(name, f"fp32: weights of {op.nodes[0]!r}, which reads fp32")
 
 
+def _selects(op: Op) -> bool:
+    """Whether what the op writes are elements of what it reads."""
+    match op:
+        case Reduce(combine=combine):
+            return combine in ("min", "max") and op.pre == op.epilogue.expr == ACC
+        case Pool(kind=kind):
+            return kind == "max" and op.epilogue.expr == ACC
+    return isinstance(op, Pointwise) and op.epilogue.expr == load(0)
+
+
 def _middle(v: np.ndarray) -> float:
     return float(np.median(v)) if v.size else 0.0
 
@@ -231,14 +277,14 @@ def _loss(v: np.ndarray) -> float:
 
 
 def _with_copies(program: Program, choice: _Choice) -> Program:
-    """fp16 copies of fp32 tensors for those convolutions and matrix products that need not read fp32."""
+    """fp16 copies of fp32 tensors for those ops on Tensor Cores that need not read fp32."""
     tensors, constants = dict(program.tensors), dict(program.constants)
     ops: list[Op] = []
     for i, op in enumerate(program.ops):
-        if isinstance(op, Conv | Gemm) and i not in choice.exact:
+        if isinstance(op, Conv | Gemm | Attention) and i not in choice.exact:
             for name in op.operands:
                 t = tensors[name]
-                if t.storage not in choice.wide:
+                if t.storage not in choice.wide or (isinstance(op, Attention) and t.storage in choice.lost):
                     continue
                 short = replace(t, name=f"{name}.fp16", base=None, offset=0)
                 if short.name not in tensors:
