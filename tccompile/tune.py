@@ -30,7 +30,7 @@ from tccompile.kernels.spec import Work
 from tccompile.pack import Build, section
 from tccompile.place import place
 from tccompile.plan import Entry, Image, Plan, pack_constant
-from tccompile.program import Conv, Gemm, Op, Program, Tensor, renamed
+from tccompile.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
 from tccompile.reference.storage import elements, from_storage
 from tccompile.schedule import Candidate, Choice, candidates
 from tccompile.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
@@ -279,9 +279,11 @@ def _data(op: Op, program: Program) -> dict[str, bytes]:
             fan_in = 1
             if isinstance(op, Conv) and name == op.w:
                 fan_in = math.prod(t.shape[1:])
-            elif isinstance(op, Gemm) and name == op.b:
+            elif (isinstance(op, Gemm) and name == op.b) or (isinstance(op, Rnn) and name == op.r):
                 fan_in = t.shape[-1]
             values = np.resize(block, t.shape) * np.float32(fan_in**-0.5)
+        elif isinstance(op, Rnn):
+            values = np.full(t.shape, program.tensors[op.x].shape[0], t.dtype.numpy)  # sequences of all steps
         else:
             values = np.resize(block > 0, t.shape).astype(t.dtype.numpy)
         data[t.name] = pack_constant(t, values)

@@ -22,11 +22,12 @@ from tccompile.kernels.spec import I32, Config, Kernel, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
 from tccompile.plan import Image
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense
+from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
 from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
 from tccompile.weights import Source
+from tests.gpu.cases import program_of
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats
 
 NHWC = (0, 2, 3, 1)
@@ -435,3 +436,16 @@ def test_compiling_takes_measured_times():
     chosen = build.choices[program.ops.index(op)]
     assert (chosen.kernel, dict(chosen.config)) == (ranked[-1].kernel, dict(ranked[-1].config))
     assert chosen.reason.startswith("measured 2.0 µs on Some GPU")
+
+
+def test_recurrent_layers_keep_their_range_over_all_steps() -> None:
+    """Weights of a model's own range, not of random numbers' (states would be chaotic), and sequences as long as they can be."""
+    program = program_of("lstm_all")
+    (op,) = program.ops
+    assert isinstance(op, Rnn) and op.lengths is not None
+    own = {n: Source(n, program.tensors[n].shape, "float32") for n in program.constants}
+    data = tune._data(op, replace(program, constants=own))
+    r = np.frombuffer(data[op.r], np.float16).astype(np.float32)
+    assert 0.7 < r[r != 0].std() * program.tensors[op.r].shape[-1] ** 0.5 < 1.3
+    lengths = np.frombuffer(data[op.lengths], np.int32)[: program.tensors[op.lengths].size]
+    assert (lengths == program.tensors[op.x].shape[0]).all()

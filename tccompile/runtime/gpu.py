@@ -277,12 +277,7 @@ class GpuEngine:
                     for slot, name, offset in node.io:
                         self._uses.setdefault(name, []).append((node, slot, offset))
                     try:
-                        node.handle = cu.cuGraphAddKernelNode(self._graph.value, before, len(before), node.params)
-                        if launch.cooperative:
-                            together = cu.CUkernelNodeAttrValue()
-                            together.cooperative = 1
-                            attribute = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-                            cu.cuGraphKernelNodeSetAttribute(node.handle, attribute, together)
+                        node.handle = node.add_to(self._graph.value, before, cu)
                     except DriverError as error:
                         raise LaunchError(f"{self._where(node)}: {error}") from error
                     self._nodes.append(node)
@@ -309,7 +304,7 @@ class GpuEngine:
             node = next(nodes, None)
             for step, event in zip(self.section.steps, events[1:], strict=True):
                 while node is not None and node.step is step:
-                    last = cu.cuGraphAddKernelNode(graph.value, [last], 1, node.params)
+                    last = node.add_to(graph.value, [last], cu)
                     node = next(nodes, None)
                 last = cu.cuGraphAddEventRecordNode(graph.value, [last], 1, event.value)
             how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
@@ -479,6 +474,15 @@ class _Node:
         params.sharedMemBytes = launch.smem
         params.kernelParams = ctypes.addressof(self.pointers)
         self.params = params
+
+    def add_to(self, graph: Any, before: list[Any], cu: Driver) -> Any:
+        """A node of `graph` with this launch, after those in `before`."""
+        node = cu.cuGraphAddKernelNode(graph, before, len(before), self.params)
+        if self.launch.cooperative:
+            together = cu.CUkernelNodeAttrValue()
+            together.cooperative = 1
+            cu.cuGraphKernelNodeSetAttribute(node, cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, together)
+        return node
 
 
 class Staging:

@@ -136,6 +136,9 @@ def test_blocks_that_run_at_once_are_no_more_than_the_gpu_has_room_for(fake):
         nodes = [node for graph in api.graphs.values() for node in graph]
         assert {launch[0] for handle, *_, launch in nodes if handle in api.together} == {given}
         assert {launch[0] for handle, *_, launch in nodes if handle not in api.together} == {wanted}
+        once = len(api.together)
+        session.profile(3, {"x": x_of()})
+        assert len(api.together) == once + 1  # in the graph that times each step too
         session.close()
         api.graphs.clear()
 
