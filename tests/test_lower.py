@@ -103,14 +103,14 @@ def test_a_node_without_a_name_goes_by_its_output() -> None:
 
 
 def test_all_refusals_are_collected() -> None:
-    net = Net(x=(1, 2, 4, 4, 4), z=(4, 4))
-    volume = net("Relu", net("MaxPool", "x", kernel_shape=[2, 2, 2]))
+    net = Net(x=(1, 2, 4, 4, 4, 4), z=(4, 4))
+    volume = net("Relu", net("MaxPool", "x", kernel_shape=[2] * 4))
     number = net("Relu", net("Det", "z"))
     graph = load(net.out(volume, number, net("Relu", "z")).model())
     issues = unsupported(graph)
     assert [(i.node, i.op) for i in issues] == [("n0", "MaxPool"), ("n2", "Det")]
-    assert issues[0].shapes == ((1, 2, 4, 4, 4),) and "3 spatial axes" in issues[0].reason and issues[0].way_out
-    with pytest.raises(UnsupportedError, match=r"n0 .MaxPool of 1×2×4×4×4.: it has 3 spatial axes"):
+    assert issues[0].shapes == ((1, 2, 4, 4, 4, 4),) and "4 spatial axes" in issues[0].reason and issues[0].way_out
+    with pytest.raises(UnsupportedError, match=r"n0 .MaxPool of 1×2×4×4×4×4.: it has 4 spatial axes"):
         lower(graph)
 
 

@@ -20,8 +20,8 @@ from tccompile.weights import Literal, Recipe
 Order = tuple[int, ...]
 """A layout: the axes of a tensor, outermost first."""
 
-IMAGE: dict[int, Order] = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
-"""Channels innermost, by rank: (N, C, W) and (N, C, H, W)."""
+IMAGE: dict[int, Order] = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+"""Channels innermost, by rank: (N, C, W), (N, C, H, W) and (N, C, D, H, W)."""
 
 MAX_RANK = 8
 
@@ -272,7 +272,7 @@ class Builder:
         return self.tensors[self._copies[key]]
 
     def image(self, t: gs.Tensor) -> Tensor:
-        """`t` with channels innermost: (N, C, W) or (N, C, H, W)."""
+        """`t` with channels innermost: (N, C, W), (N, C, H, W) or (N, C, D, H, W)."""
         return self.laid_out(t, IMAGE[len(t.shape)])
 
     def matrix(self, t: gs.Tensor) -> Tensor:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.expr import ACC, Epilogue, Expr, call
+from tccompile.constants import recipe_of
+from tccompile.expr import ACC, Epilogue, Expr, Range, View, call, coord, quotient, remainder
 from tccompile.ops.builder import IMAGE, Builder, Order, Reads, shape_of
-from tccompile.ops.windows import window
+from tccompile.ops.windows import Window, window
 from tccompile.program import Conv
+from tccompile.weights import transform
 
 WEIGHTS: dict[int, Order] = {3: (0, 2, 1), 4: (0, 2, 3, 1)}
 """Filters (O, C/groups, R, S) as K-major rows [O][R][S][C/groups], by rank."""
@@ -29,6 +31,9 @@ def product(b: Builder, x: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callab
     filters = shape_of(w)
     win = window(b, shape_of(x)[2:], filters[2:])
     groups = b.attr("group", 1)
+    if len(filters) == 5:
+        _volume(b, x, w, y, finish, win, groups)
+        return
     depthwise = filters[1] == 1 and filters[0] == groups
     order = (DEPTHWISE if depthwise else WEIGHTS)[len(filters)]
     reads = Reads(b, shape_of(y))
@@ -46,9 +51,50 @@ def product(b: Builder, x: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callab
     )
 
 
+def _volume(
+    b: Builder, t: gs.Tensor, w: gs.Tensor, z: gs.Tensor, finish: Callable[[Reads], Expr], win: Window, groups: int
+) -> None:
+    """A convolution over (D, H, W): one over (H, W) of frames whose channels are those of all frames that the filter covers."""
+    x, (o, share, taps, *size) = b.image(t), shape_of(w)
+    n, _, depth, height, width = x.shape
+    _, _, out, p, q = shape_of(z)
+    shape = (n * out, groups * taps * share, height, width)
+    image, at = quotient(coord(0), out, shape), remainder(coord(0), out, shape)
+    group, tap = quotient(coord(1), taps * share, shape), remainder(quotient(coord(1), share, shape), taps, shape)
+    frame = at * win.strides[0] + tap * win.dilations[0] - win.pads[0]
+    low, high = frame.bounds(shape)
+    inside = () if low >= 0 and high < depth else (Range(frame, 0, depth),)
+    channel = group * share + remainder(coord(1), share, shape)
+    frames = b.new(f"{z.name}.frames", shape, order=IMAGE[4])
+    b.copy(View(x.name, (image, channel, frame, coord(2), coord(3)), inside), frames)
+    flat = (o, taps * share, *size)
+    if isinstance(w, gs.Constant):
+        moved = transform("transpose", recipe_of(w), axes=(0, 2, 1, 3, 4))
+        filters = b.constant(w.name, transform("reshape", moved, shape=flat), flat, order=WEIGHTS[4])
+    else:
+        filters = b.new(f"{w.name}.flat", flat, order=WEIGHTS[4])
+        index = (coord(0), remainder(coord(1), share, flat), quotient(coord(1), share, flat), coord(2), coord(3))
+        b.copy(View(b.value(w).name, index), filters)
+    y = b.new(f"{z.name}.flat", (n * out, o, p, q), order=IMAGE[4])
+    reads = Reads(b, y.shape)
+    expr = finish(reads)
+    b.emit(
+        Conv,
+        y,
+        x=frames.name,
+        w=filters.name,
+        strides=win.strides[1:],
+        pads=win.pads[1:],
+        dilations=win.dilations[1:],
+        groups=groups,
+        epilogue=Epilogue(expr, tuple(reads.views)),
+    )
+    b.copy(View(y.name, (coord(0) * out + coord(2), coord(1), coord(3), coord(4))), b.result(z, IMAGE[5]))
+
+
 def conv_transpose(node: gs.Node, b: Builder) -> None:
     """Constant filters make it a convolution of phases before lowering; what is left cannot be written so."""
     if not isinstance(node.inputs[1], gs.Constant):
         raise b.refuse(f"its weights ({node.inputs[1].name}) are computed at run time", "make the weights constant")
     rank = len(node.inputs[0].shape) - 2
-    raise b.refuse(f"a transposed convolution over {rank} spatial axes, with {dict(node.attrs)}", "use one or two spatial axes")
+    raise b.refuse(f"a transposed convolution over {rank} spatial axes, with {dict(node.attrs)}", "use one to three spatial axes")

@@ -21,7 +21,10 @@ from tccompile.expr import (
     const,
     coord,
     identity_view,
+    load,
     quotient,
+    remainder,
+    reshape_view,
 )
 from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.ops.windows import Window, window
@@ -148,6 +151,44 @@ def _floats(node: gs.Node, b: Builder) -> Tensor:
 
 def _pool(node: gs.Node, b: Builder, x: Tensor, kind: str, win: Window, count_pads: bool = False, expr: Expr = ACC) -> None:
     y = b.result(node.outputs[0], IMAGE[x.rank])
+    if x.rank == 5:
+        _pool_volume(b, x, y, kind, win, count_pads, expr)
+    else:
+        _pool_image(b, x, y, kind, win, count_pads, expr)
+
+
+def _pool_volume(b: Builder, x: Tensor, y: Tensor, kind: str, win: Window, count_pads: bool, expr: Expr) -> None:
+    """Images first, then along the depth: the largest of the largest, or the mean of means, each of as many elements."""
+    (n, c, d, h, w), (_, _, depth, p, q) = x.shape, y.shape
+    frames = b.new(f"{y.name}.frames", (n * d, c, h, w), order=IMAGE[4])
+    b.copy(reshape_axes(x, (0, 2), (1,), (3,), (4,)), frames)
+    flat = b.new(f"{y.name}.flat", (n * d, c, p, q), order=IMAGE[4])
+    _pool_image(b, frames, flat, kind, win.along(slice(1, 3)), count_pads, ACC)
+    columns = b.new(f"{y.name}.columns", (n, c, d, p * q), order=IMAGE[4])
+    shape = columns.shape
+    where = (coord(0) * d + coord(2), coord(1), quotient(coord(3), q, shape), remainder(coord(3), q, shape))
+    b.copy(View(flat.name, where), columns)
+    deep = win.along(slice(0, 1))
+    tall = Window((deep.size[0], 1), (deep.strides[0], 1), (deep.dilations[0], 1), (deep.pads[0], 0), (deep.end_pads[0], 0))
+    pooled = b.new(f"{y.name}.pooled", (n, c, depth, p * q), order=IMAGE[4])
+    _pool_image(b, columns, pooled, kind, tall, count_pads, expr if y.dtype is DType.F32 else ACC)
+    value = load(0)
+    if y.dtype is not DType.F32:
+        value = cast(value, y.dtype.compute)
+    b.compute(y, value, [View(pooled.name, (coord(0), coord(1), coord(2), coord(3) * q + coord(4)))])
+
+
+def reshape_axes(x: Tensor, *groups: tuple[int, ...]) -> View:
+    """Reads x with groups of its axes merged, each group's in row-major order."""
+    shape = tuple(math.prod(x.shape[a] for a in group) for group in groups)
+    index: dict[int, Index] = {}
+    for axis, group in enumerate(groups):
+        own = reshape_view(x.name, tuple(x.shape[a] for a in group), (shape[axis],)).index
+        index |= {a: i.at([coord(axis)], shape) for a, i in zip(group, own, strict=True)}
+    return View(x.name, tuple(index[a] for a in range(x.rank)))
+
+
+def _pool_image(b: Builder, x: Tensor, y: Tensor, kind: str, win: Window, count_pads: bool, expr: Expr) -> None:
     b.emit(
         Pool,
         y,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tccompile.expr import Shape
 from tccompile.ops.builder import Builder
 
-SPATIAL = (1, 2)
+SPATIAL = (1, 2, 3)
 """The numbers of spatial axes that image ops take."""
 
 
@@ -21,6 +21,10 @@ class Window:
     pads: tuple[int, ...]  # at the start
     end_pads: tuple[int, ...]
 
+    def along(self, axes: slice) -> Window:
+        """The window along some of the axes."""
+        return Window(self.size[axes], self.strides[axes], self.dilations[axes], self.pads[axes], self.end_pads[axes])
+
     def reach(self, extents: Shape, outputs: Shape) -> tuple[int, ...]:
         """Elements beyond the end of each axis that the last window covers (negative if it ends before)."""
         spans = ((k - 1) * d + 1 for k, d in zip(self.size, self.dilations, strict=True))
@@ -32,7 +36,7 @@ def window(b: Builder, extents: Shape, size: tuple[int, ...]) -> Window:
     """The current node's window over spatial `extents`, with `auto_pad` resolved as the ONNX specification says."""
     rank = len(extents)
     if rank not in SPATIAL:
-        raise b.refuse(f"it has {rank} spatial axes", "images of one or two spatial axes are supported")
+        raise b.refuse(f"it has {rank} spatial axes", "images of one to three spatial axes are supported")
     strides = tuple(b.attr("strides", [1] * rank))
     dilations = tuple(b.attr("dilations", [1] * rank))
     pads = list(b.attr("pads", [0] * 2 * rank))

@@ -98,8 +98,8 @@ def _match(node: gs.Node) -> gs.Node:
 
 
 def _check(edit: Editor, node: gs.Node) -> str | None:
-    if rank(node.inputs[0]) not in (3, 4):
-        return "only one or two spatial axes are supported"
+    if rank(node.inputs[0]) not in (3, 4, 5):
+        return "only one to three spatial axes are supported"
     if constant(node.inputs[1]) is None or (operand(node, 2) is not None and constant(operand(node, 2)) is None):
         return "weights and bias are not constant"
     return None

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from tccompile import backend
 from tccompile.errors import UnsupportedError
 from tccompile.load import load
 from tccompile.lower import lower
 from tccompile.program import Conv, Pool
+from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net, agrees
 
 CONVS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
@@ -84,10 +86,50 @@ def test_global_pools(op: str, x: tuple[int, ...]) -> None:
     agrees(net.out(net(op, "x")))
 
 
-def test_volumes_are_refused_with_the_node_and_the_way_out() -> None:
-    net = Net(x=(1, 2, 5, 5, 5))
-    net.out(net("Conv", "x", net.normal(3, 2, 3, 3, 3)))
+def test_more_axes_are_refused_with_the_node_and_the_way_out() -> None:
+    net = Net(x=(1, 2, 5, 5, 5, 5))
+    net.out(net("Conv", "x", net.normal(3, 2, 3, 3, 3, 3)))
     with pytest.raises(
-        UnsupportedError, match=r"n0 \(Conv of 1×2×5×5×5, 3×2×3×3×3\): it has 3 spatial axes; images of one or two"
+        UnsupportedError, match=r"n0 \(Conv of 1×2×5×5×5×5, 3×2×3×3×3×3\): it has 4 spatial axes; images of one to three"
     ):
         lower(load(net.model()))
+
+
+VOLUMES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 3, 6, 7, 8), (5, 3, 3, 3, 3), {"pads": [1, 1, 1, 1, 1, 1]}),
+    ((1, 4, 9, 8, 7), (6, 2, 2, 3, 1), {"group": 2, "strides": [2, 1, 2], "dilations": [3, 1, 1], "pads": [2, 0, 0, 3, 1, 0]}),
+    ((1, 6, 5, 5, 5), (6, 1, 3, 3, 3), {"group": 6, "auto_pad": "SAME_UPPER", "strides": [2, 2, 2]}),
+    ((2, 8, 4, 3, 5), (16, 8, 1, 1, 1), {}),
+)
+
+
+@pytest.mark.parametrize("whole", [False, True])  # whether the weights are constant, and all stages run
+@pytest.mark.parametrize(("x", "w", "attrs"), VOLUMES)
+def test_convolution_over_a_volume(x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any], whole: bool) -> None:
+    net = Net(x=x, **({} if whole else {"w": w}))
+    y = net("Relu", net("Conv", net("Relu", "x"), net.normal(*w) if whole else "w", net.normal(w[0]), **attrs))
+    model = net.out(net("MaxPool", y, kernel_shape=[2, 1, 2]) if whole else y).model()
+    if whole:
+        inputs = feeds(model, 0)
+        (out,), (expected,) = backend.run_model(model, inputs, precision="fp32"), reference(model, inputs).values()
+        assert relative_error(out, expected) < 1e-5
+    else:
+        agrees(model)
+
+
+@pytest.mark.parametrize("attrs", [{}, {"pads": [1, 0, 1, 0, 1, 1], "strides": [2, 1, 2], "ceil_mode": 1}])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_pools_over_a_volume(op: str, attrs: dict[str, Any]) -> None:
+    net = Net(x=(2, 5, 6, 7, 8))
+    more = [{"count_include_pad": 1}, {"count_include_pad": 0}] if op == "AveragePool" else [{}]
+    outs = [net(op, "x", kernel_shape=[3, 2, 2], **attrs, **m) for m in more]
+    agrees(net.out(*outs))
+
+
+def test_transposed_convolution_over_a_volume() -> None:
+    net = Net(x=(2, 4, 3, 4, 5))
+    y = net("ConvTranspose", "x", net.normal(4, 3, 3, 2, 4), net.normal(3), strides=[2, 1, 3], pads=[1, 0, 1, 0, 1, 2])
+    model = net.out(net("Relu", y)).model()
+    inputs = feeds(model, 0)
+    (out,), (expected,) = backend.run_model(model, inputs, precision="fp32"), reference(model, inputs).values()
+    assert relative_error(out, expected) < 1e-5
