@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tccompile import pipeline, ranges
 from tccompile.dump import Dump
 from tccompile.errors import InputError, UnsupportedError, UsageError
 from tccompile.expr import DType, walk
@@ -19,7 +20,7 @@ from tccompile.pipeline import to_program
 from tccompile.plan import Plan
 from tccompile.precision import _Choice, _scaled
 from tccompile.program import Conv, Gemm, Program, verify
-from tccompile.ranges import flops, total_flops
+from tccompile.ranges import activations, flops, total_flops
 from tccompile.reference import evaluate
 from tccompile.runtime.cpu import CpuEngine
 from tests.networks import feeds, reference, relative_error, skeleton
@@ -347,6 +348,48 @@ def test_calibration_reads_real_inputs(tmp_path):
         to_program(model, {}, options, Dump(None))
     with pytest.raises(UsageError, match="precision mixed"):
         Options(precision="fp16", calibrate=tmp_path / "data.npz")
+
+
+def growing() -> onnx.ModelProto:
+    n = Network(15)
+    x = n.conv("x", 8, 3, gain=100)
+    for _ in range(3):
+        x = n.conv(n(x, "Relu"), 8, 8, gain=20)
+    return n.model((1, 3, 256, 128), n(x, "Mul", np.array(1e-4, np.float32)))
+
+
+def test_long_networks_are_measured_on_smaller_images(monkeypatch):
+    whole = named(growing())
+    operations = total_flops(whole)
+    seen: list[int] = []
+
+    def measuring(program, *rest):
+        seen.append(total_flops(program))
+        return activations(program, *rest)
+
+    monkeypatch.setattr(ranges, "LONG", operations / 4)
+    monkeypatch.setattr(pipeline, "LONG", operations / 4)
+    monkeypatch.setattr(pipeline, "activations", measuring)
+    small = named(growing())
+    assert 0.05 * operations < seen[0] < 0.3 * operations
+    assert {n: s.scale for n, s in small.storage.items()} == {n: s.scale for n, s in whole.storage.items()} != {}
+
+
+def test_what_takes_too_long_is_not_measured_and_said(monkeypatch):
+    monkeypatch.setattr(pipeline, "TOO_LONG", 1e6)
+    with pytest.warns(RuntimeWarning, match="was not measured, that would be 0 GFLOP on the CPU: --calibrate DATA.npz"):
+        assert not named(growing()).storage
+
+
+def test_inputs_that_a_model_refuses_are_not_the_end(monkeypatch):
+    """Random inputs may be none that the model takes, such as places outside a table."""
+
+    def refusing(*_):
+        raise InputError("index 1 is outside an axis of 1")
+
+    monkeypatch.setattr(pipeline, "activations", refusing)
+    with pytest.warns(RuntimeWarning, match="random inputs do not fit: index 1"):
+        assert not named(growing()).storage
 
 
 def test_sets_of_inputs():
