@@ -52,6 +52,21 @@ class EpilogueSpec:
 
 
 @dataclass(frozen=True)
+class RowLoad:
+    """A tensor of which the epilogue reads something else for each row.
+
+    offset  of what row 0 reads, in elements from the tensor's first one
+    step    elements from row to row, or None where rows lie at several strides
+    vector  whether neighbouring columns are neighbours in memory, and groups of 8 begin at multiples of 16 bytes
+    """
+
+    tensor: Tensor
+    offset: int
+    step: int | None
+    vector: bool
+
+
+@dataclass(frozen=True)
 class _Access:
     """One tensor as an affine function of the result's coordinates, in elements from its first one."""
 
@@ -128,9 +143,16 @@ def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
     return -(-extent // lanes)
 
 
-def loads_by_row(op: Op, program: Program) -> int:
-    """How many tensors the epilogue reads elsewhere for each row, such as a residual: what it costs depends on them."""
-    return sum(how != "none" for _, _, how in describe(op, program, frame_of(op, program)).params[3])
+def loads_by_row(op: Op, program: Program) -> list[RowLoad]:
+    """What the epilogue reads elsewhere for each row, such as a residual: what it costs depends on them."""
+    shape, frame = program.op_shape(op), frame_of(op, program)
+    found = []
+    for view, (_, mode, how) in zip(op.epilogue.loads, describe(op, program, frame).params[3], strict=True):
+        if how != "none":
+            access = _access(program, view, len(shape))
+            step = next((access.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
+            found.append(RowLoad(access.tensor, access.offset, step if how == "linear" else None, mode == "vector"))
+    return found
 
 
 Dims = list[tuple[int, list[int]]]
@@ -191,10 +213,11 @@ def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...
 
 
 def build_results(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """As `build`, for a kernel that stores by itself what it computes of two rows, where loads do not depend on the row.
+    """As `build`, for a kernel that reads and stores by itself what differs by row, of two rows.
 
-    results(acc, c, e)  2 · `lanes` float32 of acc, those of one row after those of the other → as many that y is to hold,
-                        rounded to nothing yet; zeros in y's padding, anything beyond it
+    results(acc, c, e)         2 · `lanes` float32 of acc, those of one row after those of the other → as many that y is to hold,
+                               rounded to nothing yet; zeros in y's padding, anything beyond it
+    results(acc, added, c, e)  where a load differs by row: `added` has its values, as `acc`
     """
     from numba import cuda
 
@@ -224,7 +247,8 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
     out = Lines()
 
     # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
-    assert stores or all(how == "none" for _, _, how in sources)
+    by_row = sum(how != "none" for _, _, how in sources)
+    assert stores or by_row <= 1
     numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows) if stores]
     read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]] + ["m"] * (rows - len(numbers))
     inner = [arguments.divider() for _ in range(rank - 1)]
@@ -256,6 +280,10 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
         first = arguments.take("address")
         bases = [f"{first}{row}" for row in offsets(how, dtype.size)]
         step = arguments.take()
+        if not stores and how != "none":
+            for r, loaded in enumerate(values):
+                loaded.append([f"added[{r * lanes + i}]" for i in range(lanes)])
+            continue
         n = lanes if mode == "vector" else 1
         name = f"load{k}"
         accesses[name] = ("load", dtype, n, mode == "guarded")
@@ -317,7 +345,7 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
         body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
     if not stores:  # what lies beyond y is computed from its first columns
         text = "".join(f"    {line}\n" for line in [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(ready)}"])
-        return f"def results(acc, c, e):\n{text}", arguments.kinds, accesses
+        return f"def results(acc, {'added, ' * by_row}c, e):\n{text}", arguments.kinds, accesses
     parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
     text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
     return text, arguments.kinds, accesses

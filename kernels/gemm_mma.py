@@ -431,7 +431,7 @@ class _Mma(Kernel):
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
-        loads, moving = epilogue.loads_by_row(op, program), traffic_us(op, program, arch)
+        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
         for tile in TILES:
             if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
                 continue
@@ -448,7 +448,7 @@ class _Mma(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
-        loads, moving = epilogue.loads_by_row(op, program), traffic_us(op, program, arch)
+        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
         return _time(problem, _tile(config), int(config["splits"]), arch, loads, moving)  # type: ignore[arg-type]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -10,8 +10,9 @@ a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: 
 (the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
 the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
-Where the epilogue reads nothing that differs by row, each warp rounds its results into boxes in shared memory, which the copy
-engine stores while the next tile is multiplied. Otherwise lanes store rows, whose loads overlap.
+Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
+shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
+while its own tile is. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ ACROSS = 64 * 2 * BK
 """Bytes of a box of 64 rows or columns by BK, as an operand that is not K-major is copied."""
 
 BOXES = 2
-"""Boxes of results that a warp has: one is filled while the other is stored."""
+"""Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile."""
 
 GROUP = 8
 """Row tiles that are taken together before the next column of tiles, so that they share B in the L2 cache."""
@@ -186,18 +187,43 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     return Copies(window, b, problem.k_major, r * s * boxes * chunk, chunk, geometry)
 
 
-def boxed_results(op: Op, program: Program, problem: Problem) -> tuple[TiledMap, epilogue.EpilogueSpec] | None:
-    """The map of y and the epilogue for pairs of columns, if results go to y in boxes; else None."""
+@dataclass(frozen=True)
+class Boxed:
+    """How results go to y in boxes: the maps of y and of what is added to it by row, and the epilogue for pairs of columns."""
+
+    y: TiledMap
+    added: TiledMap | None
+    epilogue: epilogue.EpilogueSpec
+
+    def args(self, t: Tile) -> tuple[Arg, ...]:
+        """The launch's arguments after the integers, for a tile's boxes."""
+        maps = [self.y, *([self.added] if self.added else [])]
+        return *(replace(m, box=(t.columns, 16, 1), swizzle=2 * t.columns) for m in maps), *self.epilogue.args
+
+
+def boxed_results(op: Op, program: Program, problem: Problem) -> Boxed | None:
+    """None where the copy engine cannot write y, or read what is added to it."""
     y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)
-    if y.dtype is not DType.F16 or y.storage in program.outputs:
-        return None
     _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
-    spec = epilogue.describe(op, program, frame, 2)
-    if shuffle or mode != "vector" or rows == "general" or any(how != "none" for _, _, how in spec.params[3]):
+    by_row = epilogue.loads_by_row(op, program)
+    if shuffle or mode != "vector" or rows == "general" or len(by_row) > 1:
         return None
-    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 8)
-    extents = y.padded[frame[-1] or 0], problem.rows, problem.batches
-    return TiledMap(y.name, 0, extents, (2 * step, 2 * step * problem.rows), (), (1, 1, 1)), spec
+    if any(load.step is None or not load.vector for load in by_row):
+        return None
+    outside = {*program.inputs, *program.outputs}
+    if any(t.dtype is not DType.F16 or t.storage in outside for t in (y, *(load.tensor for load in by_row))):
+        return None
+
+    def rows_of(t: Tensor, offset: int, columns: int, step: int) -> TiledMap:
+        step = step or 8
+        return TiledMap(
+            t.name, 2 * offset, (columns, problem.rows, problem.batches), (2 * step, 2 * step * problem.rows), (), (1, 1, 1)
+        )
+
+    lane = frame[-1] or 0
+    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
+    added = [rows_of(load.tensor, load.offset, shape[lane], load.step or 0) for load in by_row]
+    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, epilogue.describe(op, program, frame, 2))
 
 
 # --- Tiles ---------------------------------------------------------------------------------------------------------------
@@ -208,7 +234,7 @@ class Tile:
     """A config: what a block computes, and how its shared memory is laid out.
 
     bm, bn  rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
-    boxed   whether results are stored in boxes
+    boxed   whether results are stored in boxes; added, whether something that differs by row is added to them there
     """
 
     bm: int
@@ -216,6 +242,7 @@ class Tile:
     stages: int
     split: int
     boxed: bool
+    added: bool
 
     @property
     def consumers(self) -> int:
@@ -268,7 +295,8 @@ class Tile:
     @property
     def staged(self) -> int:
         """Bytes that a warp stages its 16 rows in."""
-        return BOXES * 32 * self.columns if self.boxed else 16 * self.pitch
+        boxes = self.bn // self.columns if self.added else BOXES
+        return boxes * 32 * self.columns if self.boxed else 16 * self.pitch
 
     @property
     def staging(self) -> int:
@@ -282,18 +310,18 @@ class Tile:
     @property
     def smem(self) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
-        return self.barriers + 16 * self.stages + KIB
+        return self.barriers + 16 * self.stages + (8 * self.bm // 16 if self.added else 0) + KIB
 
 
-def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool) -> Tile:
+def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill.
 
-    boxed  whether its results could be stored in boxes: not those of a split
+    boxed  whether its results could be stored in boxes: not those of a split; added, with something that differs by row
     """
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = -(-steps // split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, boxed and split == 1)
+        t = Tile(bm, bn, stages, split, boxed and split == 1, added and boxed and split == 1)
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
@@ -324,8 +352,9 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
 
     inline = cuda.jit(device=True, inline="always")
     compute, extra = epilogue.build_results(params) if t.boxed else epilogue.build(params, batch)
-    if t.boxed:
-        extra = types.uint64, *extra  # y's map
+    boxed, added = t.boxed, t.added
+    maps = boxed + added
+    extra = *[types.uint64] * maps, *extra  # the maps of boxes
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
     a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
     boxes = BK // chunk  # im2col boxes of one stage, one after the other in shared memory
@@ -344,7 +373,7 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
     a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
     multiply = hw.multiply(bn, tuple(zip(steps_a, steps_b, strict=True)), k_major)
     accumulators = hw.accumulators(bn)
-    columns, pitch, half, boxed, staged = t.columns, t.pitch, 2 * t.columns + 16, t.boxed, t.staged
+    columns, pitch, half, staged = t.columns, t.pitch, 2 * t.columns + 16, t.staged
     groups, chunks = columns // 8, bn // columns
     stage_results = hw.stage(bn, columns, pitch, half)
     span = min(columns, 32)  # columns of a box that are taken from the accumulators at once
@@ -352,6 +381,7 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
     take, spans, box_y = hw.part(bn, span), columns // span, 32 * columns
     box_read, boxes_read = hw.boxes_read(BOXES - 1), hw.boxes_read(0)
     consumers, staging, barriers, smallest = t.consumers, t.staging, t.barriers, GROUP - 1
+    landed = barriers + 16 * stages  # for each warp, whether what is added to its results is there
     apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
     share = bm * groups // split  # groups of 8 results that a block of a cluster stores
     shares = -(-share // consumers)
@@ -481,38 +511,63 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         return turn
 
     @inline
-    def put_16(values, at, c, e):
+    def put_plain(values, at, c, e):
         """Two rows of 16 columns, of which a lane has 4: those of 8 columns after those of the 8 before."""
         a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
         hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
 
     @inline
+    def put_added(values, at, c, e):
+        """The same, with what is at their place."""
+        there = hw.load_matrices(at)
+        a, b = compute(values[:4], there[:4], c, e), compute(values[4:8], there[4:], i32(c + 8), e)
+        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+
+    put_16 = put_added if added else put_plain
+
+    @inline
+    def ask(base, warp, lane, batch, rows, m, n, e):
+        """Have what is added to a warp's results copied to their boxes, once those of the tile before have been read."""
+        first, own, barrier = i32(m + warp * 16), u32(base + staging + warp * staged), u32(base + landed + warp * 8)
+        if lane == 0 and first < rows:
+            boxes_read()
+            hw.barrier_expect(barrier, staged)
+            for number in range(chunks):
+                hw.copy_box(u32(own + number * box_y), e[1], barrier, i32(n + number * columns), first, batch)
+
+    @inline
     def finish_boxed(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each warp rounds its 16 rows, some columns at a time, into boxes laid out as the copy engine swizzles them.
 
-        turn  which box is next
+        turn  which box is next; with something added, the parity of its barrier's phase
         """
         row, first = i32(lane & 15), i32(m + warp * 16)
         key = i32((row >> rows_alike) & (columns // 8 - 1))
         own = u32(base + staging + warp * staged)
         at = u32(own + row * (2 * columns) + ((lane >> 4) ^ key) * 16)
         if first < rows:
+            if added:
+                hw.barrier_wait(u32(base + landed + warp * 8), turn)
             for number in range(chunks):
-                box = u32(turn * box_y)
+                box = u32((number if added else turn) * box_y)
                 c = i32(n + number * columns + (lane & 3) * 2)
-                if lane == 0:
-                    box_read()
-                cuda.syncwarp()
+                if not added:
+                    if lane == 0:
+                        box_read()
+                    cuda.syncwarp()
                 for i in range(spans):
                     values = take(acc, i32(number * spans + i))
-                    put_16(values, u32((at + box) ^ (i * 2 * span)), i32(c + i * span), e[1:])
+                    put_16(values, u32((at + box) ^ (i * 2 * span)), i32(c + i * span), e[maps:])
                     if span == 32:
-                        put_16(values[8:], u32((at + box) ^ (i * 2 * span + 32)), i32(c + i * span + 16), e[1:])
+                        put_16(values[8:], u32((at + box) ^ (i * 2 * span + 32)), i32(c + i * span + 16), e[maps:])
                 hw.fence_copies()
                 cuda.syncwarp()
                 if lane == 0:
                     hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
-                turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+                if not added:
+                    turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+            if added:
+                turn = i32(turn ^ 1)
         return turn
 
     @inline
@@ -556,6 +611,8 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             for s in range(stages):
                 hw.barrier_init(u32(full + 8 * s), 1)
                 hw.barrier_init(u32(empty + 8 * s), consumers // 128)
+            for w in range(bm // 16 if added else 0):
+                hw.barrier_init(u32(base + landed + 8 * w), 1)
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             hw.prefetch_map(map_b)
@@ -597,6 +654,8 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
                     hw.barrier_wait(u32(full + slot * 8), parity)
                     at = u64(slot * stage_units)
                     acc = multiply(acc, half_a + at, half_b + at, i32(k - k_from))
+                    if added and k == k_from:
+                        ask(base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), e)
                     hw.wgmma_wait_last()
                     if k > k_from and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
                         hw.barrier_arrive(before)
@@ -658,20 +717,18 @@ class Hopper(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
-        t = tile(config, arch, how.steps, boxed_results(op, program, problem) is not None)
-        computing = time_us(problem, how, t, arch, epilogue.loads_by_row(op, program))
+        boxed = boxed_results(op, program, problem)
+        t = tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+        computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(op, program)))
         moving = traffic_us(op, program, arch)
         return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
-        boxes = boxed_results(op, program, problem)
-        t = tile(config, arch, how.steps, boxes is not None)
-        spec = epilogue.describe(op, program, epilogue.frame_of(op, program))
-        stored: tuple[Arg, ...] = spec.args
-        if boxes and t.boxed:
-            y, spec = boxes
-            stored = replace(y, box=(t.columns, 16, 1), swizzle=2 * t.columns), *spec.args
+        boxed = boxed_results(op, program, problem)
+        t = tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+        spec = boxed.epilogue if boxed and t.boxed else epilogue.describe(op, program, epilogue.frame_of(op, program))
+        stored = boxed.args(t) if boxed and t.boxed else spec.args
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
         order = _order(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
@@ -699,7 +756,8 @@ class Hopper(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"])
+        added = params["boxed"] and any(how != "none" for _, _, how in params["epilogue"][3])
+        t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"], added)
         return _function(params["im2col"], params["chunk"], params["k_major"], t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
@@ -742,7 +800,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> f
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
         step *= 1.03
     tiles_128 = max(t.bm * together, 128) * t.bn / (128 * 128)  # a warpgroup alone takes as long as beside another
-    storing = ((1.25 if t.boxed else 1.55) + 0.5 * loads) * tiles_128
+    storing = ((1.25 if t.boxed else 1.55) + (0.2 if t.boxed else 0.5) * loads) * tiles_128
     reduction = 1.2 + 0.7 * t.bm * t.bn / (128 * 128) if t.split > 1 else 0.0
     draining = (
         min(blocks, sms * together) * t.bm * t.bn / t.split * 2 / 6e6

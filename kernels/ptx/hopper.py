@@ -240,6 +240,15 @@ store_matrices = instruction(
 of matrix lane / 8."""
 
 
+load_matrices = instruction(
+    "{ .reg .b32 a, b, c, d; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, b, c, d}, [$8];"
+    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h;"
+    " mov.b32 {l, h}, c; cvt.f32.f16 $4, l; cvt.f32.f16 $5, h; mov.b32 {l, h}, d; cvt.f32.f16 $6, l; cvt.f32.f16 $7, h; }",
+    (f32,) * 8, u32,
+)  # fmt: skip
+"""What `store_matrices` of the same address wrote."""
+
+
 @cache
 def stage(n: int, columns: int, pitch: int, half: int) -> Any:
     """stage(acc, address, chunk): write columns `chunk * columns` and up of a 64×n tile to shared memory as fp32.

@@ -650,6 +650,7 @@ CASES: Cases = {
     "conv_dilated": _case(conv, (1, 32, 17, 17), 32, (3, 3), dilation=2, ep="bias gelu"),
     "conv_unpadded": _case(conv, (1, 16, 9, 9), 8, (3, 3), pad=0, ep=""),
     "conv_wide": _case(conv, (1, 16, 65, 130), 136, (3, 3), ep="bias relu"),
+    "conv_wide_residual": _case(conv, (2, 40, 70, 130), 136, (1, 1), ep="bias residual relu"),
     "conv_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu"),
     "conv_batch": _case(conv, (9, 64, 7, 7), 200, (1, 1), ep="bias sigmoid"),
     "conv_to_3": _case(conv, (1, 64, 21, 33), 3, (3, 3), ep="bias"),
