@@ -245,7 +245,7 @@ def zoo(batch: int) -> list[Layer]:
 def deepbench(which: str) -> list[Layer]:
     """ "inference" or "training". C (m, n) = A · B in column-major order is the Gemm y (n, m) = Bᵀ · Aᵀᵀ: A is our weights."""
     found: dict[Layer, None] = {}
-    for path in sorted(DEEPBENCH.glob(f"deepbench_{which}*.csv")):
+    for path in sorted(p for kind in ("conv", "gemm") for p in DEEPBENCH.glob(f"deepbench_{which}*_{kind}.csv")):
         with path.open(newline="") as file:
             for text in csv.DictReader(file):
                 row = {name: int(value) for name, value in text.items() if name != "gflop"}
