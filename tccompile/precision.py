@@ -202,14 +202,23 @@ class _Choice:
             self.storage[owner] = Storage(f"fp16 times 2^{scale}: {what}", scale)
 
     def widen_steep(self) -> None:
-        """fp32 for results of functions in which a range that was seen says little of others."""
+        """fp32 for results of functions in which a range that was seen says little of others, their sums and copies."""
+        steep: dict[str, str] = {}
         for op in self.program.ops:
             owner, e = self.program.tensors[op.y].storage, op.epilogue.expr
             while e.fn in ("mul", "add", "sub", "div", "cast") and e.args[-1].fn in ("const", "load"):
                 e = e.args[0]
-            steep = e.fn in STEEP and not (e.fn == "pow" and e.args[1].fn == "const")
-            if steep and self.is_free(owner) and owner not in self.storage:
-                self._widen(owner, f"fp32: {e.fn} of {op.nodes[0]!r}, which other inputs make far larger")
+            of = (steep[o] for name in op.inputs if (o := self.program.tensors[name].storage) in steep)
+            if e.fn in STEEP and not (e.fn == "pow" and e.args[1].fn == "const"):
+                why = f"{e.fn} of {op.nodes[0]!r}"
+            elif e.fn in ("acc", "load") and isinstance(op, Pointwise | Reduce | Pool):
+                why = next(of, "")
+            else:
+                why = ""
+            if why and self.is_free(owner):
+                steep[owner] = why
+                if owner not in self.storage:
+                    self._widen(owner, f"fp32: {why}, which other inputs make far larger")
 
     def widen_equal(self) -> None:
         """fp32 for what is compared for equality with fp32, and for what it is a copy or an element of."""
