@@ -118,7 +118,7 @@ class AttentionMma(Kernel):
         waves = tiles / (arch.sms * resident)
         time = max(waves, 1.0) * resident * work / rate if waves >= 1 else work / rate * max(1.0, tiles / arch.sms)
         steps = -(-n // bn) * (0.5 if bn == 64 else 0.35)
-        return LAUNCH_US + max(time, steps, traffic_us(op, program, arch)) + 1.5
+        return LAUNCH_US + max(time, steps, traffic_us(op, program, arch)) + 2.0
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

@@ -36,6 +36,25 @@ def skeleton(name: str) -> onnx.ModelProto:
     return model
 
 
+def shortened(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    """The part of the model that computes one of its tensors, a float one, as a model."""
+    out, wanted = onnx.ModelProto(), {output}
+    out.CopyFrom(model)
+    kept = []
+    for node in reversed(model.graph.node):
+        if wanted & set(node.output):
+            kept.append(node)
+            wanted |= {*node.input}
+    del out.graph.node[:], out.graph.output[:], out.graph.initializer[:]
+    out.graph.node.extend(reversed(kept))
+    out.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
+    inputs = [v for v in model.graph.input if v.name in wanted]
+    del out.graph.input[:]
+    out.graph.input.extend(inputs)
+    out.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+    return out
+
+
 def feeds(model: onnx.ModelProto, seed: int, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, np.ndarray]:
     """Random inputs by name: standard normal floats, small integers, booleans; `shapes` for those with symbolic extents."""
     rng = np.random.default_rng(seed)

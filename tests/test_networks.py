@@ -16,17 +16,21 @@ from tccompile.dump import Dump
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.place import place
-from tccompile.program import Conv, Gemm
+from tccompile.program import Attention, Conv, Gemm, Pointwise
 from tccompile.report import live_bytes
 from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
-from tests.networks import CONVOLUTIONAL, feeds, half, reference, skeleton
+from tests.networks import CONVOLUTIONAL, feeds, half, reference, shortened, skeleton
 from tests.plans import without_code
 
 ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
 SHAPES = {"resnet50_dynbatch": {"input": (2, 3, 224, 224)}}
 SMALLER = {"esrgan_x4": (1, 3, 44, 56), "style_transfer": (1, 3, 124, 156), "unet_denoise": (1, 3, 96, 160)}
 """Input shapes for networks that take minutes at their own size on a CPU; nothing else in them depends on it."""
+
+
+BEGINNINGS = [("vit_b_16", "layer_norm_2", 1), ("bert_base", "layer_norm_4", 2)]
+"""Attention networks up to a tensor of theirs, and how many attentions that takes."""
 
 
 def network(name: str) -> onnx.ModelProto:
@@ -59,6 +63,21 @@ def test_network_in_fp16(name):
         got = session.run(list(expected), inputs)
     for out, (output, ref) in zip(got, expected.items(), strict=True):
         assert error(out, ref) <= 3e-3, output
+
+
+@pytest.mark.parametrize("name, output, attentions", BEGINNINGS)
+def test_beginning_of_an_attention_network_in_fp16(name, output, attentions):
+    model = shortened(skeleton(name), output)
+    plan = without_code(model, ("sm_90a",))
+    inputs = feeds(model, 1)
+    (expected,) = reference(model, inputs).values()
+    with Session(plan, device="cpu") as session:
+        (got,) = session.run([output], inputs)
+    assert error(got, expected) <= 3e-3
+    section, program = plan.entries[0].sections[0], plan.entries[0].program
+    kernels = [step.kernel for step, op in zip(section.steps, program.ops, strict=True) if isinstance(op, Attention)]
+    assert kernels == ["attention_sm90"] * attentions
+    assert sum(isinstance(op, Pointwise) for op in program.ops) <= 5  # the image as patches, the embedding, the output
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121"])
