@@ -36,7 +36,7 @@ def summary_text(profile: Profile) -> str:
     if profile.on_cpu:
         return f"{len(profile.steps)} steps, {total:.1f} µs in NumPy: the CPU engine is for checking, not for speed"
     return (
-        f"{len(profile.steps)} steps, one after the other {total:.1f} µs with events between them; an inference takes "
+        f"{len(profile.steps)} steps, one after the other {total:.1f} µs; an inference takes "
         f"{profile.us:.1f} µs; {_roof(profile)}"
     )
 

@@ -22,6 +22,9 @@ from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory
 ALIGN = 256
 """Bytes that everything in device memory is aligned to."""
 
+WARMUP = 3
+"""Inferences ahead of those whose steps are timed."""
+
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
 
@@ -290,31 +293,52 @@ class GpuEngine:
                 culprit = [n for n in self._nodes if int(n.handle) == int(how.hErrNode_out)]
                 raise LaunchError(f"{self._where(culprit[0]) if culprit else self.plan.name}: {error}") from error
 
-    def time_steps(self, addresses: Mapping[str, int], iterations: int) -> list[list[float]]:
-        """Microseconds of each step in each of `iterations` inferences, between events in a graph that runs one step at a time.
+    def time_steps(self, addresses: Mapping[str, int], iterations: int) -> tuple[list[list[float]], list[float]]:
+        """Microseconds in graphs that run one step at a time: of each step in each of `iterations` inferences, between events,
+        and of whole inferences without events in between.
 
         A step is as it is in an inference: its tensors lie where the step before left them, its weights where they last were.
         """
-        with self.device as cu:
+        with self.device:
             self.launch(addresses, self._own)  # sets the addresses in the nodes' parameters
+            steps = self._time_chain(iterations, True)
+            return steps, [whole for (whole,) in self._time_chain(iterations, False)]
+
+    def _time_chain(self, iterations: int, each: bool) -> list[list[float]]:
+        """Microseconds between events in a graph of the launches one after the other: around each step, or around all."""
+        with self.device as cu:
             graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
-            events = [self._handle("cuEventCreate", 0, destroy="cuEventDestroy") for _ in range(len(self.section.steps) + 1)]
-            last = cu.cuGraphAddEventRecordNode(graph.value, [], 0, events[0].value)
+            events: list[Handle] = []
+            last: list[Any] = []
+
+            def record() -> None:
+                nonlocal last
+                events.append(self._handle("cuEventCreate", 0, destroy="cuEventDestroy"))
+                last = [cu.cuGraphAddEventRecordNode(graph.value, last, len(last), events[-1].value)]
+
+            record()
             nodes = iter(self._nodes)
             node = next(nodes, None)
-            for step, event in zip(self.section.steps, events[1:], strict=True):
+            for step in self.section.steps:
                 while node is not None and node.step is step:
+<<<<<<< HEAD
                     last = node.add_to(graph.value, [last], cu)
+=======
+                    last = [cu.cuGraphAddKernelNode(graph.value, last, 1, node.params)]
+>>>>>>> df77e5d (A profile's steps add up to the inference: what the events between them add is taken off)
                     node = next(nodes, None)
-                last = cu.cuGraphAddEventRecordNode(graph.value, [last], 1, event.value)
+                if each:
+                    record()
+            if not each:
+                record()
             how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
             launched = Handle(self.device, cu.cuGraphInstantiateWithParams(graph.value, how), "cuGraphExecDestroy")
             times = []
-            for _ in range(iterations + 3):
+            for _ in range(iterations + WARMUP):
                 cu.cuGraphLaunch(launched.value, self._own)
                 self.synchronize(self._own)
                 times.append([float(cu.cuEventElapsedTime(a.value, b.value)) * 1e3 for a, b in pairwise(events)])
-            return times[3:]
+            return times[WARMUP:]
 
     def _where(self, node: _Node) -> str:
         """A launch, for people."""

@@ -35,7 +35,7 @@ class Roof:
 class StepProfile:
     """One step.
 
-    us     median of its times, between events around it
+    us     median of its times between events around it, less what an event adds (0 at least)
     flops  of products (2 for a multiplication with an addition), 0 for other ops; bytes, each tensor moved once
     least  microseconds that the roof allows, None without a roof; share of it: least / us
     """
@@ -103,12 +103,17 @@ def _row(cc: tuple[int, int]) -> Arch | None:
     return rows[-1] if rows else None
 
 
-def profiled(program: Program, section: Section, times: Sequence[Sequence[float]], roof: Roof | None) -> tuple[StepProfile, ...]:
-    """The steps of a section, from the microseconds of each in several inferences."""
-    out = []
-    for step, *us in zip(section.steps, *times, strict=True):
-        out.append(_profiled(program, step, median(us), roof))
-    return tuple(out)
+def profiled(
+    program: Program, section: Section, times: Sequence[Sequence[float]], roof: Roof | None, whole: float | None = None
+) -> tuple[StepProfile, ...]:
+    """The steps of a section, from the microseconds of each in several inferences.
+
+    whole  microseconds of all of them when nothing is measured in between: what measuring adds, it adds to each step alike
+    """
+    medians = [median(us) for us in zip(*times, strict=True)]
+    running = sum(any(0 not in launch.grid for launch in step.launches) for step in section.steps)
+    extra = 0.0 if whole is None else max(sum(medians) - whole, 0.0) / max(running, 1)
+    return tuple(_profiled(program, step, max(us - extra, 0.0), roof) for step, us in zip(section.steps, medians, strict=True))
 
 
 def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> StepProfile:

@@ -297,7 +297,8 @@ class Session:
     def profile(self, iterations: int = 50, feeds: Mapping[str, Any] | None = None) -> Profile:
         """The time of every step: the median of `iterations` inferences. `feeds` as in `bench`.
 
-        On a GPU by events around each step, one step at a time; on the CPU, the time of each step in NumPy.
+        On a GPU one step at a time, by events around each, less what the events add, the same for all; on the CPU, the time of
+        each step in NumPy.
         """
         from tccompile.runtime.profile import Profile, profiled, roof
 
@@ -316,7 +317,8 @@ class Session:
             engine, addresses = self._placed(feeds)
             whole = median(engine.time(addresses, iterations, 10)) * 1e3
             limits = roof(engine.device)
-            steps = profiled(engine.program, engine.section, engine.time_steps(addresses, iterations), limits)
+            times, alone = engine.time_steps(addresses, iterations)
+            steps = profiled(engine.program, engine.section, times, limits, median(alone))
             return Profile(self.plan.name, self.describe(), False, iterations, whole, steps, limits)
 
     def _placed(self, feeds: Mapping[str, Any]) -> tuple[GpuEngine, dict[str, int]]:

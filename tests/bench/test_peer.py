@@ -8,7 +8,9 @@ from tests.bench.networks import variant
 from tests.networks import feeds, reference, relative_error
 
 
-@pytest.mark.parametrize("name", ["googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0", "unet_denoise", "espcn_x3"])
+@pytest.mark.parametrize(
+    "name", ["googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0", "unet_denoise", "espcn_x3", "bert_base"]
+)
 def test_the_same_network(name):
     torch = pytest.importorskip("torch")
     from tests.bench.peer import module

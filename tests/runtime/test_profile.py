@@ -18,7 +18,7 @@ from tccompile.runtime.profile import Roof, arithmetic, profiled, traffic
 from tccompile.runtime.session import Session
 from tests.runtime.fake_driver import FakeApi, FakeArray
 from tests.runtime.test_session import KERNELS, expected, plan, x_of
-from tests.small import feeds
+from tests.small import LAUNCH, feeds
 from tests.small import plan as small_plan
 from tests.small import program as small_program
 
@@ -81,6 +81,18 @@ def test_the_median_beside_the_roof():
     assert second.tflops == pytest.approx(second.flops / 22e-6 / 1e12) and second.gbps == pytest.approx(
         second.bytes / 22e-6 / 1e9
     )
+
+
+def test_what_events_add_is_taken_off():
+    base = small_plan()
+    entry = base.entries[0]
+    launched = replace(entry.sections[0].steps[0], launches=entry.sections[0].steps[0].launches or (LAUNCH,))
+    section = replace(entry.sections[0], steps=tuple(replace(launched, op=i) for i in range(len(entry.sections[0].steps))))
+    times = [[10.0 * (i + 1) for i in range(len(section.steps))]] * 3
+    steps = profiled(entry.program, section, times, None, whole=sum(times[0]) - 3 * len(section.steps))
+    assert [s.us for s in steps] == [10 * (i + 1) - 3 for i in range(len(steps))]
+    faster = profiled(entry.program, section, times, None, whole=1000.0)  # noise: events never take time away
+    assert [s.us for s in faster] == times[0]
 
 
 def test_steps_on_a_gpu(api):
