@@ -366,7 +366,19 @@ class Folder:
             return {node.output[0]: Type(self.type_of(node.input[0], node).elem, shape)}
         if domain == "" and node.op_type == "Compress" and node.input[1] in self.constants:
             return {node.output[0]: self.compressed(node)}
+        if domain == "" and node.op_type == "STFT" and _attribute(node, "onesided", 1):
+            found = {name: onnx.TypeProto.FromString(proto.SerializeToString()) for name, proto in found.items()}
+            for proto in found.values():  # ONNX's rule forgets that these are half of the bins
+                dims = proto.tensor_type.shape.dim
+                if len(dims) == 4 and dims[2].dim_value == self.window_length(node):
+                    dims[2].dim_value = dims[2].dim_value // 2 + 1
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
+
+    def window_length(self, node: onnx.NodeProto) -> int | None:
+        """Of an STFT."""
+        if len(node.input) > 3 and node.input[3]:
+            return self.number(node, 3)
+        return self.type_of(node.input[2], node).shape[0]
 
     def compressed(self, node: onnx.NodeProto) -> Type:
         """The type of a Compress by a constant condition."""

@@ -6,7 +6,22 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ops import attention, conv, linear, lines, movement, norm, pointwise, pool, quantized, reduce, resize, rnn, sample
+from tccompile.ops import (
+    attention,
+    conv,
+    fourier,
+    linear,
+    lines,
+    movement,
+    norm,
+    pointwise,
+    pool,
+    quantized,
+    reduce,
+    resize,
+    rnn,
+    sample,
+)
 from tccompile.ops.builder import Builder
 
 Converter = Callable[[gs.Node, Builder], None]
@@ -57,6 +72,8 @@ CONVERTERS: dict[str, Converter] = {
     "GridSample": sample.grid_sample,
     "RoiAlign": sample.roi_align,
     "Col2Im": sample.col2im,
+    "DFT": fourier.dft,
+    "STFT": fourier.stft,
     "Split": movement.split,
     "Concat": movement.concat,
     "Expand": movement.expand,

@@ -19,7 +19,9 @@ from tccompile.expr import (
     call,
     cast,
     const,
+    constant,
     coord,
+    element,
     identity_view,
     load,
     quotient,
@@ -28,7 +30,7 @@ from tccompile.expr import (
 )
 from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.ops.windows import Window, window
-from tccompile.program import Pool, Tensor
+from tccompile.program import Pool, Scatter, Tensor
 
 MAX_INDEXED = 9
 """Elements of a window whose largest one's place can be asked for: each is a view of one expression."""
@@ -82,16 +84,12 @@ def strides_of(shape: Shape) -> tuple[int, ...]:
 
 
 def max_unpool(node: gs.Node, b: Builder) -> None:
-    """Each element of x goes where a MaxPool of windows side by side found it; there is 0 elsewhere."""
+    """Each element of x goes to its place in the flattened result; there is 0 elsewhere."""
     x, places, y = b.value(node.inputs[0]), node.inputs[1], node.outputs[0]
-    pool = places.inputs[0] if len(places.inputs) == 1 else None
-    if pool is None or pool.op != "MaxPool":
-        raise b.refuse(f"its indices ({places.name}) are computed at run time", "use those of a MaxPool")
     size = tuple(b.attr("kernel_shape"))
-    beside = list(pool.attrs["kernel_shape"]) == list(pool.attrs.get("strides", [])) == list(size)
-    plain = not any(pool.attrs.get("pads", [])) and set(pool.attrs.get("dilations", [1])) == {1}
-    if not beside or not plain or shape_of(pool.inputs[0]) != shape_of(y):
-        raise b.refuse("the windows of its MaxPool overlap, or pad, or had another input", "use windows side by side")
+    if not _side_by_side(node, size):
+        _unpool_anywhere(node, b, x, b.value(places))
+        return
     shape, found = shape_of(y), b.value(places)
     reads = Reads(b, shape)
     at = [coord(0), coord(1), *(quotient(coord(2 + a), k, shape) for a, k in enumerate(size))]
@@ -102,6 +100,37 @@ def max_unpool(node: gs.Node, b: Builder) -> None:
         table = b.literal(f"{y.name}.place{axis}", np.arange(shape[axis], dtype=np.int64) * step)
         here = call("add", here, reads.view(View(table.name, (coord(axis),))))
     b.compute(b.result(y, b.order_for(shape, node.inputs[0])), call("where", call("equal", place, here), value, 0.0), reads)
+
+
+def _side_by_side(node: gs.Node, size: tuple[int, ...]) -> bool:
+    """Whether the places are those of a MaxPool of the result's shape whose windows neither overlap nor pad: each has its own."""
+    places = node.inputs[1]
+    pool = places.inputs[0] if len(places.inputs) == 1 else None
+    if pool is None or pool.op != "MaxPool":
+        return False
+    beside = list(pool.attrs["kernel_shape"]) == list(pool.attrs.get("strides", [])) == list(size)
+    plain = not any(pool.attrs.get("pads", [])) and set(pool.attrs.get("dilations", [1])) == {1}
+    return beside and plain and shape_of(pool.inputs[0]) == shape_of(node.outputs[0])
+
+
+def _unpool_anywhere(node: gs.Node, b: Builder, x: Tensor, places: Tensor) -> None:
+    """Places count the elements of the shape that the windows give; a larger result has zeros at the end of its axes."""
+    y, axes = node.outputs[0], x.rank - 2
+    steps, size, pads = b.attr("strides", [1] * axes), b.attr("kernel_shape"), b.attr("pads", [0] * 2 * axes)
+    spatial = [(n - 1) * steps[a] + size[a] - pads[a] - pads[axes + a] for a, n in enumerate(x.shape[2:])]
+    shape = (*x.shape[:2], *spatial)
+    flat, whole = (math.prod(x.shape),), (math.prod(shape),)
+    zeros = b.compute(b.new(f"{y.name}.zeros", whole), const(0.0), [])
+    updates = b.copy(reshape_view(x.name, x.shape, flat), b.new(f"{x.name}.flat", flat))
+    where = b.copy(reshape_view(places.name, places.shape, flat), b.new(f"{places.name}.flat", flat, DType.I64))
+    result = b.new(f"{y.name}.flat", whole)
+    b.emit(Scatter, result, x=zeros.name, updates=updates.name, at=(element(where.name, [coord(0)], whole[0]),))
+    out = shape_of(y)
+    valid = tuple(Range(coord(a), 0, n) for a, n in enumerate(shape) if n < out[a])
+    linear = constant(0)
+    for a, n in enumerate(shape):
+        linear = linear * n + coord(a)
+    b.copy(View(result.name, (linear,), valid), b.result(y))
 
 
 def average_pool(node: gs.Node, b: Builder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tccompile import backend
@@ -133,3 +134,12 @@ def test_transposed_convolution_over_a_volume() -> None:
     inputs = feeds(model, 0)
     (out,), (expected,) = backend.run_model(model, inputs, precision="fp32"), reference(model, inputs).values()
     assert relative_error(out, expected) < 1e-5
+
+
+def test_unpooling_of_any_windows() -> None:
+    """Windows that overlap, and places that are an input."""
+    net = Net(x=(2, 3, 7, 9), i=(np.int64, (2, 3, 2, 3)), z=(2, 3, 2, 3))
+    values, places = net("MaxPool", "x", outputs=2, kernel_shape=[3, 3], strides=[2, 2])
+    rows = np.stack([np.random.default_rng(k).permutation(24)[:6] + 24 * k for k in range(6)]).reshape(2, 3, 2, 3)
+    y = net("MaxUnpool", values, places, kernel_shape=[3, 3], strides=[2, 2])
+    agrees(net.out(y, net("MaxUnpool", "z", "i", kernel_shape=[2, 2], strides=[2, 2])), {"i": rows})
