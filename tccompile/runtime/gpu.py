@@ -321,11 +321,7 @@ class GpuEngine:
             node = next(nodes, None)
             for step in self.section.steps:
                 while node is not None and node.step is step:
-<<<<<<< HEAD
-                    last = node.add_to(graph.value, [last], cu)
-=======
-                    last = [cu.cuGraphAddKernelNode(graph.value, last, 1, node.params)]
->>>>>>> df77e5d (A profile's steps add up to the inference: what the events between them add is taken off)
+                    last = [node.add_to(graph.value, last, cu)]
                     node = next(nodes, None)
                 if each:
                     record()
