@@ -40,6 +40,8 @@ def unfit(op: Attention, program: Program) -> str | None:
         return f"its scale is {op.scale:g}; the greatest score is looked for before it is scaled"
     for name in (op.q, op.k, op.v):
         t = program.tensors[name]
+        if 0 in t.shape:
+            return f"an extent of {name} is 0"
         if t.dtype is not DType.F16:
             return f"{name} is {t.dtype.value}; Tensor Cores are fed with float16"
         if t.shape[3] > MOST:

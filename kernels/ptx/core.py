@@ -54,3 +54,16 @@ def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any
     scope = {"typer": typer}
     exec(f"def declared(typingctx{names}):\n    return typer(typingctx{names})", scope)
     return intrinsic(scope["declared"])
+
+
+def unpacked(builder: ir.IRBuilder, pack: Any, n: int) -> list:
+    """The n values of a tuple."""
+    return [builder.extract_value(pack, i) for i in range(n)]
+
+
+def packed(builder: ir.IRBuilder, values: list) -> Any:
+    """Values of one type as a Numba UniTuple's."""
+    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for i, v in enumerate(values):
+        out = builder.insert_value(out, v, i)
+    return out

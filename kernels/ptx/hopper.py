@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.kernels.ptx.core import f32, i32, instruction, u16, u32, u64, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u16, u32, u64, unpacked, void
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
 
@@ -344,13 +344,13 @@ def attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], turn: b
 
     def codegen(context, builder, sig, args):
         acc, weights, *rest = args
-        given = [builder.extract_value(weights, i) for i in range(scores // 4)] + rest
-        given += [builder.extract_value(acc, i) for i in range(values // 2)]
+        given = unpacked(builder, weights, scores // 4) + rest
+        given += unpacked(builder, acc, values // 2)
         function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * outs), [g.type for g in given])
         done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
-        parts = [builder.extract_value(done, i) for i in range(outs)]
+        parts = unpacked(builder, done, outs)
         return context.make_tuple(
-            builder, sig.return_type, [_tuple(builder, parts[: scores // 2]), _tuple(builder, parts[scores // 2 :])]
+            builder, sig.return_type, [packed(builder, parts[: scores // 2]), packed(builder, parts[scores // 2 :])]
         )
 
     result = types.Tuple((s, o))
@@ -382,11 +382,11 @@ def weigh(scores: int, values: int) -> Any:
     @intrinsic
     def weighed(typingctx, acc, weights, v):
         def codegen(context, builder, sig, args):
-            given = [builder.extract_value(args[1], i) for i in range(scores // 4)] + [args[2]]
-            given += [builder.extract_value(args[0], i) for i in range(first)]
+            given = [*unpacked(builder, args[1], scores // 4), args[2]]
+            given += unpacked(builder, args[0], first)
             function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * first), [g.type for g in given])
             done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
-            return _tuple(builder, [builder.extract_value(done, i) for i in range(first)])
+            return packed(builder, unpacked(builder, done, first))
 
         return o(o, w, u64), codegen
 
@@ -403,24 +403,16 @@ def settle(scores: int, values: int) -> Any:
     @intrinsic
     def settled(typingctx, acc, weights):
         def codegen(context, builder, sig, args):
-            given = [builder.extract_value(args[0], i) for i in range(values // 2)]
-            given += [builder.extract_value(args[1], i) for i in range(scores // 2)]
+            given = unpacked(builder, args[0], values // 2)
+            given += unpacked(builder, args[1], scores // 2)
             function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [g.type for g in given])
             asm = ir.InlineAsm(function, "wgmma.wait_group.sync.aligned 0;", constraints, side_effect=True)
             done = builder.call(asm, given)
             parts = [builder.extract_value(done, i) for i in range(count)]
             return context.make_tuple(
-                builder, sig.return_type, [_tuple(builder, parts[: values // 2]), _tuple(builder, parts[values // 2 :])]
+                builder, sig.return_type, [packed(builder, parts[: values // 2]), packed(builder, parts[values // 2 :])]
             )
 
         return types.Tuple((o, s))(o, s), codegen
 
     return settled
-
-
-def _tuple(builder: ir.IRBuilder, values: list) -> Any:
-    """A UniTuple's value."""
-    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
-    for i, v in enumerate(values):
-        out = builder.insert_value(out, v, i)
-    return out

@@ -17,6 +17,8 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+from tccompile.kernels.ptx.core import packed as _array
+from tccompile.kernels.ptx.core import unpacked as _parts
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -130,18 +132,6 @@ FRAGMENTS = {
 def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list, effect: bool) -> Any:
     function = ir.FunctionType(result, [a.type for a in args])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
-
-
-def _parts(builder: ir.IRBuilder, struct: Any, n: int) -> list:
-    return [builder.extract_value(struct, i) for i in range(n)]
-
-
-def _array(builder: ir.IRBuilder, values: list) -> Any:
-    """A Numba UniTuple's value."""
-    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
-    for i, v in enumerate(values):
-        out = builder.insert_value(out, v, i)
-    return out
 
 
 def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int, turned: bool = False) -> list:

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32
+from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, unpacked
 
 F32, I32 = ir.FloatType(), ir.IntType(32)
 
@@ -33,17 +33,6 @@ def _maximum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return _pure(builder, "max.f32 $0, $1, $2;", "=f,f,f", F32, [a, b])
 
 
-def _values(builder: ir.IRBuilder, pack: Any, n: int) -> list:
-    return [builder.extract_value(pack, i) for i in range(n)]
-
-
-def _array(builder: ir.IRBuilder, values: list) -> Any:
-    out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
-    for i, v in enumerate(values):
-        out = builder.insert_value(out, v, i)
-    return out
-
-
 def _row(i: int) -> int:
     """Which of a thread's two rows accumulator i belongs to."""
     return i % 4 // 2
@@ -58,10 +47,10 @@ def highest(groups: int) -> Any:
     @intrinsic
     def found(typingctx, acc, x0, x1):
         def codegen(context, builder, sig, args):
-            values, best = _values(builder, args[0], 4 * groups), [args[1], args[2]]
+            values, best = unpacked(builder, args[0], 4 * groups), [args[1], args[2]]
             for i, v in enumerate(values):
                 best[_row(i)] = _maximum(builder, best[_row(i)], v)
-            return _array(builder, best)
+            return packed(builder, best)
 
         return pair(ty, f32, f32), codegen
 
@@ -105,7 +94,7 @@ def exponentials(groups: int) -> Any:
     @intrinsic
     def computed(typingctx, acc, scale, b0, b1):
         def codegen(context, builder, sig, args):
-            values, scale = _values(builder, args[0], 4 * groups), args[1]
+            values, scale = unpacked(builder, args[0], 4 * groups), args[1]
             low = [builder.fsub(ir.Constant(F32, -0.0), b) for b in args[2:]]
             sums: list = [None, None]
             for i, v in enumerate(values):
@@ -113,7 +102,7 @@ def exponentials(groups: int) -> Any:
                 values[i] = _pure(builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", F32, [power])
                 before = sums[_row(i)]
                 sums[_row(i)] = values[i] if before is None else builder.fadd(before, values[i])
-            return context.make_tuple(builder, sig.return_type, [_array(builder, values), *sums])
+            return context.make_tuple(builder, sig.return_type, [packed(builder, values), *sums])
 
         return result(ty, f32, f32, f32), codegen
 
@@ -131,15 +120,15 @@ def halves(groups: int, packed_conversion: bool = True) -> Any:
         text = "{ .reg .b16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }"
 
     @intrinsic
-    def packed(typingctx, acc):
+    def words(typingctx, acc):
         def codegen(context, builder, sig, args):
-            values = _values(builder, args[0], 4 * groups)
+            values = unpacked(builder, args[0], 4 * groups)
             pairs = (values[i : i + 2] for i in range(0, len(values), 2))
-            return _array(builder, [_pure(builder, text, "=r,f,f", I32, pair) for pair in pairs])
+            return packed(builder, [_pure(builder, text, "=r,f,f", I32, pair) for pair in pairs])
 
         return types.UniTuple(u32, 2 * groups)(types.UniTuple(f32, 4 * groups)), codegen
 
-    return packed
+    return words
 
 
 @cache
@@ -150,8 +139,8 @@ def scaled(groups: int) -> Any:
     @intrinsic
     def product(typingctx, acc, a0, a1):
         def codegen(context, builder, sig, args):
-            values = _values(builder, args[0], 4 * groups)
-            return _array(builder, [builder.fmul(v, args[1 + _row(i)]) for i, v in enumerate(values)])
+            values = unpacked(builder, args[0], 4 * groups)
+            return packed(builder, [builder.fmul(v, args[1 + _row(i)]) for i, v in enumerate(values)])
 
         return ty(ty, f32, f32), codegen
 
@@ -166,12 +155,12 @@ def cut(groups: int) -> Any:
     @intrinsic
     def chosen(typingctx, acc, column, end0, end1):
         def codegen(context, builder, sig, args):
-            values, lowest = _values(builder, args[0], 4 * groups), ir.Constant(F32, float("-inf"))
+            values, lowest = unpacked(builder, args[0], 4 * groups), ir.Constant(F32, float("-inf"))
             left = [builder.sub(end, args[1]) for end in args[2:]]
             for i, v in enumerate(values):
                 inside = builder.icmp_signed(">", left[_row(i)], ir.Constant(I32, i // 4 * 8 + i % 2))
                 values[i] = builder.select(inside, v, lowest)
-            return _array(builder, values)
+            return packed(builder, values)
 
         return ty(ty, i32, i32, i32), codegen
 

@@ -57,6 +57,8 @@ def _match(node: gs.Node) -> Parts | None:
         if nan is None or nan.inputs[0] is not guard.inputs[2] or scalar(guard.inputs[1]) != 0:
             return None
         weights = guard.inputs[2]
+        inner.append(weights)
+    weights = _past_casts(weights, inner)
     softmax = producer(weights, "Softmax")
     if softmax is None or softmax.attrs.get("axis", -1) not in (-1, rank(weights) - 1):
         return None
@@ -64,6 +66,7 @@ def _match(node: gs.Node) -> Parts | None:
     t = softmax.inputs[0]
     while True:
         parts.inner.append(t)
+        t = _past_casts(t, parts.inner)
         if (n := producer(t, "MatMul")) is not None:
             parts.q, parts.kt = n.inputs
             return parts
@@ -92,7 +95,15 @@ def _match(node: gs.Node) -> Parts | None:
             t = n.inputs[i]
 
 
-ON_THE_WAY = ("Add", "Mul", "Div", "Where", "MatMul", "Reshape")
+def _past_casts(t: gs.Tensor, passed: list[gs.Tensor]) -> gs.Tensor:
+    """What the tensor was before casts between floats: softmax of fp16 models is in a wider type."""
+    while (node := producer(t, "Cast")) is not None and is_float(t) and is_float(node.inputs[0]):
+        t = node.inputs[0]
+        passed.append(t)
+    return t
+
+
+ON_THE_WAY = ("Add", "Mul", "Div", "Where", "MatMul", "Reshape", "Cast")
 
 
 def _leads_to_product(t: gs.Tensor) -> bool:

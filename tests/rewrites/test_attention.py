@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tests.rewrites.common import Net, check
 
@@ -81,6 +82,24 @@ def test_scores_chosen_at_run_time(lowest, left):
     seen = net("Or", net("Greater", "x", f(0)), np.arange(N) == 0)  # each row sees the first
     y = _attention(net, "q", "k", "v", where=(seen, lowest))
     check(net.out(y), {"Greater": 1, "Or": 1, "Transpose": 1, "Attention": 1, **left}, 2e-6)
+
+
+def test_softmax_in_a_wider_type():
+    net = Net(q=(B, H, M, D), k=(B, H, D, N), v=(B, H, N, D), dtype=np.float16)
+    s = net("Mul", net("MatMul", "q", "k"), np.float16(0.3))
+    p = net("Softmax", net("Cast", s, to=TensorProto.FLOAT), axis=-1)
+    y = net("MatMul", net("Cast", p, to=TensorProto.FLOAT16), "v")
+    check(net.out(y), {"Transpose": 1, "Attention": 1})
+
+
+@pytest.mark.parametrize("heads_inner", [False, True])
+def test_einsum(heads_inner):
+    q, k, v = ((B, n, H, D) if heads_inner else (B, H, n, D) for n in (M, N, N))
+    net = Net(q=q, k=k, v=v)
+    scores, result = ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd") if heads_inner else ("bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd")
+    p = net("Softmax", net("Mul", net("Einsum", "q", "k", equation=scores), f(0.3)), axis=-1)
+    left = {"Attention": 1, "Transpose": 4} if heads_inner else {"Attention": 1}
+    check(net.out(net("Einsum", p, "v", equation=result)), left, 2e-6)
 
 
 def test_causal_by_choice():
