@@ -6,6 +6,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     canonical             x[i] where only i = 0 occurs   =>  x[0]
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     split_pads            pad(x)                         =>  concat(border of x, x), for large images
+    leave_gaps            conv(concat(x, y), w)          =>  conv(z, w'), z with zeros after x: a part fills vectors
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
@@ -22,6 +23,7 @@ from tccompile.fuse.concat import elide_concat
 from tccompile.fuse.editor import canonical, without_dead_code
 from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
+from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.pad import split_pads
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.program import Program
@@ -34,6 +36,7 @@ def fuse(program: Program) -> Program:
         canonical,
         flatten_into_weights,
         split_pads,
+        leave_gaps,
         compose,
         epilogues,
         alias,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -198,12 +199,18 @@ def conv(
 def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
     """y: a tensor of its own, a model output (fp32, row-major), or a part of another along `axis`.
 
-    Of the parts, slice and odd have none of the padding, at a multiple of 16 bytes and not; tail and odd_tail end the other.
+    Of the parts, slice and odd have none of the padding, at a multiple of 16 bytes and not; tail and odd_tail end the other;
+    gap has padding of its own, in the middle of the other.
     """
     if to == "own":
         return b.result(shape, dtype, order)
     if to == "output":
         return b.output(shape)
+    if to == "gap":
+        y = b.slice_of(shape, axis, 16 + -(-shape[axis] // 8) * 8 + 24, 16, dtype, order)
+        padded = tuple(-(-n // 8) * 8 if a == axis else n for a, n in enumerate(shape))
+        b.tensors[y] = replace(b.tensors[y], padded=padded)
+        return y
     at, after = {"slice": (16, 24), "odd": (3, 6), "tail": (16, 0), "odd_tail": (3, 0)}[to]
     return b.slice_of(shape, axis, at + shape[axis] + after, at, dtype, order)
 
@@ -670,6 +677,7 @@ CASES: Cases = {
     "conv_from_slice": _case(conv, (1, 32, 12, 12), 40, (3, 3), source="slice", ep="bias relu"),
     "conv_from_odd": _case(conv, (1, 29, 12, 12), 40, (3, 3), source="odd", ep="bias relu"),
     "conv_to_odd": _case(conv, (3, 32, 9, 9), 20, (3, 3), ep="bias relu", to="odd"),
+    "conv_to_gap": _case(conv, (2, 48, 15, 14), 35, (3, 3), ep="bias residual relu", to="gap"),
     "conv_to_odd_tail": _case(conv, (1, 32, 9, 9), 20, (1, 1), ep="bias residual", to="odd_tail"),
     "conv_58": _case(conv, (3, 58, 14, 14), 58, (1, 1), ep="bias relu"),
     "conv_650": _case(conv, (1, 650, 7, 7), 26, (1, 1), ep="bias relu"),
@@ -741,6 +749,7 @@ CASES: Cases = {
     "max_pool_5x5": _case(pool, (1, 19, 13, 13), "max", (5, 5), pad=2, ep="relu"),
     "max_pool_ceil": _case(pool, (1, 16, 12, 12), "max", (3, 3), stride=2, end_pad=1),
     "max_pool_dilated": _case(pool, (1, 8, 17, 17), "max", (3, 3), dilation=2),
+    "max_pool_gap": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="gap"),
     "max_pool_tail": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="tail"),
     "max_pool_1d": _case(pool, (2, 20, 31), "max", (4,), stride=3, pad=1),
     "mean_pool_3x3": _case(pool, (1, 40, 14, 14), "mean", (3, 3), pad=1, ep="residual"),
