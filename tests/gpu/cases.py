@@ -315,13 +315,14 @@ def rnn(
     given: str = "",
     lengths: Sequence[int] = (),
     scale: float = 1.0,
+    r: DType | None = None,
     **how,
 ) -> Program:
     """`functions` of every direction in turn; `given`: the optional operands b, p, h, c."""
     b = Builder(case)
     d, gates = len(backward), GATES[cell]
     b.normal("x", (steps, n, d * gates * units), dtype)
-    b.normal("r", (d, gates, units, units), dtype, scale=scale * units**-0.5)
+    b.normal("r", (d, gates, units, units), r or dtype, scale=scale * units**-0.5)
     shapes = {"b": (d, units), "p": (d, 3, units), "h": (d, n, units), "c": (d, n, units)}
     operands = {name: b.normal(name, shapes[name], F32 if name in "bp" else dtype) for name in given}
     if lengths:
@@ -808,6 +809,8 @@ CASES: Cases = {
     "rnn_fp32": _case(rnn, "rnn", 4, 2, 20, dtype=F32),
     "gru_before_fp32": _case(rnn, "gru", 4, 5, 37, (False, True), dtype=F32, lengths=(1, 2, 3, 4, 3)),
     "lstm_fp32": _case(rnn, "lstm", 3, 3, 11, (True,), dtype=F32, given="phc"),
+    "gru_wide_state": _case(rnn, "gru", 3, 2, 21, dtype=F32, r=F16, given="b", reset_after=True),
+    "rnn_wide_weights": _case(rnn, "rnn", 3, 3, 19, (True,), r=F32),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),

@@ -194,7 +194,7 @@ def check(kernel: Kernel, program: Program, config: Config, grid: int | None = N
     assert error(got, compute(op, program, values)) <= {DType.F16: 1e-3, DType.BF16: 8e-3, DType.F32: 1e-6}[y.dtype]
 
 
-QUICK = ("rnn", "gru", "lstm_all", "rnn_fp32", "gru_before_fp32", "lstm_fp32", "lstm_bf16")
+QUICK = ("rnn", "gru", "lstm_all", "rnn_fp32", "gru_before_fp32", "lstm_fp32", "lstm_bf16", "gru_wide_state", "rnn_wide_weights")
 
 
 @pytest.mark.parametrize("case", QUICK)
