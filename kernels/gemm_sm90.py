@@ -314,14 +314,11 @@ class Tile:
 
 
 def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
-    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill.
-
-    boxed  whether its results could be stored in boxes: not those of a split; added, with something that differs by row
-    """
+    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = -(-steps // split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, boxed and split == 1, added and boxed and split == 1)
+        t = Tile(bm, bn, stages, split, boxed, added)
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
@@ -717,18 +714,16 @@ class Hopper(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
-        boxed = boxed_results(op, program, problem)
-        t = tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+        _, t = self._tile(op, program, config, arch)
         computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(op, program)))
         moving = traffic_us(op, program, arch)
         return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
-        boxed = boxed_results(op, program, problem)
-        t = tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
-        spec = boxed.epilogue if boxed and t.boxed else epilogue.describe(op, program, epilogue.frame_of(op, program))
-        stored = boxed.args(t) if boxed and t.boxed else spec.args
+        boxed, t = self._tile(op, program, config, arch)
+        spec = boxed.epilogue if boxed else epilogue.describe(op, program, epilogue.frame_of(op, program))
+        stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
         order = _order(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
@@ -767,6 +762,12 @@ class Hopper(Kernel):
         assert isinstance(how, Copies)
         return problem, how
 
+    def _tile(self, op: Op, program: Program, config: Config, arch: Arch) -> tuple[Boxed | None, Tile]:
+        """The config's tile, and how its results go to y in boxes, if they do."""
+        problem, how = self._described(op, program)
+        boxed = boxed_results(op, program, problem) if config["split"] == 1 else None
+        return boxed, tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+
 
 def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
@@ -803,9 +804,8 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> f
     tiles_128 = max(t.bm * together, 128) * t.bn / (128 * 128)  # a warpgroup alone takes as long as beside another
     storing = ((1.25 if t.boxed else 1.55) + (0.2 if t.boxed else 0.5) * loads) * tiles_128
     reduction = 1.2 + 0.7 * t.bm * t.bn / (128 * 128) if t.split > 1 else 0.0
-    draining = (
-        min(blocks, sms * together) * t.bm * t.bn / t.split * 2 / 6e6
-    )  # nothing is multiplied while the last tiles are stored
+    last = min(blocks, sms * together) * t.bm * t.bn / t.split * 2  # bytes that are stored while nothing is multiplied
+    draining = last / 6e6
     return 0.45 + waves * (-(-how.steps // t.split) * step + storing) + reduction + draining
 
 
