@@ -15,6 +15,7 @@ image padded with one element of its edge and then enlarged, of which s - P elem
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,9 @@ import onnx_graphsurgeon as gs
 from tccompile.constants import Weight, literal
 from tccompile.rewrites.pad import amounts_of
 from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, name_of, operand, producer, rank, rounded
+
+GROWTH = 4
+"""How many times larger weights may become; they may become as large as the enlarged image in any case."""
 
 
 @dataclass
@@ -91,6 +95,10 @@ def _check(edit: Editor, m: Enlarged) -> str | None:
         return "it has groups, strides or dilations"
     if any(s > 1 and r == 1 for s, r in zip(factors, w.shape[2:], strict=True)):
         return "a kernel of one tap has as much to do afterwards"
+    taps = math.prod(s * -(-(r + s - 1) // s) for s, r in zip(factors, w.shape[2:], strict=True))
+    size = taps * w.shape[0] * w.shape[1]
+    if size > max(GROWTH * math.prod(w.shape), math.prod(m.resize.outputs[0].shape)):
+        return f"its weights would become {size} numbers"
     pads = _pads(m, factors)
     if isinstance(pads, str):
         return pads

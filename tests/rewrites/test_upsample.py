@@ -81,6 +81,7 @@ def test_fp16():
         ({"between": ("reflect", [0, 0, 1, 0, 0, 0, 1, 0]), "pads": NONE}, "Resize"),
         ({"between": AROUND}, "Resize"),
         ({"pads": (3, 3, 3, 3)}, "Resize"),
+        ({"factors": (8, 8), "size": (2, 2), "w": (16, 6, 3, 3)}, "Resize"),
     ],
     ids=str,
 )
