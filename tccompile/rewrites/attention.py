@@ -2,10 +2,10 @@
 
     matmul(softmax(c * matmul(a * q, b * kᵀ) + mask), v)  = attention(q, k, v, mask, scale = a * b * c)
 
-The numbers a, b and c may be missing, or stand before transpositions and reshapes of q and k. The mask may be added, or chosen
-by: where(seen, scores, lowest). A constant mask that hides just what comes later is `is_causal`, one that hides nothing is left
-out, and so is a guard that turns the NaN of rows that see nothing to 0: Attention gives 0 for these. k and v that are repeated
-for groups of q's heads are taken as they were before.
+The numbers a, b and c may be missing, or stand before transpositions and reshapes of q and k; numbers that differ by head go to
+q. The mask may be added, or chosen by: where(seen, scores, lowest). A constant mask that hides just what comes later is
+`is_causal`, one that hides nothing is left out, and so is a guard that turns the NaN of rows that see nothing to 0: Attention
+gives 0 for these. k and v that are repeated for groups of q's heads are taken as they were before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ import onnx_graphsurgeon as gs
 
 from tccompile.constants import derived, literal
 from tccompile.rewrites.movement import permutation
-from tccompile.rewrites.rule import Editor, Rewrite, calculate, is_float, producer, rank, reshaped, scalar, shape_constant
+from tccompile.rewrites.rule import (
+    Editor,
+    Rewrite,
+    calculate,
+    constant,
+    is_float,
+    producer,
+    rank,
+    reshaped,
+    scalar,
+    shape_constant,
+)
 
 LOWEST = -1e4
 """What is added to hidden scores, or put in their place, is this or less."""
@@ -31,6 +42,7 @@ LOWEST = -1e4
 class Parts:
     """y = softmax(scale * q @ kt + masks) @ v.
 
+    factors  constants that scores are multiplied by as well, one number a head
     masks    tensors to add to the scores
     windows  constants to add, (1, windows, 1 or heads, rows, columns), where a batch is images · windows
     seen     which scores count: a tensor of bool, whether it says so by true or by false, and what the others become
@@ -42,6 +54,7 @@ class Parts:
     kt: gs.Tensor
     v: gs.Tensor
     scale: float = 1.0
+    factors: list[gs.Constant] = field(default_factory=list)
     masks: list[gs.Tensor] = field(default_factory=list)
     windows: list[gs.Constant] = field(default_factory=list)
     seen: list[tuple[gs.Tensor, bool, float]] = field(default_factory=list)
@@ -73,7 +86,10 @@ def _match(node: gs.Node) -> Parts | None:
         if (found := _number(t)) is not None:
             parts.scale *= found[1]
             t = found[0]
-        elif parts.scale != 1.0:
+        elif (by_head := _by_head(t)) is not None:
+            parts.factors.append(by_head[1])
+            t = by_head[0]
+        elif parts.scale != 1.0 or parts.factors:
             return None
         elif (window := _windows(t)) is not None:
             t, mask, between = window
@@ -150,6 +166,16 @@ def _number(t: gs.Tensor) -> tuple[gs.Tensor, float] | None:
     return None
 
 
+def _by_head(t: gs.Tensor) -> tuple[gs.Tensor, gs.Constant] | None:
+    """x and c, if the tensor is x times a constant that has one element for all rows and columns of a head."""
+    node = producer(t, "Mul")
+    for i in (0, 1) if node else ():
+        x, c = node.inputs[1 - i], constant(node.inputs[i])  # type: ignore[union-attr]
+        if c is not None and rank(c) >= 2 and list(c.shape[-2:]) == [1, 1] and list(x.shape) == list(t.shape):
+            return x, c
+    return None
+
+
 def _scaled_before(edit: Editor, t: gs.Tensor) -> Iterator[tuple[gs.Node, float]]:
     """Products with numbers ahead of the tensor, past what only moves elements and nobody else reads."""
     while edit.only_use(t):
@@ -197,6 +223,9 @@ def _apply(edit: Editor, m: Parts) -> None:
             source = next(x for x in number.inputs if scalar(x) is None)
             edit.redirect(source, number.outputs[0])
     q, kt = next(n for t in m.inner[1:] if (n := producer(t, "MatMul")) is not None).inputs
+
+    for factor in m.factors:
+        q = edit.add("Mul", [q, factor], node, q.shape)
 
     def shaped(t: gs.Tensor, shape: list[int], into: gs.Tensor | None = None) -> gs.Tensor:
         if into is None and list(t.shape) == shape:

@@ -102,6 +102,13 @@ def test_einsum(heads_inner):
     check(net.out(net("Einsum", p, "v", equation=result)), left, 2e-6)
 
 
+def test_a_number_for_each_head():
+    net = Net(q=(B, H, M, D), k=(B, H, D, N), v=(B, H, N, D))
+    s = net("Add", net("Mul", net("MatMul", "q", "k"), net.positive(H, 1, 1)), net.normal(1, H, M, N))
+    graph = check(net.out(net("MatMul", net("Softmax", s, axis=-1), "v")), {"Mul": 1, "Transpose": 1, "Attention": 1}, 2e-6)
+    assert next(n for n in graph.nodes if n.op == "Attention").attrs["scale"] == 1
+
+
 def test_causal_by_choice():
     net = Net(q=(B, H, M, D), k=(B, H, D, M), v=(B, H, M, D))
     y = _attention(net, "q", "k", "v", "after", where=(TRI[None, None], -1e10))
