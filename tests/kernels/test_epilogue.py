@@ -107,6 +107,39 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("case", ["plain", "masked", "slice", "tail", "signal", "matrix"])
+def test_results_of_two_rows_for_a_kernel_that_stores_them(case: str) -> None:
+    """As many as y holds, zeros in its padding; what differs by row is handed over, what lies beyond y is read nowhere."""
+    program = program_of(**CASES[case])
+    (op,) = program.ops
+    values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    frame, shape, y = epilogue.frame_of(op, program), program.op_shape(op), program.tensors["y"]
+    axes = [a for a in frame if a is not None]
+    lane, by_row = axes[-1], epilogue.loads_by_row(op, program)
+    spec = epilogue.describe(op, program, frame, 2)
+    memory = simulator.Memory(program, values, op.y)
+    text, _, accesses = epilogue.source(spec.params, 2, stores=False)
+    results = execute(text, {**simulator.names(), **memory.functions(accesses)}, "results")
+    e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        padded = np.full((*np.delete(shape, lane), 64), np.nan, np.float32)
+        padded[..., : shape[lane]] = np.moveaxis(array, lane, -1)
+        return padded.reshape(-1, 64)
+
+    expected = rows(compute(op, program, values))
+    expected[:, shape[lane] : y.padded[lane]] = 0
+    acc, added = rows(values["x"]), [rows(values[load.tensor.name]) for load in by_row]
+    assert len(added) == ("residual" in CASES[case]["words"])
+    for c in range(0, 64, 2):
+        pair = [tuple(part[r, c + i] for r in (1, 2) for i in (0, 1)) for part in (acc, *added)]
+        with np.errstate(all="ignore"):
+            got = np.array(results(*pair, c, e)).reshape(2, 2)
+        if c < y.padded[lane]:
+            assert error(got, expected[1:3, c : c + 2]) <= 1e-3 or not expected[1:3, c : c + 2].any()
+            assert not got[:, max(0, shape[lane] - c) :].any(), "padding"
+
+
 @pytest.mark.parametrize(("lanes", "at_once"), [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4)])
 @pytest.mark.parametrize("case", CASES)
 def test_stores(case: str, lanes: int, at_once: int) -> None:

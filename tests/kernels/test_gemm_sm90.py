@@ -85,6 +85,17 @@ CASES = {
 }  # fmt: skip
 
 
+RESIDUAL = conv_program(
+    (2, 64, 7, 9),
+    (40, 64, 1, 1),
+    epilogue=Epilogue(
+        call("relu", call("add", call("add", ACC, load(0)), load(1))),
+        (View("bias", (coord(1),)), View("x", (coord(0), coord(1), coord(2), coord(3)))),
+    ),
+)
+"""Adds the first of x's channels, which lie as y's do but for the rows' stride."""
+
+
 def kernel(program: Program) -> sm90.Hopper:
     return CONV if isinstance(program.ops[0], Conv) else GEMM
 
@@ -222,6 +233,37 @@ def test_copies_and_tiles_make_the_product(case):
         assert np.linalg.norm(got - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
+def addresses(t: Tensor, lane: int, extents: tuple[int, ...]) -> np.ndarray:
+    """Elements from a tensor's first one: rows by lanes, over other extents than its own."""
+    grid = sum(i * s for i, s in zip(np.indices(extents), t.strides, strict=True))
+    return np.moveaxis(np.asarray(grid), lane, -1).reshape(-1, extents[lane])
+
+
+@pytest.mark.parametrize("case", [*CASES, "residual"])
+def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case):
+    """The maps' rows are those of the result, and y's has its padding."""
+    program = RESIDUAL if case == "residual" else CASES[case]
+    (op,) = program.ops
+    k = kernel(program)
+    config = next(c for c in k.configs(op, program, ARCH) if c["split"] == 1)
+    (launch,) = k.work(op, program, config, ARCH).launches
+    y, *added = [a for a in launch.args[2:] if isinstance(a, TiledMap)]
+    assert len(added) == (case == "residual") and dict(launch.code.params)["boxed"]
+    lane = 1 if isinstance(op, Conv) else len(program.op_shape(op)) - 1
+    tensor = program.tensors[op.y]
+    stored = [(y, tensor, tensor.padded), *((m, program.tensors["x"], tensor.shape) for m in added)]
+    for map_, t, extents in stored:
+        b, r, c = np.indices(map_.extents[::-1])
+        found = (c + r * (map_.strides[0] // 2) + b * (map_.strides[1] // 2)).reshape(-1, map_.extents[0])
+        assert np.array_equal(found, addresses(t, lane, extents)) and map_.tensor == t.name and map_.bytes == 0
+        assert map_.box == (launch_tile(launch).columns, 16, 1) and map_.swizzle == 2 * map_.box[0]
+
+
+def launch_tile(launch) -> sm90.Tile:
+    p = dict(launch.code.params)
+    return sm90.Tile(p["bm"], p["bn"], p["stages"], p["split"], p["boxed"], False)
+
+
 # --- What it takes ---------------------------------------------------------------------------------------------------
 
 
@@ -333,16 +375,6 @@ def test_few_tiles_are_split_and_many_are_not():
     large = best(gemm_program((8192, 8192), (8192, 8192)))
     assert large["bm"] * large["bn"] >= 192 * 128 and large["split"] == 1
 
-
-RESIDUAL = conv_program(
-    (2, 64, 7, 9),
-    (40, 64, 1, 1),
-    epilogue=Epilogue(
-        call("relu", call("add", call("add", ACC, load(0)), load(1))),
-        (View("bias", (coord(1),)), View("x", (coord(0), coord(1), coord(2), coord(3)))),
-    ),
-)
-"""Adds the first of x's channels, which lie as y's do but for the rows' stride."""
 
 # --- Machine code ----------------------------------------------------------------------------------------------------
 
