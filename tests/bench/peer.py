@@ -49,6 +49,14 @@ def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tor
         return out.get_attr(name)
 
     for node in graph.nodes:
+        if node.op in GATES:
+            name = f"rnn{len(list(root.children()))}"
+            root.add_module(name, _recurrent(node))
+            result = out.call_function(operator.getitem, (out.call_module(name, (value(node.inputs[0]),)), 0))
+            steps, directions, batch, hidden = node.outputs[0].shape
+            apart = out.call_function(torch.reshape, (result, (steps, batch, directions, hidden)))
+            values[node.outputs[0].name] = out.call_function(torch.permute, (apart, (0, 2, 1, 3)))
+            continue
         if node.op == "MatMul" and isinstance(node.inputs[1], gs.Constant) and len(node.inputs[1].shape) == 2:
             call: Call = (F.linear, (value(node.inputs[0]), weight(node.inputs[1].values.T)), {})
         else:
@@ -60,8 +68,10 @@ def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> tor
             function, arguments = F.linear, biased
         values[node.outputs[0].name] = out.call_function(function, arguments, options)
     out.output(tuple(values[y.name] for y in graph.outputs))
-    out.eliminate_dead_code()  # sigmoids that became part of a silu, products of what has a bias
-    return torch.fx.GraphModule(root, out)
+    network = torch.fx.GraphModule(root, out)
+    network.graph.eliminate_dead_code()  # sigmoids that became part of a silu, products of what has a bias
+    network.recompile()
+    return network
 
 
 def _silu(arguments: tuple) -> Any:
@@ -79,6 +89,29 @@ def _biased(arguments: tuple, root: torch.nn.Module) -> tuple | None:
         if product and b.op == "get_attr" and root.get_buffer(b.target).dim() == 1:
             return *x.args, b
     return None
+
+
+GATES = {"GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}
+"""Of PyTorch's gates, their places among ONNX's."""
+
+
+def _recurrent(node: gs.Node) -> torch.nn.Module:
+    """A layer of PyTorch's with the node's weights, from a state of zeros."""
+    _, w, r, b, lengths, *states = node.inputs
+    assert not lengths.name and not any(state.values.any() for state in states)
+    assert node.op == "LSTM" or node.attrs["linear_before_reset"] == 1
+    layer = getattr(torch.nn, node.op)(w.shape[2], node.attrs["hidden_size"], bidirectional=w.shape[0] == 2)
+
+    def gates(array: np.ndarray) -> torch.Tensor:
+        parts = np.split(array, len(GATES[node.op]))
+        return torch.from_numpy(np.concatenate([parts[i] for i in GATES[node.op]]))
+
+    with torch.no_grad():
+        for direction, suffix in zip(range(w.shape[0]), ("", "_reverse"), strict=False):
+            for kind, arrays in (("weight", (w.values, r.values)), ("bias", np.split(b.values, 2, axis=1))):
+                for side, array in zip(("ih", "hh"), arrays, strict=True):
+                    getattr(layer, f"{kind}_{side}_l0{suffix}").copy_(gates(array[direction]))
+    return layer
 
 
 # --- The ops that the networks have --------------------------------------------------------------------------------------
@@ -192,7 +225,7 @@ def _gather(node: gs.Node, value: Value) -> Call:
     if isinstance(index, gs.Constant):
         assert index.shape == ()
         return torch.select, (value(data), node.attrs["axis"], int(index.values)), {}
-    assert node.attrs["axis"] == 0
+    assert node.attrs.get("axis", 0) == 0
     return F.embedding, (value(index), value(data)), {}
 
 
@@ -234,6 +267,7 @@ OPS: dict[str, Callable[[gs.Node, Value], Call]] = {
     "InstanceNormalization": _instance_norm,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
+    "LogSoftmax": lambda node, value: (F.log_softmax, (value(node.inputs[0]), node.attrs["axis"]), {}),
     "MatMul": _plain(torch.matmul),
     "MaxPool": _pool,
     "Mul": _plain(torch.mul),
