@@ -176,6 +176,15 @@ def _by_head(t: gs.Tensor) -> tuple[gs.Tensor, gs.Constant] | None:
     return None
 
 
+def _lies_across(t: gs.Tensor) -> bool:
+    """Whether a transposition ahead of the tensor moves another axis to the end: attention between channels, say."""
+    passing = ("Div", "Mul", "Slice", "Gather", "Split", "Squeeze", "Unsqueeze")
+    while (node := producer(t, *passing)) is not None:
+        t = node.inputs[0]
+    transpose = producer(t, "Transpose")
+    return transpose is not None and permutation(transpose)[-1] != rank(t) - 1
+
+
 def _scaled_before(edit: Editor, t: gs.Tensor) -> Iterator[tuple[gs.Node, float]]:
     """Products with numbers ahead of the tensor, past what only moves elements and nobody else reads."""
     while edit.only_use(t):
@@ -200,6 +209,8 @@ def _check(edit: Editor, m: Parts) -> str | None:
         readers = {id(n) for n in t.outputs} - {id(n) for n in t.outputs if n.op == "IsNaN"}
         if len(readers) != 1 or id(t) in edit.outputs:
             return f"{t.name} is used elsewhere as well"
+    if m.factors and _lies_across(m.q):
+        return "elements of its heads do not lie side by side, and plain products read them as they lie"
     rows, columns = m.q.shape[-2], m.kt.shape[-1]
     if any(list(mask.shape[-2:]) != [rows, columns] for mask in m.windows):
         return "the mask of its windows does not have their rows and columns"

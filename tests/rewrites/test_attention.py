@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from tccompile.load import load
+from tccompile.rewrites import rewrite
 from tests.rewrites.common import Net, check
 
 f = np.float32
@@ -107,6 +109,15 @@ def test_a_number_for_each_head():
     s = net("Add", net("Mul", net("MatMul", "q", "k"), net.positive(H, 1, 1)), net.normal(1, H, M, N))
     graph = check(net.out(net("MatMul", net("Softmax", s, axis=-1), "v")), {"Mul": 1, "Transpose": 1, "Attention": 1}, 2e-6)
     assert next(n for n in graph.nodes if n.op == "Attention").attrs["scale"] == 1
+
+
+def test_attention_between_channels_stays():
+    net = Net(x=(B, N, 3 * H * D))
+    parts = net("Split", net("Reshape", "x", np.array([B, N, 3 * H, D])), np.array([H, H, H]), outputs=3, axis=2)
+    q, k, v = (net("Transpose", t, perm=[0, 2, 3, 1]) for t in parts)
+    s = net("Mul", net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2])), net.positive(H, 1, 1))
+    model = net.out(net("MatMul", net("Softmax", s, axis=-1), v)).model()
+    assert not any(n.op == "Attention" for n in rewrite(load(model)).nodes)
 
 
 def test_causal_by_choice():
