@@ -210,7 +210,14 @@ class GpuEngine:
             except DriverError as error:
                 refusals.append(f"the driver refused the code for {section.arch}: {error}")
         asked = f" for {target}" if target else ""
-        way_out = f"compile it with --arch {arch_for(self.device.cc)}, or run it with --device cpu"
+        others = choices(self.plan, self.entry, self.device.cc) if target else []
+        oldest = min(ARCHS.values(), key=lambda arch: arch.cc)
+        if others:
+            way_out = f"without a target it takes the code for {others[0].arch}"
+        elif self.device.cc < oldest.cc:
+            way_out = f"the GPU is older than {oldest.name}, the first that can be built for: run it with --device cpu"
+        else:
+            way_out = f"compile it with --arch {arch_for(self.device.cc)}, or run it with --device cpu"
         raise DeviceError(
             "; ".join(
                 [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]

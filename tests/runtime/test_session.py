@@ -511,7 +511,8 @@ def test_a_target_can_be_forced(fake):
     for device in ("gpu", "auto"):
         with pytest.raises(
             DeviceError,
-            match=r"no code for sm_75 in the plan runs on Fake GPU .* machine code for sm_75, sm_80, sm_86, sm_90a; PTX",
+            match=r"no code for sm_75 in the plan runs on Fake GPU .* machine code for sm_75, sm_80, sm_86, sm_90a; PTX for "
+            "sm_61, sm_80; without a target it takes the code for sm_90a$",
         ):
             Session(plan(EVERYTHING), device, target="sm_75")
     assert "sm_86" in Session(plan(EVERYTHING), "cpu", target="sm_86").describe()
@@ -529,6 +530,16 @@ def test_nothing_fits(fake):
         session = Session(plan(), "auto")
     assert session.device == "cpu" and session.describe().startswith("CPU")
     same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
+def test_a_gpu_that_nothing_can_be_built_for(fake):
+    fake(cc=(5, 2))
+    with pytest.raises(
+        DeviceError, match=r"the GPU is older than sm_61, the first that can be built for: run it with --device cpu"
+    ):
+        Session(plan(EVERYTHING), "gpu")
+    with pytest.raises(DeviceError, match=r"no code for sm_61 in the plan runs on .* the GPU is older than sm_61"):
+        Session(plan(EVERYTHING), "gpu", target="sm_61")
 
 
 def test_ptx_that_the_driver_refuses(fake):
