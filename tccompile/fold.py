@@ -21,6 +21,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
+from tccompile import contrib
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
@@ -123,6 +124,9 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         if self.control.visit(node):
+            return
+        if node.domain == contrib.DOMAIN and (parts := contrib.taken_apart(node)):
+            self.instead(*parts)
             return
         standard = node.domain in ("", "ai.onnx")
         if standard and (self.simplify(node) or self.take_apart(node)):

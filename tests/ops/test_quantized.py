@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UnsupportedError
 from tccompile.expr import DType
 from tccompile.fuse import fuse
-from tccompile.load import load
+from tccompile.load import load, sources
 from tccompile.lower import lower
 from tccompile.precision import precision
 from tccompile.program import Conv, Gemm, Pointwise, Program
 from tccompile.reference import evaluate
 from tccompile.schedule import schedule
+from tests.networks import feeds, reference
 from tests.ops.common import Net, agrees
 
 INTEGERS = {"uint8": np.uint8, "int8": np.int8, "uint16": np.uint16, "int16": np.int16}
@@ -172,3 +174,83 @@ def test_floats_of_8_bits_are_refused() -> None:
     q = net("QuantizeLinear", "x", np.float32(0.5), output_dtype=TensorProto.FLOAT8E4M3FN)
     with pytest.raises(UnsupportedError, match="n0"):
         lower(load(net.out(net("DequantizeLinear", q, np.float32(0.5))).model()))
+
+
+# --- Microsoft's operators -------------------------------------------------------------------------------------------
+
+
+def microsoft(
+    op: str, inputs: list[Any], shapes: dict[str, tuple[int, ...]], dtype: Any = np.uint8, **attrs: Any
+) -> onnx.ModelProto:
+    """A model of one such node: inputs are names, constants, or None."""
+    weights = [
+        numpy_helper.from_array(np.asarray(v), f"w{i}") for i, v in enumerate(inputs) if v is not None and not isinstance(v, str)
+    ]
+    names = ["" if v is None else v if isinstance(v, str) else f"w{i}" for i, v in enumerate(inputs)]
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(np.uint8))
+    given = [helper.make_tensor_value_info(n, TensorProto.BOOL if n == "c" else elem, s) for n, s in shapes.items()]
+    y = helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
+    node = helper.make_node(op, names, ["y"], "n0", domain="com.microsoft", **attrs)
+    graph = helper.make_graph([node], "g", given, [y], weights)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+IMAGE_SHAPE = (2, 6, 9, 8)
+X = ["x", np.float32(0.031), np.uint8(117)]
+OTHER = ["b", np.float32(0.017), np.uint8(9)]
+Y = [np.float32(0.043), np.uint8(100)]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("QLinearAdd", [*X, *OTHER, *Y], {}),
+        ("QLinearMul", [*X, *OTHER, *Y], {}),
+        ("QLinearSigmoid", [*X, np.float32(1 / 255), np.uint8(0)], {}),
+        ("QLinearLeakyRelu", [*X, *Y], {"alpha": 0.3}),
+        ("QLinearGlobalAveragePool", [*X, *Y], {}),
+        ("QLinearAveragePool", [*X, *Y], {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}),
+        ("QLinearConcat", [*Y, *X, *OTHER], {"axis": 1}),
+        ("QLinearWhere", ["c", *X, *OTHER, *Y], {}),
+    ],
+)
+def test_microsoft_s_operators(op: str, inputs: list[Any], attrs: dict[str, Any]) -> None:
+    shapes = {n: IMAGE_SHAPE for n in ("x", "b", "c") if n in inputs}
+    model = microsoft(op, inputs, shapes, **attrs)
+    rng = np.random.default_rng(0)
+    values = {n: rng.integers(0, 256, s).astype(np.uint8) for n, s in shapes.items() if n != "c"}
+    given = feeds(model, 0) | values
+    got, want = evaluate(lower(load(model)), given, sources(model)), reference(model, given)
+    difference = np.abs(got["y"].astype(int) - want["y"].astype(int))
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.02  # ONNX Runtime takes sums of integers, or tables
+
+
+def test_microsoft_s_softmax() -> None:
+    """ONNX Runtime rounds its results down; QuantizeLinear rounds to the nearest."""
+    model = microsoft("QLinearSoftmax", [*X, np.float32(1 / 255), np.uint8(0)], {"x": (5, 9)}, axis=-1, opset=13)
+    x = np.random.default_rng(0).integers(0, 256, (5, 9)).astype(np.uint8)
+    e = np.exp((x.astype(np.float64) - 117) * 0.031)
+    (got,) = evaluate(lower(load(model)), {"x": x}, sources(model)).values()
+    np.testing.assert_array_equal(got, np.rint(e / e.sum(-1, keepdims=True) * 255))
+    (theirs,) = reference(model, {"x": x}).values()
+    assert set(np.unique(got - theirs)) == {0, 1}
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_microsoft_s_gemm(transposed: int, bias: bool, quantized: bool) -> None:
+    net = Net()
+    w = integers(net, np.int8, 7, 12) if transposed else integers(net, np.int8, 12, 7)
+    inputs = ["x", np.float32(0.031), np.uint8(117), w, net.positive(7) * np.float32(0.01), np.zeros(7, np.int8)]
+    inputs += [net.rng.integers(-9000, 9000, 7).astype(np.int32) if bias else None]
+    inputs += [np.float32(0.4), np.uint8(100)] if quantized else []
+    model = microsoft("QGemm", inputs, {"x": (5, 12)}, np.uint8 if quantized else np.float32, transB=transposed, alpha=1.5)
+    agrees(model, {"x": integers(net, np.uint8, 5, 12)})
+
+
+def test_others_of_microsoft_s_operators_are_refused() -> None:
+    model = microsoft("QLinearGlobalAveragePool", [*X, *Y], {"x": IMAGE_SHAPE}, channels_last=1)
+    with pytest.raises(UnsupportedError, match=r"n0.*QLinearGlobalAveragePool.*not one of ONNX's"):
+        load(model)
