@@ -329,7 +329,10 @@ class Folder:
 
     def infer(self, node: onnx.NodeProto) -> None:
         """Sets the types of the node's outputs; what the model itself says of them is taken where ONNX's rules say nothing."""
-        failure = "its shape depends on values that are known only when the model runs"
+        failure = (
+            "its shape depends on values that are known only when the model runs; end the model before it, and compute the rest "
+            "in the application"
+        )
         domain = "" if node.domain == "ai.onnx" else node.domain
         found: dict[str, Type] = {}
         if onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain):

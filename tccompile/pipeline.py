@@ -26,6 +26,7 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
 from tccompile.errors import InputError, TccompileError
+from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
 from tccompile.kernels.spec import Code, Work
@@ -126,7 +127,14 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
     notes = [*dict.fromkeys(storage_note(program, options.precision) for program in programs)]
+    if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
+        notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     return pack(name, producer, entries, images, sources(model), options.strip_weights, notes)
+
+
+def _doubles(program: Program) -> list[str]:
+    """The inputs and outputs whose digits are not all computed with."""
+    return [name for name in (*program.inputs, *program.outputs) if program.tensors[name].dtype is DType.F64]
 
 
 def without_code(model: Model, shapes: Shapes | None = None, precision: str = Options.precision) -> Plan:

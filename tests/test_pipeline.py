@@ -13,6 +13,7 @@ import tccompile
 from tccompile.load import sources
 from tccompile.plan import fill, read_plan, to_bytes
 from tests.networks import feeds, reference, skeleton
+from tests.rewrites.common import Net
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +146,9 @@ def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypat
     other = tccompile.compile(espcn, archs=("sm_80",))
     steps = [[(s.kernel, dict(s.config)) for s in p.entries[0].sections[0].steps] for p in (plan, other)]
     assert len(steps[0]) == len(steps[1]) and steps[0] != steps[1]
+
+
+def test_a_plan_says_what_is_not_computed_in_its_own_type():
+    net = Net(dtype=np.float64, x=(2, 3))
+    plan = tccompile.compile(net.out(net("Relu", "x")).model(), archs=("sm_80",))
+    assert plan.notes[-1] == "x, t0: float64, computed in float32"

@@ -245,6 +245,14 @@ def _region_spots(b: Builder, name: str, place: Tensor, n: int) -> list[Spot]:
     return found
 
 
+def non_max_suppression(node: gs.Node, b: Builder) -> None:
+    """Plans have static shapes, and this has none."""
+    raise b.refuse(
+        "how many boxes it keeps is known only when the model runs",
+        "end the model at its boxes and scores, and suppress in the application",
+    )
+
+
 def col2im(node: gs.Node, b: Builder) -> None:
     """y (N, C, …) = the sum of the blocks that x (N, C * block, blocks) holds, each at its place."""
     x, y = b.value(node.inputs[0]), node.outputs[0]
@@ -254,6 +262,9 @@ def col2im(node: gs.Node, b: Builder) -> None:
     strides, dilations = (b.attr(k, [1] * rank) for k in ("strides", "dilations"))
     pads = b.attr("pads", [0] * 2 * rank)
     counts = [(n + pads[a] + pads[rank + a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a, n in enumerate(extents)]
+    if math.prod(counts) != x.shape[-1] or x.shape[1] != shape[1] * math.prod(block):
+        blocks = "×".join(map(str, counts))
+        raise b.refuse(f"its input does not hold {blocks} blocks of {'×'.join(map(str, block))}", "check the model")
     sums: Tensor | None = None
     taps = list(np.ndindex(*block))
     for first in range(0, len(taps), TAPS):
