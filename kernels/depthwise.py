@@ -58,7 +58,8 @@ class Depthwise(Kernel):
         # Instructions: a vector costs some to address and load and one a lane to convert; a multiply-add is one a lane.
         outputs = rows * columns
         instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
-        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.75)
+        busy = BUSY[TILES.get(_unrolled(op, program)[0], LINES)[rows, columns, lanes]]
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * busy)
         turns = threads / (arch.sms * 512.0)  # of threads that a multiprocessor holds; each waits for memory once or twice
         latency = max(1.0, turns) * (1.2 + 0.0007 * instructions)
         moved = traffic_us(op, program, arch)
@@ -123,10 +124,17 @@ LINES = {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 4}
 
 TILES = {
     (3, 3): {(1, 1, 8): 4, (1, 2, 8): 4, (2, 2, 8): 4, (4, 2, 4): 4, (4, 4, 4): 3, (4, 2, 8): 2},
-    (5, 5): {(1, 1, 8): 4, (1, 2, 8): 3, (1, 4, 8): 2, (2, 4, 4): 2, (4, 2, 4): 2, (4, 4, 2): 3},
-    (7, 7): {(1, 1, 8): 4, (1, 2, 8): 3, (1, 4, 8): 2},
+    (5, 5): {(1, 1, 8): 3, (1, 2, 8): 3, (1, 4, 8): 2, (2, 4, 4): 2, (4, 2, 4): 2, (4, 4, 2): 3},
+    (7, 7): {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 3},
 }
 """The same where code for the filter's taps is unrolled, and pixels share what is read."""
+
+
+MOST_UNROLLED = 5
+"""Rows of a filter that are unrolled."""
+
+BUSY = {4: 0.56, 3: 0.52, 2: 0.45}
+"""By the blocks of a multiprocessor: the share of its cycles in which it issues an instruction, measured on an H200."""
 
 
 def _unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:
@@ -195,7 +203,8 @@ def _store(p: int, columns: int) -> list[str]:
 def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
     """Straight down the image: each vector of x is read once, and multiplied for all pixels that it is a neighbour of.
 
-    Rows of x and of the filter are read, as words, while the one above is multiplied.
+    Rows of x and of the filter are read, as words, while the one above is multiplied; in a loop where registers do not hold two
+    rows of the filter.
     """
     rows, columns, (taps_h, taps_w), stride = params["rows"], params["columns"], params["taps"], params["stride"]
     height, width = (rows - 1) * stride + taps_h, (columns - 1) * stride + taps_w
@@ -203,34 +212,49 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
     def words(name: str, i: int, j: int, size: int) -> str:
         return "".join(f"{name}{i % 2}_{j}_{k}, " for k in range(params["lanes"] * size // 4))
 
+    def read_filter(i: int, r: str) -> list[str]:
+        at = f"filters + i64(i32({r} * wr)) * i64({w_bytes})"
+        return [
+            f"{words('f', i, s, w_bytes)} = read_w({at} + i64(i32(i32({s}) * ws)) * i64({w_bytes}), inside)"
+            for s in range(taps_w)
+        ]
+
+    def read_row(i: int, r: str) -> list[str]:
+        text = [f"h = i32(h0 + {r})", "present = within(h, i32(0), H)", f"line = base + i64(i32(h * xh)) * i64({x_bytes})"]
+        return text + [f"{words('x', i, j, x_bytes)} = read_x(line + column{j}, i32(present & present{j}))" for j in range(width)]
+
+    def multiply(i: int, live: list[tuple[int, int]]) -> list[str]:
+        """For the rows of y and of the filter that meet in row i of x."""
+        text = []
+        for j in range(width):
+            text.append(f"v = unpack_x({words('x', i, j, x_bytes)})")
+            taps = [(q, j - q * stride) for q in range(columns) if 0 <= j - q * stride < taps_w]
+            text += [f"a{p}_{q} = multiply_add(a{p}_{q}, v, w{r}_{s})" for p, r in live for q, s in taps]
+        return text
+
+    def unpack(i: int, r: int) -> list[str]:
+        return [f"w{r}_{s} = unpack_w({words('f', i, s, w_bytes)})" for s in range(taps_w)]
+
     out = []
     for j in range(width):
         out.append(f"present{j} = i32(within(i32(x0 + i32({j})), i32(0), W) & inside)")
         out.append(f"column{j} = i64(i32((x0 + i32({j})) * xw)) * i64({x_bytes})")
-
-    def read(i: int) -> list[str]:
-        text = []
-        if i < taps_h:
-            at = f"filters + i64(i32(i32({i}) * wr)) * i64({w_bytes})"
-            for s in range(taps_w):
-                text.append(f"{words('f', i, s, w_bytes)} = read_w({at} + i64(i32(i32({s}) * ws)) * i64({w_bytes}), inside)")
-        if i < height:
-            text += [f"h = i32(h0 + i32({i}))", "present = within(h, i32(0), H)"]
-            text.append(f"line = base + i64(i32(h * xh)) * i64({x_bytes})")
-            text += [f"{words('x', i, j, x_bytes)} = read_x(line + column{j}, i32(present & present{j}))" for j in range(width)]
-        return text
-
-    out += read(0)
+    if taps_h > MOST_UNROLLED:
+        assert rows == 1
+        out += [*(f"a0_{q} = zeros()" for q in range(columns)), "for r in range(R):"]
+        inner = [*read_filter(0, "r"), *read_row(0, "r"), *unpack(0, 0), *multiply(0, [(0, 0)])]
+        return [*out, *(f"    {line}" for line in inner), *_store(0, columns)]
+    out += [*read_filter(0, "i32(0)"), *read_row(0, "i32(0)")]
     for i in range(height):
-        out += read(i + 1)
+        if i + 1 < taps_h:
+            out += read_filter(i + 1, f"i32({i + 1})")
+        if i + 1 < height:
+            out += read_row(i + 1, f"i32({i + 1})")
         if i < taps_h:
-            out += [f"w{i}_{s} = unpack_w({words('f', i, s, w_bytes)})" for s in range(taps_w)]
-        live = [(p, i - p * stride) for p in range(rows) if 0 <= i - p * stride < taps_h]  # rows of y and of the filter
+            out += unpack(i, i)
+        live = [(p, i - p * stride) for p in range(rows) if 0 <= i - p * stride < taps_h]
         out += [f"a{p}_{q} = zeros()" for p, r in live if r == 0 for q in range(columns)]
-        for j in range(width):
-            out.append(f"v = unpack_x({words('x', i, j, x_bytes)})")
-            taps = [(q, j - q * stride) for q in range(columns) if 0 <= j - q * stride < taps_w]
-            out += [f"a{p}_{q} = multiply_add(a{p}_{q}, v, w{r}_{s})" for p, r in live for q, s in taps]
+        out += multiply(i, live)
         for p, r in live:
             if r == taps_h - 1:
                 out += _store(p, columns)

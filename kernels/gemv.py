@@ -179,7 +179,7 @@ class _Gemv(Kernel):
         if splits > 1:
             part = rows * warp.few * 4
             finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
-        return LAUNCH_US + 0.8 + longest + 0.5 * ragged + finish
+        return LAUNCH_US + 0.8 + 0.1 * min(turns, 10) + longest + 0.5 * ragged + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

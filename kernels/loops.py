@@ -119,6 +119,28 @@ def tree(accs: Sequence[str], combine: str, threads: int) -> list[str]:
     ]
 
 
+def exchange(accs: Sequence[str], combine: str, threads: int, block: int, first: int = 0) -> list[str]:
+    """Text that combines the float32 of an output's `threads` neighbouring threads (a power of 2) by exchanges within warps.
+
+    All of them get the results. All threads of the block take part. More than 32 also use `shared` from `first` on, a number for
+    each warp of the block and each of `accs`, which others are to leave alone until the next barrier.
+    """
+    out, half = [], min(threads, 32) // 2
+    while half:
+        for a in accs:
+            out += [f"other = shuffle({a}, i32({half}))", f"{a} = {combine.format(a, 'other')}"]
+        half //= 2
+    if threads > 32:
+        at = [first + i * (block // 32) for i in range(len(accs))]
+        out.append("if tid & i32(31) == 0:")
+        out += [f"    shared[i32({b}) + (tid >> i32(5))] = {a}" for b, a in zip(at, accs, strict=True)]
+        out += ["cuda.syncthreads()", f"warp = (tid >> i32(5)) & i32({-(threads // 32)})"]
+        for b, a in zip(at, accs, strict=True):
+            out.append(f"{a} = shared[i32({b}) + warp]")
+            out += [f"{a} = {combine.format(a, f'shared[i32({b + w}) + warp]')}" for w in range(1, threads // 32)]
+    return out
+
+
 # --- What kernels ask of tensors -------------------------------------------------------------------------------------
 
 

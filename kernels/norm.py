@@ -25,7 +25,7 @@ PASSES = {
         out="({v} - {r}) * {s}",
     ),
     False: two_pass.Passes(
-        first=(*_SUM, True), between="{r}", term="{v} * {v}", second=(*_SUM, False), after=_INVERSE, out="{v} * {s}"
+        first=(*_SUM, True), between="{r}", term="{v} * {v}", second=(*_SUM, True), after=_INVERSE, out="{v} * {s}"
     ),
 }
 """By `Norm.centred`: the second sum is that of squares, with the mean taken out first or not."""

@@ -307,11 +307,15 @@ def _statistics(x: DType, grouped: bool) -> list[str]:
 
 
 def _apply(x: DType) -> list[str]:
-    """Block: pixels blockIdx.x * step … of an image, V vectors; thread (t, g): pixels t, t + 256 / V … of vector g."""
+    """Block: `step` pixels of an image, V vectors; thread (t, g): pixels t, t + 256 / V … of vector g.
+
+    Blocks go through x from its end, whose statistics were the last, so that some of it still lies in the L2 cache.
+    """
     lanes = range(LANES)
     results = ", ".join(f"(v{i} - a{i}) * b{i}" for i in lanes)
     return [
-        "tid, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.z)",
+        "tid, image = i32(cuda.threadIdx.x), i32(cuda.gridDim.z) - i32(1) - i32(cuda.blockIdx.z)",
+        "block = i32(cuda.gridDim.x) - i32(1) - i32(cuda.blockIdx.x)",
         "t = tid // V",
         "vector = i32(cuda.blockIdx.y) * V + (tid - t * V)",
         "c = vector * i32(8)",
@@ -319,8 +323,8 @@ def _apply(x: DType) -> list[str]:
         f"{', '.join(f'a{i}' for i in lanes)} = get8(at)",
         f"{', '.join(f'b{i}' for i in lanes)} = get8(at + i64({4 * LANES}))",
         f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({x.size})",
-        "k = i32(cuda.blockIdx.x) * step + t",
-        "end = min(K, (i32(cuda.blockIdx.x) + i32(1)) * step)",
+        "k = block * step + t",
+        "end = min(K, (block + i32(1)) * step)",
         "while k < end:",
         f"    {', '.join(f'v{i}' for i in lanes)} = read(base + inner(k, wk) * i64({x.size}), i32(c < present))",
         f"    store(({results}), image * K + k, c, e)",

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from math import prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, walk
+from tccompile.expr import DType, Expr, walk
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.loops import (
     Loops,
     device,
     entry,
+    exchange,
     is_vector_type,
     loops,
     power,
@@ -114,7 +115,7 @@ class ReduceKernel(Kernel):
         shares, splits = describe(op, program), config["splits"]
         steps = -(-shares.inner.size // (shares.threads * shares.vector * splits))
         waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
-        latency = waves * (1.0 + (0.17 if shares.vector > 1 else 0.07) * steps)  # measured: two or four loads in flight a thread
+        latency = waves * (1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)  # four loads in flight a thread
         return LAUNCH_US + max(traffic_us(op, program, arch), latency) + (2.0 if splits > 1 else 0.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -141,6 +142,7 @@ class ReduceKernel(Kernel):
             width=shares.width,
             vector=shares.vector,
             by_k=shares.by_k,
+            threads=shares.threads if shares.by_k and dtype is DType.F32 else 0,  # what an exchange within warps must know
             rows=shares.rows.depth,
             inner=shares.inner.depth,
             split=splits > 1,
@@ -175,6 +177,7 @@ class ReduceKernel(Kernel):
 
         from tccompile.kernels.ptx.atomics import atomic_add
         from tccompile.kernels.ptx.memory import load, store
+        from tccompile.kernels.ptx.simt import shuffle
 
         x, pre = DType(params["x"]), decode(params["pre"])
         acc = DType.F32 if pre.dtype is DType.F32 else DType.I64
@@ -188,8 +191,9 @@ class ReduceKernel(Kernel):
             "rows": unravel(params["rows"]),
             "inner": unravel(params["inner"]),
             "atomic_add": atomic_add,
+            "shuffle": shuffle,
         }
-        body = device("reduce", f"{PARAMS}, wr, wk, e", _body(params, x, pre, acc), **scope)
+        body = device("reduce", f"{PARAMS}, wr, wk, e", source(params, x, pre, acc), **scope)
         fixed = (types.int64,) * 3 + (types.int32,) * (PARAMS.count(",") - 2)
         loop_args = unravel_args(params["rows"]), unravel_args(params["inner"])
         signature = types.void(*fixed, *(types.int32,) * sum(loop_args), *extra)
@@ -248,7 +252,7 @@ def _result_type(op: Reduce) -> DType:
     return next((e.dtype for e in walk(op.epilogue.expr) if e.fn == "acc"), _accumulator(op))
 
 
-def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
+def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
     """The kernel's source.
 
     Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
@@ -271,19 +275,20 @@ def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
         *(f"{a} = {identity}" for a in accs),
         "if o < outputs and c < present:",
         f"    base = x + (rows(m, wr) + i64(c) * i64(xc)) * i64({x.size})",
-        "    end = min(K, (split + 1) * chunk)",
-        f"    k = split * chunk + t * i32({vector})",
+        "    end = i32(min(K, i32((split + 1) * chunk)))",
+        f"    k = i32(split * chunk + t * i32({vector}))",
         "    while k < end:",
     ]
-    reads = 2 if vector > 1 else 4
+    reads = 4
     values = [[f"r{u}_{i}" for i in range(lanes * vector)] for u in range(reads)]
     for u in range(reads):
-        at = f"k + i32({u * vector}) * T"
+        at = f"i32(k + i32({u * vector}) * T)"
         lines += [
             f"        k{u} = {at}",
             f"        {', '.join(values[u])} = read(base + inner(k{u}, wk) * i64({x.size}), i32(k{u} < end))",
         ]
     for u in range(reads):
+        lines.append(f"        left = i32(end - k{u})")
         for i, value in enumerate(values[u]):
             out = Lines()
             raw = out.loaded(value, x)
@@ -291,12 +296,13 @@ def _body(params: dict[str, Value], x: DType, pre, acc: DType) -> list[str]:
             prefix = f"u{u}_{i}_"
             body = [_renamed(line, prefix) for line in out.lines]
             lines += [f"        {line}" for line in body]
-            valid = f"k{u}{f' + i32({i})' if vector > 1 else ''} < end"
+            valid = f"left > i32({i if vector > 1 else 0})"
             target = accs[i] if lanes > 1 else "a0"
             taken = f"select({valid}, {_renamed(term, prefix)}, {identity})"
             lines.append(f"        {target} = {combine.format(target, taken)}")
-    lines.append(f"        k += i32({reads * vector}) * T")
-    halves = tree(accs, combine, THREADS)
+    lines.append(f"        k = i32(k + i32({reads * vector}) * T)")
+    threads = params["threads"]
+    halves = exchange(accs, combine, threads, THREADS) if threads else tree(accs, combine, THREADS)
     lines += halves
     finish = Lines()
     results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]

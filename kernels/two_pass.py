@@ -17,7 +17,19 @@ from typing import Any
 from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, tree, unravel, unravel_args, vectors
+from tccompile.kernels.loops import (
+    Loops,
+    device,
+    entry,
+    exchange,
+    is_vector_type,
+    loops,
+    power,
+    tree,
+    unravel,
+    unravel_args,
+    vectors,
+)
 from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Op, Program
 
@@ -302,21 +314,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         if not threads:
             back = [f"{a} = shared[{i * THREADS} + tid - t * stride]" for i, a in enumerate(accs)]
             return [*tree(accs, how, THREADS), *back, "cuda.syncthreads()"]
-        out, half = [], min(threads, 32) // 2
-        while half:
-            for a in accs:
-                out += [f"other = shuffle({a}, i32({half}))", f"{a} = {how.format(a, 'other')}"]
-            half //= 2
-        if threads > 32:  # of each warp, at the warp's number
-            warps = THREADS // 32
-            base = [(turn * len(accs) + i) * warps for i in range(len(accs))]
-            out.append("if tid & i32(31) == 0:")
-            out += [f"    shared[i32({b}) + (tid >> i32(5))] = {a}" for b, a in zip(base, accs, strict=True)]
-            out += ["cuda.syncthreads()", f"warp = (tid >> i32(5)) & i32({-(threads // 32)})"]
-            for b, a in zip(base, accs, strict=True):
-                out.append(f"{a} = shared[i32({b}) + warp]")
-                out += [f"{a} = {how.format(a, f'shared[i32({b + w}) + warp]')}" for w in range(1, threads // 32)]
-        return out
+        return exchange(accs, how, threads, THREADS, turn * len(accs) * (THREADS // 32))
 
     def write(j: int) -> list[str]:
         text = passes.kept if held and passes.kept else passes.out

@@ -18,6 +18,7 @@ import numpy as np
 from tccompile.expr import DType
 from tccompile.kernels import (
     attention,
+    codegen,
     cumulate,
     depthwise,
     epilogue,
@@ -26,6 +27,7 @@ from tccompile.kernels import (
     norm,
     pointwise,
     pool,
+    reduce,
     resize,
     scatter,
     softmax,
@@ -111,6 +113,13 @@ class Memory:
         k, at = self._find(int(address), 16, 1)
         return tuple(map(int, self.buffers[k].view(np.uint8)[at : at + 16].view(np.uint32)))
 
+    def atomic_add(self, address: int, value: int) -> int:
+        k, at = self._find(int(address), 4, 1)
+        place = self.buffers[k][at : at + 4].view(np.int32)
+        before = int(place[0])
+        place[0] += value
+        return before
+
     def functions(self, accesses: epilogue.Accesses) -> dict[str, Any]:
         """The memory functions that generated text calls."""
         return {name: getattr(self, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
@@ -178,7 +187,7 @@ def _launch(launch: Launch, memory: Memory) -> None:
     params = dict(launch.code.params)
     x, y, z = launch.grid
     sizes = {"blockDim": SimpleNamespace(x=launch.block), "gridDim": SimpleNamespace(x=x, y=y, z=z)}
-    cuda = SimpleNamespace(blockIdx=SimpleNamespace(), threadIdx=SimpleNamespace(x=0), **sizes)
+    cuda = SimpleNamespace(blockIdx=SimpleNamespace(), threadIdx=SimpleNamespace(x=0), threadfence=lambda: None, **sizes)
     scope = {**names(), "cuda": cuda}
     extra = 0
     if "epilogue" in params:
@@ -204,9 +213,21 @@ def _launch(launch: Launch, memory: Memory) -> None:
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
     for number in range(x * y * z):
         cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
-        shared: dict[int, np.ndarray] = {}
-        cuda.shared = SimpleNamespace(array=lambda n, kind, shared=shared: shared.setdefault(n, np.full(n, np.nan, kind)))
+        cuda.shared = SimpleNamespace(array=_Shared())
         _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
+
+
+class _Shared:
+    """`cuda.shared.array`: the same array for all threads, by its size and type; floats are NaN at first."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[tuple[int, Any], np.ndarray] = {}
+
+    def __call__(self, n: int, kind: Any) -> np.ndarray:
+        if (n, kind) not in self.arrays:
+            dtype = {_i32: np.int32, int: np.int64}.get(kind, kind)
+            self.arrays[n, kind] = np.full(n, np.nan if dtype is np.float32 else -1, dtype)
+        return self.arrays[n, kind]
 
 
 def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
@@ -337,6 +358,22 @@ def _two_pass(params: dict[str, Value], extra: int, memory: Memory, passes: two_
     return text, scope, counts
 
 
+def _reduce(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    x, pre = DType(params["x"]), codegen.decode(params["pre"])
+    acc = DType.F32 if pre.dtype is DType.F32 else DType.I64
+    scope = {
+        "read": memory.load(x, params["lanes"] * params["vector"], True),
+        "load_part": memory.load(acc, params["lanes"], False),
+        "store_part": memory.store(acc, params["lanes"], False),
+        "rows": unravel(params["rows"], 1),
+        "inner": unravel(params["inner"], 1),
+        "atomic_add": memory.atomic_add,
+    }
+    text = _body("reduce", f"{reduce.PARAMS}, wr, wk", reduce.source(params, x, pre, acc))
+    counts = reduce.PARAMS.count(",") + 1, *(loops.unravel_args(params[name]) for name in ("rows", "inner"))
+    return text, scope, counts
+
+
 SOURCES: dict[str, Any] = {
     "attention": attention.source,
     "pointwise": pointwise.source,
@@ -351,6 +388,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
     "depthwise": _depthwise,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
+    "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),
     "gemv_mma": partial(_gemv, tensor_cores=True),

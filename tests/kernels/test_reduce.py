@@ -14,7 +14,7 @@ from tccompile.kernels.loops import Loops, loops
 from tccompile.kernels.reduce import THREADS, ReduceKernel, describe
 from tccompile.program import Reduce
 from tests.gpu.cases import NHWC, program_of, reduce
-from tests.kernels.support import ARCH, cases_of
+from tests.kernels.support import ARCH, cases_of, check
 
 KERNEL = ReduceKernel()
 
@@ -74,6 +74,23 @@ def test_blocks_cover_outputs_and_elements(case: str) -> None:
         if splits > 1:
             assert work.counters == 4 * launch.grid[0]
             assert work.scratch >= outputs * splits * shares.lanes * 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *map(
+            program_of, ("mean_hw", "mean_rows", "sum_middle", "sum_two_axes", "sum_squares", "max_rows", "min_middle", "product")
+        ),
+        *map(program_of, ("sum_integers", "max_integers", "mean_hw_odd", "max_many", "sum_of_one")),
+        reduce("long", (2, 9001), (1,), ep="mean"),
+        reduce("longer", (1, 5000), (0, 1), combine="max"),
+        reduce("split", (1, 8, 40, 50), (2, 3), order=NHWC, ep="mean"),
+    ],
+    ids=lambda program: program.ops[0].nodes[0],
+)
+def test_values(program) -> None:
+    check(KERNEL, program)
 
 
 def test_splits_where_outputs_are_few() -> None:
