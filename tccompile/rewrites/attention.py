@@ -179,7 +179,9 @@ def _by_head(t: gs.Tensor) -> tuple[gs.Tensor, gs.Constant] | None:
 def _lies_across(t: gs.Tensor) -> bool:
     """Whether a transposition ahead of the tensor moves another axis to the end: attention between channels, say."""
     passing = ("Div", "Mul", "Slice", "Gather", "Split", "Squeeze", "Unsqueeze")
-    while (node := producer(t, *passing)) is not None:
+    while (node := producer(t, *passing)) is not None or (
+        (node := producer(t, "Reshape")) is not None and node.inputs[0].shape[-1] == t.shape[-1]
+    ):
         t = node.inputs[0]
     transpose = producer(t, "Transpose")
     return transpose is not None and permutation(transpose)[-1] != rank(t) - 1

@@ -6,7 +6,7 @@ from onnx import TensorProto
 
 from tccompile.load import load
 from tccompile.rewrites import rewrite
-from tests.rewrites.common import Net, check
+from tests.rewrites.common import Net, check, check_same
 
 f = np.float32
 B, H, M, N, D = 2, 3, 5, 7, 8
@@ -111,13 +111,17 @@ def test_a_number_for_each_head():
     assert next(n for n in graph.nodes if n.op == "Attention").attrs["scale"] == 1
 
 
-def test_attention_between_channels_stays():
+@pytest.mark.parametrize("perm, attention", [((0, 2, 1, 3), True), ((0, 2, 3, 1), False)])
+def test_between_pixels_it_is_one_step_between_channels_products(perm, attention):
     net = Net(x=(B, N, 3 * H * D))
     parts = net("Split", net("Reshape", "x", np.array([B, N, 3 * H, D])), np.array([H, H, H]), outputs=3, axis=2)
-    q, k, v = (net("Transpose", t, perm=[0, 2, 3, 1]) for t in parts)
+    q, k, v = (net("Transpose", t, perm=perm) for t in parts)
+    q = net("Div", q, net("Clip", net("ReduceL2", q, np.array([-1])), f(1e-12)))
     s = net("Mul", net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2])), net.positive(H, 1, 1))
     model = net.out(net("MatMul", net("Softmax", s, axis=-1), v)).model()
-    assert not any(n.op == "Attention" for n in rewrite(load(model)).nodes)
+    graph = rewrite(load(model))
+    assert sum(n.op == "Attention" for n in graph.nodes) == attention
+    check_same(graph, model, 2e-6)
 
 
 def test_causal_by_choice():
