@@ -95,7 +95,7 @@ class FakeApi:
         self.graphs: dict[int, list[tuple[int, list[int], bytes, Any]]] = {}
         self.maps: list[tuple] = []
         self.attributes = {"MULTIPROCESSOR_COUNT": 54, "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 4096}
-        self.clock = 0.0  # milliseconds; a kernel takes a quarter of one
+        self.now = 0.0  # milliseconds; a kernel takes a quarter of one
         self.recorded: dict[int, float] = {}
         self.handles = 1000
         for names in (
@@ -214,7 +214,7 @@ class FakeApi:
         self.log.append(("synchronize", stream))
 
     def cuEventRecord(self, event: int, stream: int) -> None:
-        self.recorded[event] = self.clock
+        self.recorded[event] = self.now
         self.log.append(("record", stream))
 
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
@@ -314,9 +314,9 @@ class FakeApi:
             waiting.remove(node)
             if node[2]:
                 self.kernels[node[2]][1](*node[3])
-                self.clock += 0.25
+                self.now += 0.25
             else:
-                self.recorded[node[3]] = self.clock
+                self.recorded[node[3]] = self.now
             done.add(node[0])
 
     def cuGraphDestroy(self, graph: int) -> None:
