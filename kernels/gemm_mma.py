@@ -175,7 +175,7 @@ def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int) -> Rates:
     peak = arch.tensor_tflops * 1e6 / arch.sms
     return Rates(
         flops_us=min(flops, 0.9 * peak),
-        step_us=step + (0.0 if linear else 0.05) + (0.0 if arch.cp_async else 0.3),
+        step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.cp_async else 0.3),
         least_us=MEMORY_US / (stages_of(tile, arch) - 1),
         start_us=0.7,
         store_us=(1.9 + 3.2 * loads) * tile.bm * tile.bn / (128 * 128),
