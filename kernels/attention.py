@@ -49,7 +49,9 @@ class AttentionKernel(Kernel):
         shape, n = program.op_shape(op), program.tensors[op.k].shape[2]
         depth = program.tensors[op.q].shape[3] * -(-shape[3] // COLUMNS) + shape[3]
         flops = 2.0 * prod(shape[:3]) * n * depth
-        return LAUNCH_US + traffic_us(op, program, arch) + flops / (arch.fp32_tflops * 1e6 * 0.05)
+        # A block's way through a tile of k and v, 1.5 µs for each 32 elements of a head: barriers, and loads that come late.
+        steps = -(-n // ROWS) * (-(-program.tensors[op.q].shape[3] // ROWS) + -(-min(shape[3], COLUMNS) // ROWS))
+        return LAUNCH_US + traffic_us(op, program, arch) + max(1.5 * steps, flops / (arch.fp32_tflops * 1e6 * 0.05))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

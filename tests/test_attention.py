@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tccompile.arch import ARCHS
 from tccompile.program import Attention
+from tccompile.schedule import candidates
 from tests.rewrites.common import Net
 from tests.test_exporters import agrees, ops
 
@@ -137,3 +139,17 @@ def test_pixels_attend_to_a_text():
     y = net("Reshape", net("Transpose", net("Add", sequence, y), perm=[0, 2, 1]), i([1, 64, 6, 5]))
     program = agrees(net.out(net("Relu", y)).model())
     assert ops(program)["Attention"] == 1 and ops(program)["Gemm"] == 4
+
+
+def test_operands_that_lie_across_are_copied_for_tensor_cores():
+    n, count, size = 24, 4, 16
+    net = Net(x=(2, n, 64))
+    x = net("Tanh", "x")
+    q, k, v = (heads(net, x, n, count, size, 0, 2, 3, 1) for _ in range(3))  # attention between channels
+    scores = net("Mul", net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2])), f(0.2))
+    y = net("MatMul", net("Softmax", scores, axis=-1), v)
+    y = net("Reshape", net("Transpose", y, perm=[0, 3, 1, 2]), i([2, n, 64]))
+    program = agrees(net.out(net("MatMul", y, net.normal(64, 64, scale=0.125))).model())
+    (op,) = (op for op in program.ops if isinstance(op, Attention))
+    (kernel, *_) = candidates(op, program, ARCHS["sm_80"])
+    assert kernel.kernel.name == "attention_mma"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tccompile.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.fuse.editor import Editor, copies
-from tccompile.program import PAD, Program, Tensor
+from tccompile.program import PAD, Attention, Program, Tensor
 
 
 def alias(program: Program) -> Program:
@@ -16,11 +16,16 @@ def alias(program: Program) -> Program:
         if not e.is_private(y.name):
             continue
         view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0])
-        if view is not None:
+        if view is not None and _suits_readers(e, view):
             e.tensors[y.name] = view
             e.viewed.add(view.storage)
             e.drop(i)
     return e.result()
+
+
+def _suits_readers(e: Editor, view: Tensor) -> bool:
+    """Tensor Cores are fed with rows whose elements lie side by side: Attention's operands are copied where they do not."""
+    return view.strides[-1] == 1 or not any(isinstance(e.ops[i], Attention) for i in e.readers[view.name])
 
 
 def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:

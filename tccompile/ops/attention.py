@@ -20,7 +20,7 @@ from tccompile.expr import (
     quotient,
     remainder,
 )
-from tccompile.ops.builder import Builder, Reads, shape_of
+from tccompile.ops.builder import Builder, Reads, order_of, shape_of
 from tccompile.program import Attention, Gemm, Softmax, Tensor
 
 MOST = 256
@@ -67,7 +67,8 @@ def _heads(node: gs.Node, b: Builder, i: int) -> Tensor:
     """Input i as (B, heads, length, head size)."""
     t = node.inputs[i]
     if len(t.shape) == 4:
-        return b.operand(t)
+        x = b.operand(t)
+        return x if order_of(x)[-1] == 3 else b.with_order(x, HEADS_INNER)
     heads = int(b.attr("q_num_heads" if i == 0 else "kv_num_heads"))
     n, length, whole = shape_of(t)
     size = whole // heads
