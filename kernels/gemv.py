@@ -163,12 +163,13 @@ class _Gemv(Kernel):
         slots = arch.sms * resident(self.tensor_cores, s.few)
         waves = ceil(blocks / slots)
         vector = CHUNK * s.streamed.dtype.size
-        # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it.
+        # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
+        # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
-        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector
-        rate = min(arch.gbps * 1e3 * (0.9 if self.tensor_cores else 0.95), flying / LATENCY_US)  # as measured on an H200
+        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * 0.7
+        rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / LATENCY_US)  # as measured on an H200
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
-        again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 4e3)  # from L2, which also gives what streams
+        again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 6e3)  # from L2, which also gives what streams
         # A streamed vector takes, beside its load, 8 conversions and 8 multiply-adds for each row of the small operand; of that
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
@@ -179,7 +180,7 @@ class _Gemv(Kernel):
         if splits > 1:
             part = rows * warp.few * 4
             finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
-        return LAUNCH_US + 0.8 + 0.1 * min(turns, 10) + longest + 0.5 * ragged + finish
+        return LAUNCH_US + 0.3 + 0.1 * min(turns / ahead, 10) + longest + 0.5 * ragged + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)
