@@ -24,7 +24,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
 from tccompile.opset import NEWEST
 from tccompile.options import Options
-from tccompile.pipeline import check, compile, without_code
+from tccompile.pipeline import check, compile_model, without_code
 from tccompile.runtime.session import Session
 
 KEPT = 8
@@ -76,8 +76,8 @@ DECIDES: dict[str, tuple[int, ...]] = {
 class Prepared(BackendRep):
     """A model and the sessions that run it. Raises UnsupportedError and ModelError on the first run of each set of shapes."""
 
-    def __init__(self, model: onnx.ModelProto, device: str, precision: str) -> None:
-        self.model, self.precision = model, precision
+    def __init__(self, model: onnx.ModelProto, device: str, precision: str, jobs: int | None) -> None:
+        self.model, self.precision, self.jobs = model, precision, jobs
         self.gpu = _gpu(device)
         weights = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
         self.inputs = [v.name for v in model.graph.input if v.name not in weights]
@@ -102,6 +102,11 @@ class Prepared(BackendRep):
         named = namedtupledict("Outputs", self.outputs)
         return named(*(_typed(np.asarray(y), types[name]) for name, y in zip(self.outputs, results, strict=True)))
 
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Those that run it now."""
+        return tuple(self._sessions.values())
+
     def _feeds(self, inputs: Any) -> dict[str, np.ndarray]:
         if isinstance(inputs, Mapping):
             given = dict(inputs)
@@ -125,8 +130,8 @@ class Prepared(BackendRep):
         from tccompile.runtime.driver import open_device
         from tccompile.runtime.gpu import arch_for
 
-        arch = arch_for(open_device(self.gpu).cc)
-        return Session(compile(model, shapes, [arch], precision=self.precision), f"gpu:{self.gpu}")
+        options = Options((shapes,), (arch_for(open_device(self.gpu).cc),), self.precision, jobs=self.jobs)
+        return Session(compile_model(model, options), f"gpu:{self.gpu}")
 
 
 class TccompileBackend(Backend):
@@ -136,14 +141,15 @@ class TccompileBackend(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
         """The model, ready to run on "CPU", "CUDA" or "CUDA:1".
 
-        precision  "fp16" or "fp32", as for `tccompile.compile`
+        precision  as for `tccompile.compile`
+        jobs       processes that compile kernels; None for one a core
         """
-        precision = kwargs.pop("precision", Options.precision)
+        precision, jobs = kwargs.pop("precision", Options.precision), kwargs.pop("jobs", None)
         if kwargs:
-            raise UsageError(f"unknown argument {next(iter(kwargs))!r}; prepare takes model, device and precision")
+            raise UsageError(f"unknown argument {next(iter(kwargs))!r}; prepare takes model, device, precision and jobs")
         if not isinstance(model, onnx.ModelProto):
             raise UsageError(f"prepare takes an onnx.ModelProto, not a {type(model).__name__}: use onnx.load")
-        return Prepared(model, device, precision)
+        return Prepared(model, device, precision, jobs)
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:

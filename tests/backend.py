@@ -25,13 +25,18 @@ from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
 
 import tccompile.backend
+from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
+from tccompile.schedule import schedule
 
 STRICT = {np.dtype("float32"): 1e-5, np.dtype("float64"): 1e-6, np.dtype("float16"): 1e-3}
 """||out - expected|| / ||expected||, by the output's type. float64 is computed in float32."""
 
 HALF = {"rtol": 2e-2, "atol": 2e-2}
 """What is allowed an element where floats are stored in fp16."""
+
+ANY = ARCHS["sm_90a"]
+"""The generation that ops must have kernels for."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "strings are no numbers": (
@@ -128,10 +133,12 @@ def cases() -> list[Any]:
 
 
 def run(case: Any, device: str = "CPU", precision: str = "fp32") -> str | None:
-    """What is wrong with a case's outputs, or None. Raises TccompileError if it is refused."""
-    prepared = tccompile.backend.prepare(case.model, device, precision=precision)
+    """What is wrong with a case's outputs, or None. Raises TccompileError if it is refused, or if an op has no kernel."""
+    prepared = tccompile.backend.prepare(case.model, device, precision=precision, jobs=1)
     for inputs, outputs in case.data_sets:
         got = prepared.run([_array(x) for x in inputs])
+        for session in prepared.sessions if device == "CPU" else ():
+            schedule(session.plan.entries[0].program, ANY)
         want = [_array(x) for x in outputs]
         allowed = {"rtol": case.rtol, "atol": case.atol} if precision == "fp32" else HALF
         try:

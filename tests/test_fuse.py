@@ -10,10 +10,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile import reference
+from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.load import load, sources
 from tccompile.lower import lower
 from tccompile.program import Conv, Gemm, Program, verify
+from tccompile.schedule import schedule
 from tests.networks import reference as onnx_runtime
 from tests.rewrites.common import Net
 
@@ -361,3 +363,12 @@ def test_channels_stay_innermost_where_pixels_become_a_sequence():
     y = net("Reshape", net("Conv", "x", net.normal(16, 8, 3, 3), kernel_shape=[3, 3]), np.array([2, 16, 12]))
     p = fused(net.out(net("LayerNormalization", net("Transpose", y, perm=[0, 2, 1]), net.normal(16))).model(), 2e-6)
     assert ops(p) == {"Conv": 1, "Norm": 1, "Pointwise": 1}
+
+
+def test_a_product_of_one_column_stays_apart_from_what_pads_its_rows():
+    """The result of the activation is padded along its rows, which no kernel of a product does."""
+    net = Net(x=(2, 5, 6))
+    column = net("Tanh", net("MatMul", "x", net.normal(6, 1)))
+    program = fused(net.out(net("Mul", column, "x"), net("Softmax", column, axis=1)).model())
+    assert ops(program)["Pointwise"] >= 2
+    schedule(program, ARCHS["sm_61"])
