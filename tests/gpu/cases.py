@@ -127,7 +127,9 @@ def _view(name: str, base: Tensor, shape: tuple[int, ...], axis: int, at: int) -
 def epilogue(
     b: Builder, shape: tuple[int, ...], text: str, axis: int = 1, order: Sequence[int] | None = None, dtype: DType = F16
 ) -> Epilogue:
-    """From words: bias, scale (vectors along `axis`), residual (like the result), shuffle (2 or 3), or names of functions."""
+    """From words: bias, scale (vectors along `axis`), residual (like the result), shuffle (2 or 3), up or down (by the powers of
+    two that tensors beyond fp16 are stored with), or names of functions.
+    """
     expr: Expr = ACC
     loads: list[View] = []
     shuffle = 1
@@ -143,6 +145,8 @@ def epilogue(
             expr = call("add", expr, load(len(loads) - 1))
         elif word in ("shuffle", "shuffle3"):
             shuffle = 3 if word == "shuffle3" else 2
+        elif word in ("up", "down"):
+            expr = call("mul", expr, 2.0 ** (104 if word == "up" else -104))
         else:
             expr = call(word, expr)
     return Epilogue(expr, tuple(loads), shuffle)
@@ -168,8 +172,11 @@ def conv(
     to: str = "own",
     dtype: DType = F16,
     source: str = "own",
+    weights: DType | None = None,
 ) -> Program:
-    """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), or plain."""
+    """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), or plain;
+    `weights`: their type, if it is another one.
+    """
     b = Builder(case)
     spatial = len(window)
     order = NHWC if spatial == 2 else NWC
@@ -184,7 +191,7 @@ def conv(
     depthwise = groups == x[1] == o
     fan_in = x[1] // groups * int(np.prod(window))
     worder = ((2, 3, 1, 0) if spatial == 2 else (2, 1, 0)) if depthwise else order
-    b.normal("w", (o, x[1] // groups, *window), dtype, worder, fan_in**-0.5)
+    b.normal("w", (o, x[1] // groups, *window), weights or dtype, worder, fan_in**-0.5)
     ep_ = epilogue(b, out, ep, 1, order, dtype)
     s = ep_.shuffle
     shape = out if s == 1 else (out[0], o // (s * s), out[2] * s, out[3] * s)
@@ -197,13 +204,15 @@ def conv(
 
 
 def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
-    """y: a tensor of its own, a model output (fp32, row-major), or a part of another along `axis`.
+    """y: a tensor of its own (fp32 if so named), a model output (fp32, row-major), or a part of another along `axis`.
 
     Of the parts, slice and odd have none of the padding, at a multiple of 16 bytes and not; tail and odd_tail end the other;
     gap has padding of its own, in the middle of the other.
     """
     if to == "own":
         return b.result(shape, dtype, order)
+    if to == "fp32":
+        return b.result(shape, F32, order)
     if to == "output":
         return b.output(shape)
     if to == "gap":
@@ -686,6 +695,9 @@ CASES: Cases = {
     "conv_many": _case(conv, (1, 32, 9, 9), 35, (3, 3), ep=MANY),
     "conv_of_one": _case(conv, (1, 1, 1, 1), 1, (1, 1)),
     "conv_of_one_pixel": _case(conv, (1, 40, 1, 1), 33, (3, 3)),
+    "conv_scaled": _case(conv, (1, 40, 12, 10), 28, (3, 3), ep="up relu down bias"),
+    "conv_fp32_result": _case(conv, (1, 40, 12, 10), 28, (3, 3), ep="bias residual", to="fp32"),
+    "conv_fp32_weights": _case(conv, (1, 40, 12, 10), 28, (3, 3), weights=F32),
     "conv_fp32": _case(conv, (1, 20, 13, 11), 24, (3, 3), ep="bias residual relu", dtype=F32),
     "conv_1d": _case(conv, (2, 40, 57), 48, (9,), ep="bias relu"),
     "conv_1d_stride3": _case(conv, (1, 16, 100), 33, (5,), stride=3),
@@ -730,6 +742,8 @@ CASES: Cases = {
     "gemm_batched_b_transposed": _case(gemm, (2, 3, 40, 37), 72, batched=True, transposed="b"),
     "gemm_batched_transposed": _case(gemm, (4, 35, 67), 50, batched=True, transposed="ab"),
     "gemm_transposed_fp32": _case(gemm, (40, 100), 60, dtype=F32, transposed="ab"),
+    "gemm_scaled": _case(gemm, (40, 100), 60, ep="up relu down bias", to="tail"),
+    "gemm_fp32_result": _case(gemm, (40, 100), 60, to="fp32"),
     "gemm_fp32": _case(gemm, (40, 100), 60, ep="bias relu", dtype=F32),
     "gemm_to_odd": _case(gemm, (33, 64), 30, to="odd"),
     "gemm_tail": _case(gemm, (33, 64), 30, ep="bias gelu", to="tail"),
