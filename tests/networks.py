@@ -17,7 +17,8 @@ CONVOLUTIONAL = (
     "resnet18", "resnet50", "resnet50_dynbatch", "vgg16", "googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0",
     "unet_denoise", "esrgan_x4", "espcn_x3", "style_transfer",
 )  # fmt: skip
-OTHERS = ("vit_b_16", "bert_base", "taesd_decoder", "sd_vae_decoder", "ddpm_unet", "deepspeech_gru", "lstm_lm")
+RECURRENT = ("deepspeech_gru", "lstm_lm")
+OTHERS = ("vit_b_16", "bert_base", "taesd_decoder", "sd_vae_decoder", "ddpm_unet")
 
 
 def skeleton(name: str) -> onnx.ModelProto:

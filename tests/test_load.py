@@ -20,7 +20,7 @@ from tccompile.load import load, sources
 from tccompile.opset import NEWEST, UNIFORM, UPGRADES
 from tccompile.rewrites import rewrite
 from tccompile.weights import Source, evaluate, sources_of
-from tests.networks import CONVOLUTIONAL, OTHERS, feeds, reference, relative_error, skeleton
+from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net, check_recipes, check_same
 
 i = np.array
@@ -432,7 +432,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 FAST = ("resnet18", "googlenet", "densenet121", "mobilenet_v2", "espcn_x3", "deepspeech_gru", "lstm_lm")
 
 
-@pytest.mark.parametrize("name", [n for n in CONVOLUTIONAL + OTHERS if n not in ("vgg16", "resnet50", "vit_b_16")])
+@pytest.mark.parametrize("name", [n for n in CONVOLUTIONAL + RECURRENT + OTHERS if n not in ("vgg16", "resnet50", "vit_b_16")])
 def test_networks(name):
     """Every network loads and is rewritten; the lighter ones are compared with ONNX Runtime, and their recipes evaluated."""
     model = skeleton(name)

@@ -20,7 +20,7 @@ from tccompile.program import Attention, Conv, Gemm, Pointwise
 from tccompile.report import live_bytes
 from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
-from tests.networks import CONVOLUTIONAL, feeds, half, reference, shortened, skeleton
+from tests.networks import CONVOLUTIONAL, RECURRENT, feeds, half, reference, shortened, skeleton
 from tests.plans import without_code
 
 ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
@@ -53,7 +53,7 @@ def error(out: np.ndarray, ref: np.ndarray) -> float:
     return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize("name", CONVOLUTIONAL + RECURRENT)
 def test_network_in_fp16(name):
     model, shapes = network(name), SHAPES.get(name, {})
     plan = without_code(model, (ARCHS[sum(map(ord, name)) % len(ARCHS)],), shapes)

@@ -23,7 +23,7 @@ import onnx
 from tccompile.load import sources
 from tccompile.plan import Plan, fill, read_plan
 from tccompile.runtime.session import Session
-from tests.networks import CONVOLUTIONAL, OTHERS, feeds, half, reference, skeleton
+from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, skeleton
 
 VARIANTS = ("resnet50.fp16", "resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128")
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="eager, or eager,compiled: PyTorch beside")
     parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
     args = parser.parse_args()
-    names = args.names or [n for n in (*CONVOLUTIONAL, *OTHERS) if n != "resnet50_dynbatch"] + list(VARIANTS)
+    names = args.names or [n for n in (*CONVOLUTIONAL, *RECURRENT, *OTHERS) if n != "resnet50_dynbatch"] + list(VARIANTS)
     if args.build:
         args.build.mkdir(parents=True, exist_ok=True)
         for name in names:
