@@ -36,7 +36,7 @@ def taken_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     ):
         return None
     kept = {name: value for name, value in attributes.items() if name not in OWN}
-    parts = _Parts(node)
+    parts = Parts(node)
     if op in ("QuantizeLinear", "DequantizeLinear"):
         parts.add(op, x, node.output[0], **kept)
     elif op in UNARY:
@@ -55,7 +55,7 @@ def taken_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return parts.nodes
 
 
-def _gemm(parts: _Parts, x: Sequence[str], attributes: dict) -> None:
+def _gemm(parts: Parts, x: Sequence[str], attributes: dict) -> None:
     """(a, scale, zero, b, scale, zero, c, y's scale, zero): c has a's scale times b's and alpha; without y's scale y is float."""
     c, y_scale, y_zero = [*x[6:], "", "", ""][:3]
     operands = [parts.take(*x[:3]), parts.take(*x[3:6], axis=0 if attributes.get("transB") else 1)]
@@ -69,7 +69,7 @@ def _gemm(parts: _Parts, x: Sequence[str], attributes: dict) -> None:
         parts.add("Gemm", operands, parts.node.output[0], **attributes)
 
 
-class _Parts:
+class Parts:
     """The nodes that a node becomes."""
 
     def __init__(self, node: onnx.NodeProto) -> None:

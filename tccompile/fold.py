@@ -21,7 +21,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
-from tccompile import contrib
+from tccompile import contrib, contrib_transformers
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
@@ -128,6 +128,11 @@ class Folder:
         if node.domain == contrib.DOMAIN and (parts := contrib.taken_apart(node)):
             self.instead(*parts)
             return
+        if node.domain == contrib.DOMAIN:
+            shapes = {name: self.type_of(name, node).shape for name in node.input if name}
+            if parts := contrib_transformers.taken_apart(node, shapes):
+                self.instead(*parts)
+                return
         standard = node.domain in ("", "ai.onnx")
         if standard and (self.simplify(node) or self.take_apart(node)):
             return
