@@ -1,7 +1,7 @@
 """How blocks of one launch pass results on while they run: through memory, where a value that is not there yet is all ones.
 
 Readers wait for the values themselves, so that neither fences nor flags lie between a result and who needs it. The place of
-every value is written twice: all ones before `grid_barrier`, the value after it. All ones is a NaN that no conversion gives.
+every value is written twice: all ones before `grid_barrier`, the value after it. All ones is a NaN that is never published.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def wait(dtype: DType, vectors: int, together: bool) -> Any:
 def publish(dtype: DType) -> Any:
     """The device function (address, value) that writes an element for `wait`."""
     kind = f"b{8 * dtype.size}"
-    lines = [f".reg .{kind} w;", *pack(dtype, "w", ["$1"]), f"st.volatile.global.{kind} [$0], w;"]
+    lines = [f".reg .{kind} w;", *pack(dtype, "w", ["$1"])]
+    if dtype is DType.F32:  # a NaN may come from outside
+        lines += [".reg .pred p;", "setp.nan.f32 p, $1, $1;", "selp.b32 w, 0x7fffffff, w, p;"]
+    lines.append(f"st.volatile.global.{kind} [$0], w;")
     return instruction("{ " + " ".join(lines) + " }", void, u64, f32)
 
 
