@@ -123,8 +123,8 @@ LINES = {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 4}
 """Rows, columns and lanes that a thread computes, and the blocks of a multiprocessor, which bound the registers."""
 
 TILES = {
-    (3, 3): {(1, 1, 8): 4, (1, 2, 8): 4, (2, 2, 8): 4, (4, 2, 4): 4, (4, 4, 4): 3, (4, 2, 8): 2},
-    (5, 5): {(1, 1, 8): 3, (1, 2, 8): 3, (1, 4, 8): 2, (2, 4, 4): 2, (4, 2, 4): 2, (4, 4, 2): 3},
+    (3, 3): {(1, 1, 8): 4, (1, 2, 8): 4, (2, 2, 8): 3, (4, 2, 4): 4, (4, 4, 4): 3, (4, 2, 8): 2},
+    (5, 5): {(1, 1, 8): 3, (1, 2, 8): 3, (1, 4, 8): 2, (2, 4, 4): 2, (4, 2, 4): 2},
     (7, 7): {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 3},
 }
 """The same where code for the filter's taps is unrolled, and pixels share what is read."""
