@@ -72,11 +72,7 @@ def _packed_attention(parts: Parts, inputs: Sequence[str], attributes: Mapping[s
     width = shapes[weights][1]
     if past or bias_of_scores or len(parts.node.output) > 1 or attributes.get("do_rotary") or width % 3:
         return False
-    if (
-        any(attributes.get("qkv_hidden_sizes", ()))
-        or (mask and len(shapes[mask]) != 2)
-        or (mask and shapes[mask] != shapes[x][:2])
-    ):
+    if any(attributes.get("qkv_hidden_sizes", ())) or (mask and shapes[mask] != shapes[x][:2]):
         return False
     qkv = parts.add("MatMul", [x, weights])
     qkv = parts.add("Add", [qkv, bias]) if bias else qkv
@@ -92,7 +88,7 @@ def _multi_head_attention(parts: Parts, inputs: Sequence[str], attributes: Mappi
     q, k, v, bias, mask, bias_of_scores, *cache = inputs
     if not (k and v) or any(len(shapes[t]) != 3 for t in (q, k, v)) or any(cache) or len(parts.node.output) > 1:
         return False
-    if mask and (len(shapes[mask]) != 2 or shapes[mask] != shapes[k][:2]):
+    if mask and shapes[mask] != shapes[k][:2]:
         return False
     operands = [q, k, v]
     if bias:
