@@ -71,6 +71,7 @@ CONVERTERS: dict[str, Converter] = {
     "AffineGrid": sample.affine_grid,
     "GridSample": sample.grid_sample,
     "RoiAlign": sample.roi_align,
+    "DeformConv": sample.deform_conv,
     "NonMaxSuppression": sample.non_max_suppression,
     "Col2Im": sample.col2im,
     "DFT": fourier.dft,

@@ -13,8 +13,11 @@ from functools import partial
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from tccompile.constants import recipe_of
 from tccompile.expr import (
+    ACC,
     DType,
+    Epilogue,
     Expr,
     Index,
     Range,
@@ -32,7 +35,8 @@ from tccompile.expr import (
 )
 from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.ops.reduce import REDUCTIONS, combine
-from tccompile.program import Tensor
+from tccompile.program import Conv, Tensor
+from tccompile.weights import transform
 
 CUBIC = -0.75
 """The coefficient of the cubic kernel (Keys, 1981) that GridSample takes."""
@@ -181,6 +185,71 @@ def _gather(b: Builder, x: Tensor, t: gs.Tensor, spots: Sequence[Sequence[Spot]]
             total = call("add", total, reads.view(identity_view(sums.name, len(whole))))
         last = number == len(rows) - 1
         sums = b.compute(b.result(t, order) if last else b.new(f"{t.name}.sum{number}", whole, order=order), total, reads)
+
+
+def deform_conv(node: gs.Node, b: Builder) -> None:
+    """A convolution whose taps read x (N, C, H, W) at places moved by offsets: what they read are the channels of a 1×1 one."""
+    x, w, offset, t = b.value(node.inputs[0]), node.inputs[1], b.value(node.inputs[2]), node.outputs[0]
+    (n, c, *extents), (o, share, *size), (_, _, *out) = x.shape, shape_of(w), shape_of(t)
+    if len(extents) != 2:
+        raise b.refuse(f"it has {len(extents)} spatial axes", "images of two spatial axes are supported")
+    groups, moved, taps = b.attr("group", 1), b.attr("offset_group", 1), math.prod(size)
+    strides, dilations, pads = b.attr("strides", [1, 1]), b.attr("dilations", [1, 1]), b.attr("pads", [0] * 4)
+    shape = (n, moved * taps, *out)  # of the places: those of all taps, for each group of channels that moves as one
+    spots: list[list[Spot]] = []
+    for axis, extent in enumerate(extents):
+        tap = np.indices(size)[axis].reshape(-1, 1)
+        rest = np.arange(out[axis]) * strides[axis] - pads[axis] + tap * dilations[axis]
+        at_rest = b.literal(f"{t.name}.rest{axis}", rest.astype(np.float32))
+        reads = Reads(b, shape)
+        by = reads.view(View(offset.name, (coord(0), coord(1) * 2 + axis, coord(2), coord(3))))
+        still = reads.view(View(at_rest.name, (remainder(coord(1), taps, shape), coord(2 + axis))))
+        place = b.compute(b.new(f"{t.name}.place{axis}", shape), call("add", still, by), reads)
+        spots.append(_spots(b, f"{t.name}.{axis}", place, extent, "linear", "zeros", True))
+    whole = (n, groups * taps * share, *out)
+    channel = quotient(coord(1), taps * share, whole) * share + remainder(coord(1), share, whole)
+    number = quotient(channel, c // moved, whole) * taps + remainder(quotient(coord(1), share, whole), taps, whole)
+    at = (coord(0), number, coord(2), coord(3))
+    reads = Reads(b, whole)
+    total: Expr | None = None
+    for corner in itertools.product(*spots):
+        value = reads.view(
+            View(x.name, (coord(0), channel, *(element(i.name, at, e) for (i, _), e in zip(corner, extents, strict=True))))
+        )
+        for _, weight in corner:
+            assert weight is not None
+            value = call("mul", value, reads.view(View(weight.name, at)))
+        total = value if total is None else call("add", total, value)
+    assert total is not None
+    mask, bias = b.input(4), b.input(3)
+    if mask is not None:
+        total = call("mul", total, reads.view(View(b.value(mask).name, at)))
+    columns = b.compute(b.new(f"{t.name}.columns", whole, order=IMAGE[4]), total, reads)
+    reads = Reads(b, shape_of(t))
+    expr = ACC if bias is None else call("add", ACC, reads.along(bias, 1))
+    filters = _flat_filters(b, w, (o, taps * share, 1, 1))
+    b.emit(
+        Conv,
+        b.result(t, IMAGE[4]),
+        x=columns.name,
+        w=filters.name,
+        strides=(1, 1),
+        pads=(0, 0),
+        dilations=(1, 1),
+        groups=groups,
+        epilogue=Epilogue(expr, tuple(reads.views)),
+    )
+
+
+def _flat_filters(b: Builder, w: gs.Tensor, flat: Shape) -> Tensor:
+    """Filters (O, C/groups, R, S) as those of a 1×1 convolution of R·S·C/groups channels, taps outermost."""
+    if isinstance(w, gs.Constant):
+        moved = transform("transpose", recipe_of(w), axes=(0, 2, 3, 1))
+        return b.constant(w.name, transform("reshape", moved, shape=flat), flat, order=IMAGE[4])
+    _, share, _, s = shape_of(w)
+    tap = quotient(coord(1), share, flat)
+    index = (coord(0), remainder(coord(1), share, flat), quotient(tap, s, flat), remainder(tap, s, flat))
+    return b.copy(View(b.value(w).name, index), b.new(f"{w.name}.flat", flat, order=IMAGE[4]))
 
 
 def roi_align(node: gs.Node, b: Builder) -> None:

@@ -79,3 +79,25 @@ def test_compress_by_a_constant() -> None:
     net = Net(x=(4, 6, 5))
     keep = np.array([True, False, True, True])
     agrees(net.out(net("Compress", "x", keep, axis=0), net("Compress", "x", keep), net("Compress", "x", keep, axis=-1)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"pads": [1, 1, 1, 1]},
+        {"group": 2, "strides": [2, 1], "pads": [0, 1, 2, 0], "dilations": [1, 2]},
+        {"offset_group": 2, "group": 4},
+    ],
+)
+def test_deformable_convolution(attrs: dict, masked: bool) -> None:
+    """Offsets of up to some pixels, beyond the edges too."""
+    pads, strides, dilations = attrs.get("pads", [0] * 4), attrs.get("strides", [1, 1]), attrs.get("dilations", [1, 1])
+    out = [
+        (n + pads[a] + pads[a + 2] - dilations[a] * (k - 1) - 1) // strides[a] + 1 for a, (n, k) in enumerate(((9, 3), (8, 2)))
+    ]
+    moved = attrs.get("offset_group", 1) * 6
+    net = Net(opset=19, x=(2, 8, 9, 8), d=(2, 2 * moved, *out), m=(2, moved, *out))
+    w, bias = net.normal(12, 8 // attrs.get("group", 1), 3, 2), net.normal(12)
+    y = net("DeformConv", net("Relu", "x"), w, "d", bias, *(["m"] if masked else []), kernel_shape=[3, 2], **attrs)
+    agrees(net.out(net("Relu", y)))
