@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tccompile
 from tccompile import backend
 from tccompile.errors import InputError, UnsupportedError, UsageError
+from tccompile.plan import Plan
 from tests.backend import DIFFERENT, OUT_OF_RANGE, REFUSED, cases, reason, verdict
 from tests.networks import reference, relative_error
 from tests.rewrites.common import Net
+
+VERSION = "1.23"
+"""Of the onnx package whose cases `tests/backend.py` lists."""
+
+ours = pytest.mark.skipif(not onnx.__version__.startswith(f"{VERSION}."), reason=f"the cases of onnx {VERSION} are listed")
 
 PASSING = 1545
 """Of 1884 cases in onnx 1.23: they must not disappear unseen."""
@@ -24,6 +32,7 @@ def known() -> list:
     return cases()
 
 
+@ours
 def test_every_case_passes_or_is_refused_for_a_stated_reason(known: list) -> None:
     found = [verdict(case) for case in known]
     problems = [problem for _, problem in found if problem]
@@ -31,6 +40,7 @@ def test_every_case_passes_or_is_refused_for_a_stated_reason(known: list) -> Non
     assert sum(passed for passed, _ in found) >= PASSING
 
 
+@ours
 def test_every_reason_is_somebody_s(known: list) -> None:
     names = {case.name for case in known}
     patterns = [p for group in REFUSED.values() for p in group]
@@ -77,6 +87,29 @@ def test_run_model_and_run_node() -> None:
     node = onnx.helper.make_node("MatMul", ["x", "y"], ["z"])
     assert relative_error(backend.run_node(node, [x, y], precision="fp32")[0], x @ y) < 1e-6
     assert relative_error(backend.run_node(node, [x, y], opset_version=9)[0], x @ y) < 2e-3
+
+
+def test_on_a_gpu_it_compiles_for_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as can be seen without one: the plan that a session on the GPU is given."""
+    opened = []
+
+    class Session:
+        def __init__(self, plan: Plan, device: str) -> None:
+            opened.append((plan, device))
+            self.cpu = tccompile.Session(plan, "cpu")
+
+        def run(self, names: list[str], feeds: dict) -> list:
+            return self.cpu.run(names, feeds)
+
+    monkeypatch.setattr("tccompile.runtime.driver.open_device", lambda number: SimpleNamespace(cc=(8, 6)))
+    monkeypatch.setattr(backend, "Session", Session)
+    net = Net(x=(2, 3))
+    model = net.out(net("Relu", "x")).model()
+    assert backend.supports_device("CUDA:1")
+    (y,) = backend.run_model(model, [-np.ones((2, 3), np.float32)], "CUDA:1", jobs=1)
+    ((plan, device),) = opened
+    assert not y.any() and device == "gpu:1"
+    assert [s.arch for s in plan.entries[0].sections] == ["sm_86"] and plan.images
 
 
 def test_what_it_cannot_do_is_said() -> None:
