@@ -12,7 +12,8 @@ is "fp16" but for tensors whose values it would lose. From the values they take 
   op that no scale can be taken out of
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
 
-What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode.
+What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
+single numbers, which scale or shift whole tensors, as those of DynamicQuantizeLinear do.
 
 Nodes that the user names keep what they read and write in fp32 in any mode. Other convolutions and matrix products read a copy
 of an fp32 tensor in fp16, scaled if need be: what is too small for it drowns in their sums in any case. Where it might not, as
@@ -144,6 +145,9 @@ class _Choice:
         self.operands = {name for op in p.ops for name in multiplied(op)}
         self.outside = {*p.inputs, *p.outputs}
         self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
+        multiply = {name for op in p.ops if isinstance(op, Conv | Gemm | Attention | Rnn) for name in (*op.operands, op.y)}
+        numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
+        self.numbers = numbers - {p.tensors[name].storage for name in multiply}
         self.readers: dict[str, list[Op]] = {}
         for op in p.ops:
             for name in op.inputs:
@@ -160,7 +164,7 @@ class _Choice:
         return owner not in self.program.constants or owner in self.operands
 
     def dtype(self, t: Tensor, constants: Collection[str]) -> DType:
-        stays = t.dtype is not DType.F32 or t.storage in self.outside | self.masks | self.wide
+        stays = t.dtype is not DType.F32 or t.storage in self.outside | self.masks | self.numbers | self.wide
         return t.dtype if stays or (t.name in constants and t.name not in self.operands) else DType.F16
 
     def name(self, pattern: str) -> None:

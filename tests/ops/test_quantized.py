@@ -169,6 +169,14 @@ def test_a_quantized_network_runs_between_products() -> None:
     assert sum(isinstance(op, Conv) for op in program.ops) == 2 and len(program.ops) <= 4
 
 
+def test_scales_that_are_computed_keep_fp32() -> None:
+    net = Net(opset=21, x=(40, 90))
+    net.out(net("DynamicQuantizeLinear", net("Relu", "x"), outputs=3)[0])
+    program = stored(net)
+    numbers = {t.dtype for t in program.tensors.values() if t.size == 1 and t.dtype.is_float}
+    assert numbers == {DType.F32} and any(t.dtype is DType.F16 for t in program.tensors.values())
+
+
 def test_floats_of_8_bits_are_refused() -> None:
     net = Net(opset=21, x=(4, 5))
     q = net("QuantizeLinear", "x", np.float32(0.5), output_dtype=TensorProto.FLOAT8E4M3FN)
