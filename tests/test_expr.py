@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tccompile.errors import InputError
 from tccompile.expr import (
     ACC,
     DType,
@@ -18,6 +19,7 @@ from tccompile.expr import (
     const,
     constant,
     coord,
+    element,
     greatest,
     least,
     load,
@@ -118,3 +120,34 @@ def test_substitution_does_not_look_into_what_it_put_in():
 
 def test_equal_expressions_are_equal_however_they_were_written():
     assert coord(0) * 2 + coord(1) + 1 == constant(1) + coord(1) + coord(0) + coord(0)
+
+
+TABLE = {"i": np.array([[0, -1, 3], [-4, 2, 1]])}
+
+
+def test_an_index_that_is_read_counts_from_the_end_and_stays_in_its_axis():
+    """Also under a slice, in another order of axes, and divided."""
+    read = element("i", [coord(1), coord(0)], 4)
+    expected = np.where(TABLE["i"] < 0, TABLE["i"] + 4, TABLE["i"]).T
+    assert read.bounds((3, 2)) == (0, 3)
+    np.testing.assert_array_equal((read * 2 + 1).evaluate((3, 2), TABLE), 2 * expected + 1)
+    moved = read.at([coord(1) + 1, constant(1)], (5, 2))
+    np.testing.assert_array_equal(np.broadcast_to(moved.evaluate((5, 2), TABLE), (5, 2)), np.tile(expected[1:, 1], (5, 1)))
+    np.testing.assert_array_equal(quotient(read, 2, (3, 2)).evaluate((3, 2), TABLE), expected // 2)
+    assert remainder(read, 4, (3, 2)) == read, "it is known to be less"
+    with pytest.raises(InputError, match="'i' holds the index 3 into an axis of 3 elements"):
+        element("i", [coord(0), coord(1)], 3).evaluate((2, 3), TABLE)
+
+
+def test_a_view_knows_what_it_reads_and_under_which_names():
+    inner = element("j", [coord(0)], 2)
+    view = View("x", (element("i", [inner, coord(1)], 9), coord(1)), (Range(element("k", [coord(0)], 5), 0, 3),))
+    assert view.tensors == ("x", "i", "j", "k")
+    assert view.renamed({"j": "a", "x": "b"}).tensors == ("b", "i", "a", "k")
+    assert view.renamed({"j": "a"}).renamed({"a": "j"}) == view
+    x, values = (
+        np.arange(18.0).reshape(9, 2),
+        {"i": np.array([[8, 0], [-1, 4]]), "j": np.array([1, 0, 1]), "k": np.array([0, 4, 2])},
+    )
+    found = view.read({"x": x, **values}, (3, 2))
+    assert found.tolist() == [[x[8, 0], x[4, 1]], [0, 0], [x[8, 0], x[4, 1]]]
