@@ -248,7 +248,8 @@ class _Choice:
             mine = any(self.program.tensors[name].storage == owner for name in op.operands)
             if mine and not isinstance(op, Conv | Gemm | Attention | Pool | Reduce | Norm | Resize):
                 return op
-        return next((op for op in self.program.ops if isinstance(op, Rnn) and self.program.tensors[op.y].storage == owner), None)
+        plain = (op for op in self.program.ops if not op.takes_epilogue)
+        return next((op for op in plain if self.program.tensors[op.y].storage == owner), None)
 
     def close(self) -> None:
         """What must multiply fp32 has fp32 weights too."""

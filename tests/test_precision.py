@@ -200,6 +200,16 @@ def test_a_convolution_of_values_too_far_apart_runs_in_fp32():
     assert on_tensor_cores(plan) == 0
 
 
+def test_what_takes_no_epilogue_takes_no_scale():
+    """Running sums beyond fp16, whose op computes nothing else."""
+    n = Network(16)
+    total = n(n("x", "Relu"), "CumSum", np.array(1, np.int64))
+    model = n.model((1, 60000, 2), n(n(total, "Mul", np.array(1e-3, np.float32)), "Tanh"))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert [s.reason.split(", and ")[1] for s in storage(plan).values()] == ["Cumulate 'CumSum_1' takes no scale"]
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+
+
 def test_exponentials_are_fp32_whatever_was_seen():
     """exp(15) is beyond fp16, and random inputs of about 1 do not show it."""
     n = Network(13)
