@@ -137,11 +137,11 @@ class NormSplit(Kernel):
         i32, i64, f32 = types.int32, types.int64, types.float32
         if params["phase"] == "statistics":
             scope |= {"put8": store(DType.F32, LANES), "put": store(DType.F32), "atomic_add": atomic_add}
-            body = device("statistics", f"{STATISTICS}, wk", _statistics(x, params["grouped"]), **scope)
+            body = device("statistics", f"{STATISTICS}, wk", statistics_lines(x, params["grouped"]), **scope)
             fixed: tuple = (i64,) * 4 + (f32,) + (i32,) * (STATISTICS.count(",") - 4)
             return Function(entry(body, len(fixed), loop_args), types.void(*fixed, *(i32,) * loop_args), THREADS)
         put, extra = epilogue.build(params["epilogue"])
-        body = device("apply", f"{APPLY}, wk, e", _apply(x), store=put, **scope)
+        body = device("apply", f"{APPLY}, wk, e", apply_lines(x), store=put, **scope)
         fixed = (i64,) * 2 + (i32,) * (APPLY.count(",") - 1)
         signature = types.void(*fixed, *(i32,) * loop_args, *extra)
         return Function(entry(body, len(fixed), loop_args, len(extra)), signature, THREADS)
@@ -184,7 +184,7 @@ def _merge(
     return [*lines, f"{n} = total"]
 
 
-def _statistics(x: DType, grouped: bool) -> list[str]:
+def statistics_lines(x: DType, grouped: bool) -> list[str]:
     """Block: pixels split * chunk … of image n, V vectors of channels; thread (t, g): every T-th pixel of vector g."""
     lanes = range(LANES)
     means, squares, values = [f"a{i}" for i in lanes], [f"b{i}" for i in lanes], [f"v{i}" for i in lanes]
@@ -306,7 +306,7 @@ def _statistics(x: DType, grouped: bool) -> list[str]:
     ]
 
 
-def _apply(x: DType) -> list[str]:
+def apply_lines(x: DType) -> list[str]:
     """Block: `step` pixels of an image, V vectors; thread (t, g): pixels t, t + 256 / V … of vector g.
 
     Blocks go through x from its end, whose statistics were the last, so that some of it still lies in the L2 cache.

@@ -25,6 +25,7 @@ from tccompile.kernels import (
     gemv,
     loops,
     norm,
+    norm_split,
     pointwise,
     pool,
     reduce,
@@ -213,21 +214,26 @@ def _launch(launch: Launch, memory: Memory) -> None:
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
     for number in range(x * y * z):
         cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
-        cuda.shared = SimpleNamespace(array=_Shared())
+        cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
         _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
 
 
 class _Shared:
-    """`cuda.shared.array`: the same array for all threads, by its size and type; floats are NaN at first."""
+    """`cuda.shared.array`: each thread's first, second … is the same array for all threads; floats are NaN at first."""
 
-    def __init__(self) -> None:
-        self.arrays: dict[tuple[int, Any], np.ndarray] = {}
+    def __init__(self, index: SimpleNamespace) -> None:
+        self.index = index
+        self.arrays: list[np.ndarray] = []
+        self.taken: dict[int, int] = {}
 
     def __call__(self, n: int, kind: Any) -> np.ndarray:
-        if (n, kind) not in self.arrays:
-            dtype = {_i32: np.int32, int: np.int64}.get(kind, kind)
-            self.arrays[n, kind] = np.full(n, np.nan if dtype is np.float32 else -1, dtype)
-        return self.arrays[n, kind]
+        number = self.taken.get(self.index.x, 0)
+        self.taken[self.index.x] = number + 1
+        dtype = {_i32: np.int32, int: np.int64}.get(kind, kind)
+        if number == len(self.arrays):
+            self.arrays.append(np.full(n, np.nan if dtype is np.float32 else -1, dtype))
+        assert (len(self.arrays[number]), self.arrays[number].dtype) == (n, dtype), "threads declare different arrays"
+        return self.arrays[number]
 
 
 def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
@@ -374,6 +380,23 @@ def _reduce(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, counts
 
 
+def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    x = DType(params["x"])
+    scope = {
+        "read": memory.load(x, 8, True),
+        "inner": unravel(params["depth"], 1),
+        "get8": memory.load(DType.F32, 8, False),
+        "put8": memory.store(DType.F32, 8, False),
+        "put": memory.store(DType.F32, 1, False),
+        "atomic_add": memory.atomic_add,
+    }
+    if params["phase"] == "apply":
+        text = _body("apply", f"{norm_split.APPLY}, wk", norm_split.apply_lines(x))
+        return text, scope, (norm_split.APPLY.count(",") + 1, loops.unravel_args(params["depth"]))
+    text = _body("statistics", f"{norm_split.STATISTICS}, wk", norm_split.statistics_lines(x, params["grouped"]))
+    return text, scope, (norm_split.STATISTICS.count(",") + 1, loops.unravel_args(params["depth"]))
+
+
 SOURCES: dict[str, Any] = {
     "attention": attention.source,
     "pointwise": pointwise.source,
@@ -388,6 +411,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
     "depthwise": _depthwise,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
+    "norm_split": _norm_split,
     "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),

@@ -31,6 +31,13 @@ def test_values(case: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "case, splits", [("instance_norm", 3), ("group_norm", 2), ("group_norm_odd", 5), ("instance_norm_tail", 1)]
+)
+def test_values_of_split_images(case: str, splits: int) -> None:
+    check(SPLIT, program_of(case), {"splits": splits})
+
+
+@pytest.mark.parametrize(
     "shape, axes, groups, order",
     [
         ((2, 24, 4, 6), (2, 3), 3, None),
