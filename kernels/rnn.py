@@ -656,12 +656,13 @@ class _Writer:
         writes = [f"publish({self.in_y('t')}, {shown})"]
         if self.cell == "gru" or "lengths" in self.optional:
             writes.append(f"write_state(hidden + at * 4, {state})")
-        last.append(f"publish({self.in_y('T')}, {out.let(f'select(real != 0, {state}, f32(0))')})")
+        there = "(real != 0) & (length > 0)" if "lengths" in self.optional else "real != 0"
+        last.append(f"publish({self.in_y('T')}, {out.let(f'select({there}, {state}, f32(0))')})")
         if self.cell == "lstm":
             if "lengths" in self.optional:
                 cell = out.let(f"select(active, {cell}, old_cell)")
             writes.append(f"write_state(cell + at * 4, {cell})")
-            last.append(f"publish({self.in_y('T + 1')}, {out.let(f'select(real != 0, {cell}, f32(0))')})")
+            last.append(f"publish({self.in_y('T + 1')}, {out.let(f'select({there}, {cell}, f32(0))')})")
         return [*lines, *_renamed([*out.lines, *writes, "if s == T - 1:", *_indented(last)], number)]
 
     def gru(self, out: Lines, z: str, new: str) -> str:

@@ -330,7 +330,8 @@ class Rnn(Op):
     r        (D, G, H, H): the recurrent weights; r[d, g, j] are those of unit j
     b        (D, H), or None: a bias of n that is reset with the hidden state; p, (D, 3, H), or None: the peepholes
     h, c     (D, N, H), or None for zeros: the state before the first step
-    lengths  (N,), or None: how many of the T steps each sequence has. Beyond them y is zero, and the state stays
+    lengths  (N,), or None: how many of the T steps each sequence has. Beyond them y is zero, and the state stays; of a sequence
+             without steps the last state is zero, as in ONNX Runtime
     y        (T + 1, D, N, H), for lstm (T + 2, D, N, H): row t is h after step t, row T is the last h, row T + 1 the last c
     backward   for each direction, whether a sequence is read from its end
     functions  for each direction, the functions as expressions of `acc`: f; f and g; or f, g and k

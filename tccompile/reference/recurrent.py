@@ -28,9 +28,10 @@ def rnn(op: Rnn, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
             new_h, new_c = step(op, d, x[t, everyone, d].swapaxes(0, 1), h, c, values)
             h, c = np.where(active[:, None], new_h, h), np.where(active[:, None], new_c, c)
             y[t[active], d, active] = h[active]
-        y[steps, d] = h
+        there = (lengths > 0)[:, None]
+        y[steps, d] = np.where(there, h, 0)
         if op.cell == "lstm":
-            y[steps + 1, d] = c
+            y[steps + 1, d] = np.where(there, c, 0)
     return y
 
 

@@ -821,7 +821,7 @@ CASES: Cases = {
     "lstm_batch": _case(rnn, "lstm", 5, 70, 256, (False, True)),
     "lstm_1200": _case(rnn, "lstm", 3, 16, 1200),
     "rnn_fp32": _case(rnn, "rnn", 4, 2, 20, dtype=F32),
-    "gru_before_fp32": _case(rnn, "gru", 4, 5, 37, (False, True), dtype=F32, lengths=(1, 2, 3, 4, 3)),
+    "gru_before_fp32": _case(rnn, "gru", 4, 5, 37, (False, True), dtype=F32, lengths=(1, 2, 3, 0, 4), given="h"),
     "lstm_fp32": _case(rnn, "lstm", 3, 3, 11, (True,), dtype=F32, given="phc"),
     "gru_wide_state": _case(rnn, "gru", 3, 2, 21, dtype=F32, r=F16, given="b", reset_after=True),
     "rnn_wide_weights": _case(rnn, "rnn", 3, 3, 19, (True,), r=F32),

@@ -82,7 +82,7 @@ def test_batch_first(op: str) -> None:
         assert relative_error(got[name], value.transpose((1, 0, 2) if i else (2, 0, 1, 3))) <= 1e-5
 
 
-@pytest.mark.parametrize("lengths", ["lengths", (T, 3, 1), (T,) * N])
+@pytest.mark.parametrize("lengths", ["lengths", (T, 3, 1), (T,) * N, (2, 0, T)])
 @pytest.mark.parametrize("op", CELLS)
 def test_lengths(op: str, lengths: Any) -> None:
     net = layer(op, "constant", lengths, direction=BOTH)
