@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile import pipeline, ranges
 from tccompile.dump import Dump
-from tccompile.errors import InputError, UnsupportedError, UsageError
+from tccompile.errors import InputError, UnsupportedError, UsageError, VerificationError
 from tccompile.expr import DType, walk
 from tccompile.feeds import samples, seeded
 from tccompile.load import sources
@@ -198,6 +199,20 @@ def test_a_convolution_of_values_too_far_apart_runs_in_fp32():
     assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F32}
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-5
     assert on_tensor_cores(plan) == 0
+
+
+def test_a_scaled_tensor_that_overflows_is_named_with_its_range():
+    """Inputs 50 times as large as those that were seen: where fp16 ends is told of the values, not of what is stored."""
+    n = Network(17)
+    x = n(n.conv("x", 8, 3, gain=100), "Pow", np.array(4, np.float32))
+    model = n.model((1, 3, 10, 10), n(n.conv(x, 8, 8), "Mul", np.array(1e-9, np.float32)))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    inputs = {"x": 50 * feeds(model, 1)["x"]}
+    with pytest.raises(VerificationError, match=r"float16 times 2\^(\d+) ends at ([\d.e+]+): compile with --calibrate") as caught:
+        run(plan, inputs, check_finite=True)
+    power, end = re.findall(r"times 2\^(\d+) ends at ([\d.e+]+):", str(caught.value))[0]
+    largest = re.findall(r"its largest magnitude is ([\d.e+]+),", str(caught.value))[0]
+    assert float(end) == pytest.approx(65504 * 2.0 ** int(power), rel=1e-4) and float(largest) > float(end)
 
 
 def test_what_takes_no_epilogue_takes_no_scale():
