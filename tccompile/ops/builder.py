@@ -160,7 +160,10 @@ class Builder:
         """The value of a constant of one element."""
         if not isinstance(t, gs.Constant) or int(np.prod(t.shape)) != 1:
             return None
-        return const(np.asarray(t.values).reshape(()).item(), self.dtype(t).compute)
+        value = np.asarray(t.values).reshape(())
+        if value.dtype == np.uint64:
+            value = value.view(np.int64)  # the type that it is computed in
+        return const(value.item(), self.dtype(t).compute)
 
     def array(self, i: int, what: str) -> np.ndarray | None:
         """The values of input i, which must be a constant; None where it is left out."""

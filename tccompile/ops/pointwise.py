@@ -101,6 +101,9 @@ SIGN_FREE = ("Add", "Sub", "Mul", "Sum", "Equal", "Where", "BitwiseAnd", "Bitwis
 """Ops that are right for uint64 though they compute in int64."""
 
 
+ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max")
+"""Ops that are right for uint64 if it is shifted to the range of int64."""
+
 OVERFLOW = ("Add", "Sub", "Mul", "Sum", "Div", "Neg", "Abs", "BitwiseNot", "BitShift", "Pow", "Cast", "CastLike")
 """Ops whose result may not fit the integer type that it has in the model."""
 
@@ -109,7 +112,17 @@ def any_type(node: gs.Node, b: Builder) -> None:
     """An op of ANY."""
     check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
-    _write(node, b, ANY[node.op](*map(reads.broadcast, node.inputs)), reads)
+    operands = list(map(reads.broadcast, node.inputs))
+    if node.op not in ORDERED or dtype_of(node.inputs[0]) is not DType.U64:
+        _write(node, b, ANY[node.op](*operands), reads)
+        return
+    value = ANY[node.op](*map(_shifted, operands))
+    _write(node, b, value if value.dtype is DType.BOOL else _shifted(value), reads)
+
+
+def _shifted(x: Expr) -> Expr:
+    """The bits of a uint64 as an int64 of the same order, and back."""
+    return call("bit_xor", x, -(1 << 63))
 
 
 def float_function(node: gs.Node, b: Builder) -> None:
@@ -270,5 +283,5 @@ def wrapped(x: Expr, dtype: DType) -> Expr:
 
 
 def check_uint64(node: gs.Node, b: Builder) -> None:
-    if node.op not in SIGN_FREE and any(dtype_of(t) is DType.U64 for t in node.inputs if t.name):
+    if node.op not in (*SIGN_FREE, *ORDERED) and any(dtype_of(t) is DType.U64 for t in node.inputs if t.name):
         raise b.refuse("its operands are uint64, which is computed as int64", "use int64, or uint32")

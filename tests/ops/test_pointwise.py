@@ -6,12 +6,14 @@ import numpy as np
 import onnx
 import pytest
 
+from tccompile import backend
 from tccompile.expr import FUNCTIONS, DType, const
 from tccompile.load import load
 from tccompile.lower import lower
 from tccompile.ops.pointwise import ANY, FLOAT, wrapped
 from tccompile.reference import evaluate
 from tccompile.reference.expressions import evaluate_expr
+from tests.networks import reference
 from tests.ops.common import Net, agrees
 
 UNIT = ("Asin", "Acos", "Atanh")
@@ -163,3 +165,14 @@ def test_the_tables_name_functions_that_exist() -> None:
     for op, (fn, attributes) in FLOAT.items():
         assert len(FUNCTIONS[fn].params) == 1 + len(attributes), op
     assert not set(FLOAT) & set(ANY)
+
+
+@pytest.mark.parametrize("op", ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max"])
+def test_order_of_uint64(op: str) -> None:
+    values = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    net = Net(x=(np.uint64, (5, 1)), y=(np.uint64, (1, 5)))
+    outs = [net(op, "x", "y"), net(op, "x", np.array(2**63, np.uint64))]
+    model, inputs = net.out(*outs).model(), {"x": values[:, None], "y": values[None]}
+    for out, expected in zip(backend.run_model(model, inputs), reference(model, inputs).values(), strict=True):
+        assert out.dtype == expected.dtype
+        np.testing.assert_array_equal(out, expected)
