@@ -19,7 +19,7 @@ demo: $(READY)  ## compile a small network, run it on a photograph, show the res
 	$(BIN)/python docs/examples/superres/demo.py
 
 test: $(READY)  ## every test that needs no GPU (and those that do, if there is one)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(READY)  ## lint and types
 	$(BIN)/ruff check .
