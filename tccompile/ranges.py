@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Conv, Gemm, Op, Program, multiplied
+from tccompile.program import Attention, Conv, Gemm, Op, Program, Rnn, multiplied
 from tccompile.reference import evaluate
 
 if TYPE_CHECKING:
@@ -116,11 +116,16 @@ def total_flops(program: Program) -> int:
 
 
 def flops(op: Op, program: Program) -> int:
-    """Multiplications and additions of a convolution or a matrix product; other ops count as none."""
+    """Multiplications and additions of an op's convolution or matrix products; other ops count as none."""
     y = np.prod(program.op_shape(op), dtype=np.int64)
     match op:
         case Conv(w=w):
             return 2 * int(y * np.prod(program.tensors[w].shape[1:], dtype=np.int64))
         case Gemm(a=a):
             return 2 * int(y) * program.tensors[a].shape[-1]
+        case Attention(k=k, v=v):  # each row of y meets each row of k and of v
+            rows, elements = program.tensors[k].shape[-2:]
+            return 2 * int(y) * rows * (elements + program.tensors[v].shape[-1]) // program.tensors[v].shape[-1]
+        case Rnn(x=x, r=r):
+            return 2 * int(np.prod((*program.tensors[x].shape[:2], *program.tensors[r].shape), dtype=np.int64))
     return 0

@@ -24,6 +24,7 @@ from tccompile.program import Conv, Gemm, Program, verify
 from tccompile.ranges import activations, flops, total_flops
 from tccompile.reference import evaluate
 from tccompile.runtime.cpu import CpuEngine
+from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
 
@@ -444,3 +445,11 @@ def test_a_smaller_image_keeps_its_channels(monkeypatch):
     net.conv("x", 8, 64)
     program = to_program(net.model((1, 64, 64, 96), net.nodes[-1].output[0]), {}, Options(), Dump(None))
     assert total_flops(program) > 1e6
+
+
+def test_the_operations_of_recurrent_layers_and_attention_count():
+    """Networks of these ops alone would seem to take no time to measure."""
+    gru = program_of("gru_wide")  # 12 steps of 1 sequence, 2 directions, 3 gates of 512 units
+    assert flops(gru.ops[0], gru) == 2 * 12 * 2 * 3 * 512**2
+    attention = program_of("attention_small")  # 2 heads of 5 rows, 24 elements and 7 rows, 16 elements
+    assert flops(attention.ops[0], attention) == 2 * 2 * 5 * 7 * (24 + 16)
