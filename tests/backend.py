@@ -14,8 +14,8 @@ import argparse
 import fnmatch
 import sys
 import warnings
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -34,6 +34,9 @@ STRICT = {np.dtype("float32"): 1e-5, np.dtype("float64"): 1e-6, np.dtype("float1
 
 HALF = {"rtol": 2e-2, "atol": 2e-2}
 """What is allowed an element where floats are stored in fp16."""
+
+SHARE = 16
+"""Cases that a process takes at a time."""
 
 ANY = ARCHS["sm_90a"]
 """The generation that ops must have kernels for."""
@@ -122,6 +125,7 @@ DIFFERENT: dict[str, str] = {
 """Cases whose expected values are not ours, and why."""
 
 
+@cache
 def cases() -> list[Any]:
     """ONNX's cases: their names, models, inputs and outputs."""
     with warnings.catch_warnings():
@@ -187,8 +191,7 @@ def verdict(case: Any, device: str = "CPU", precision: str = "fp32") -> tuple[bo
 
 def verdicts(numbers: list[int], device: str, precision: str) -> list[tuple[bool, str | None]]:
     """Of the cases of these numbers, computed by this process."""
-    known = cases()
-    return [verdict(known[i], device, precision) for i in numbers]
+    return [verdict(cases()[i], device, precision) for i in numbers]
 
 
 def main() -> int:
@@ -199,16 +202,17 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], help="names of cases, as test_softmax*")
     options = parser.parse_args()
     chosen = [i for i, case in enumerate(cases()) if any(fnmatch.fnmatch(case.name, p) for p in options.patterns)]
-    shares = [chosen[n :: options.jobs] for n in range(options.jobs)]
+    shares = [chosen[n : n + SHARE] for n in range(0, len(chosen), SHARE)]
+    passes = problems = 0
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         futures = [pool.submit(verdicts, share, options.device, options.precision) for share in shares]
-        found = [v for future in futures for v in future.result()]
-    for _, problem in found:
-        if problem:
-            print(problem)
-    counts = Counter(passed for passed, _ in found)
-    print(f"{counts[True]} of {len(found)} cases pass on {options.device} in {options.precision}")
-    return 1 if any(problem for _, problem in found) else 0
+        for future in as_completed(futures):
+            for passed, problem in future.result():
+                passes, problems = passes + passed, problems + (problem is not None)
+                if problem:
+                    print(problem, flush=True)
+    print(f"{passes} of {len(chosen)} cases pass on {options.device} in {options.precision}")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
