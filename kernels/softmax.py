@@ -18,8 +18,6 @@ _MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", T
 
 _EXP = "quick_exp({v} - {r})"
 
-_EXP = "quick_exp({v} - {r})"
-
 PASSES = {
     False: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}"),
     True: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}"),

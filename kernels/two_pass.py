@@ -50,6 +50,8 @@ class Shares:
     rows    outputs of a thread: their scales and shifts are read once
     held    vectors that a thread keeps of an output in registers, or 0
     count   elements that are reduced together
+    whole   whether no vector that is reduced has lanes, or consists of lanes, of the padding
+    sure    a thread's first vectors, of those held, that are there with all their lanes
     """
 
     unit: int
@@ -61,6 +63,8 @@ class Shares:
     rows: int
     held: int
     count: int
+    whole: bool
+    sure: int
 
     @property
     def blocks(self) -> int:
@@ -109,7 +113,10 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     threads, rows = int(config["threads"]), int(config["rows"])  # type: ignore[arg-type]
     held = -(-size // threads)
     limit = REGISTERS if not across else REGISTERS // 2
-    return Shares(unit, across, outer, within, by_k, threads, rows, held if held <= limit else 0, count)
+    held = held if held <= limit else 0
+    whole = across or bool(groups) or y.padded[lane] == x.shape[lane]  # groups of padding are outputs that nobody reads
+    sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
+    return Shares(unit, across, outer, within, by_k, threads, rows, held, count, whole, max(0, sure))
 
 
 def ways(size: int, outputs: int, unit: int, by_k: bool) -> list[Config]:
@@ -167,7 +174,8 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
             x=x.dtype.value,
             unit=shares.unit,
             across=shares.across,
-            whole=x.shape[lane] % shares.unit == 0,
+            whole=shares.whole,
+            sure=shares.sure,
             kept=shares.kept.depth,
             inner=shares.inner.depth,
             threads=shares.threads if shares.by_k else 0,
@@ -241,7 +249,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
 
     Thread t of T: vectors t, t + T … of `rows` outputs from o, each as many outputs after the one before as a block has at once.
     """
-    unit, across, held, rows, threads = (params[name] for name in ("unit", "across", "held", "rows", "threads"))
+    unit, across, held, sure, rows, threads = (params[name] for name in ("unit", "across", "held", "sure", "rows", "threads"))
     x = DType(params["x"])
     accumulators = unit if across else 1
     which = (lambda i: i) if across else (lambda i: 0)
@@ -276,8 +284,8 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         return f"{values} = read(x + (x_{u} + x{j}) * i64({x.size}), i32(k{j} < end{u} and c{j} < present))"
 
     def mask(u: int, j: int) -> list[str]:
-        """Elements that are not there become the first pass' identity; only the last vector has such."""
-        if across or (held and j < held - 1) or (params["whole"] and passes.first[2]):
+        """Elements that are not there become the first pass' identity."""
+        if across or j < sure or (params["whole"] and passes.first[2]):
             return []
         if params["whole"]:
             out = [f"there = k{j} < end{u}"]
@@ -298,7 +306,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
             for i, value in enumerate(values):
                 out.append(f"{name}{u}_{i} = {how[0].format(f'{name}{u}_{i}', f'select(k{j} < end{u}, {value}, {how[1]})')}")
             return out
-        if name == "s" and not how[2] and not (held and j < held - 1):
+        if name == "s" and not how[2] and j >= sure:
             out.append(f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)")
             values = [f"select(left > i32({0 if params['whole'] else i}), {value}, {how[1]})" for i, value in enumerate(values)]
         while len(values) > 1:

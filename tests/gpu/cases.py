@@ -392,9 +392,12 @@ def softmax(
     ep: str = "",
     dtype: DType = F16,
     to: str = "own",
+    source: Sequence[int] | None = None,
+    pad: int = 8,
 ) -> Program:
+    """source: x's order of axes, if it is not y's."""
     b = Builder(case)
-    b.normal("x", x, dtype, order, 3.0)
+    b.values("x", b.rng.standard_normal(x) * 3.0, dtype, source or order, pad)
     ep_ = epilogue(b, x, ep, len(x) - 1, order, dtype)
     y = _destination(b, x, len(x) - 1 if order is None else 1, to, dtype, order)
     return b.program(Softmax(nodes=(case,), y=y, x="x", axis=axis, log=log, epilogue=ep_))
@@ -412,9 +415,10 @@ def norm(
     dtype: DType = F16,
     to: str = "own",
     centred: bool = True,
+    pad: int = 8,
 ) -> Program:
     b = Builder(case)
-    b.values("x", b.rng.standard_normal(x) + shift, dtype, order)
+    b.values("x", b.rng.standard_normal(x) + shift, dtype, order, pad)
     ep_ = epilogue(b, x, ep, axis, order, dtype)
     y = _destination(b, x, axis, to, dtype, order)
     return b.program(Norm(nodes=(case,), y=y, x="x", axes=axes, eps=1e-5, groups=groups, centred=centred, epilogue=ep_))
@@ -861,6 +865,9 @@ CASES: Cases = {
     "softmax_tail": _case(softmax, (9, 30), 1, to="tail"),
     "softmax_many": _case(softmax, (9, 50), 1, ep=MANY),
     "softmax_of_one": _case(softmax, (3, 1), 1),
+    "softmax_of_input": _case(softmax, (9, 35), 1, pad=1),
+    "softmax_transposed": _case(softmax, (2, 3, 5, 13), 3, source=(0, 1, 3, 2)),
+    "log_softmax_transposed": _case(softmax, (2, 3, 5, 130), 3, log=True, source=(0, 1, 3, 2)),
     # normalisations
     "instance_norm": _case(norm, (2, 24, 19, 23), (2, 3), order=NHWC, ep="scale bias relu"),
     "instance_norm_large": _case(norm, (1, 32, 180, 160), (2, 3), order=NHWC, shift=3.0),
@@ -872,6 +879,9 @@ CASES: Cases = {
     "layer_norm_fp32": _case(norm, (9, 130), (1,), shift=10.0, dtype=F32),
     "layer_norm_output": _case(norm, (2, 7, 100), (2,), axis=2, to="output"),
     "rms_norm": _case(norm, (9, 700), (1,), ep="scale", shift=2.0, centred=False),
+    "layer_norm_of_input": _case(norm, (7, 35), (1,), pad=1),
+    "layer_norm_2d": _case(norm, (6, 5, 13), (1, 2), axis=2),
+    "layer_norm_2d_of_input": _case(norm, (6, 5, 13), (1, 2), axis=2, pad=1),
     "layer_norm_odd": _case(norm, (7, 100), (1,), to="odd"),
     "layer_norm_many": _case(norm, (9, 130), (1,), ep=MANY),
     "instance_norm_1d": _case(norm, (2, 24, 50), (2,), order=NWC),

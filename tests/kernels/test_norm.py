@@ -25,7 +25,13 @@ def test_every_element_has_one_output(case: str) -> None:
     check_coverage(op, program, op.axes, op.groups)
 
 
-@pytest.mark.parametrize("case", ["layer_norm_3", "layer_norm_long", "layer_norm_odd", "group_norm_odd", "instance_norm_1d"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "layer_norm_3", "layer_norm_long", "layer_norm_odd", "group_norm_odd", "instance_norm_1d",
+        "layer_norm_of_input", "layer_norm_2d", "layer_norm_2d_of_input",
+    ],
+)  # fmt: skip
 def test_values(case: str) -> None:
     check(NORM, program_of(case))
 

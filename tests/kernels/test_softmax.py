@@ -84,8 +84,12 @@ def test_of_other_axes(shape: tuple[int, ...], axis: int, order) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["softmax_rows", "softmax_channels", "log_softmax", "softmax_long", "softmax_odd", "softmax_middle", "softmax_many"]
-)
+    "case",
+    [
+        "softmax_rows", "softmax_channels", "log_softmax", "softmax_long", "softmax_odd", "softmax_middle", "softmax_many",
+        "softmax_of_input", "softmax_transposed", "log_softmax_transposed",
+    ],
+)  # fmt: skip
 def test_values(case: str) -> None:
     check(KERNEL, program_of(case))
 
