@@ -2,12 +2,16 @@
 
 A tensor lives from the first step that writes its storage to the last one that reads it, views included. Areas that live at
 the same time never share bytes; edges keep the steps that share bytes in the program's order and leave all others free.
+Areas of steps that could run side by side do not share bytes either, as far as the arena does not grow much by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from operator import and_
 
 from tccompile.kernels import spec
 from tccompile.kernels.spec import Im2colMap, TiledMap, Work
@@ -20,6 +24,13 @@ ALIGN = 256
 
 ATTEMPTS = 16
 """How often each way of packing the arena is tried, where it does not come out as small as it can be."""
+
+
+ROOM = 1.5
+"""How much larger the arena may be so that steps that do not need each other's results do not wait for each other's bytes."""
+
+APART = 2000
+"""Areas up to which that is tried: it compares each with each."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,10 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
     """Place a program whose op number i is realised by `works[i]`, in the order of its ops."""
     areas = _areas(program, works)
     at, arena = pack_areas(areas)
+    if len(areas) <= APART and any(apart := _apart(program, areas)):
+        wider = pack_areas(areas, apart)
+        if wider[1] <= ROOM * arena:
+            at, arena = wider
     offsets = {area.name: offset for area, offset in zip(areas, at, strict=True) if area.name}
     scratch = {area.first: offset for area, offset in zip(areas, at, strict=True) if not area.name}
     counters, size = [], 0
@@ -92,12 +107,46 @@ def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
     return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
 
 
+def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
+    """For each area the others that steps could use at the same time by the data they read, though not in the program's order."""
+    writers: dict[str, int] = {}  # of each storage, the steps, as bits
+    users: dict[str, int] = {}
+    before: list[int] = []  # for each step, those that it comes after
+    for i, op in enumerate(program.ops):
+        read = [program.tensors[n].storage for n in op.inputs]
+        steps = 0
+        for name in read:
+            steps |= writers.get(name, 0)
+        earlier, rest = steps, steps
+        while rest:
+            step = rest.bit_length() - 1
+            earlier |= before[step]
+            rest &= ~(before[step] | 1 << step)
+        before.append(earlier)
+        y = program.tensors[op.y].storage
+        writers[y] = writers.get(y, 0) | 1 << i
+        for name in (*read, y):
+            users[name] = users.get(name, 0) | 1 << i
+    bits = [users[a.name] if a.name else 1 << a.first for a in areas]
+    own = [[i for i in range(a.first, a.last + 1) if b >> i & 1] for a, b in zip(areas, bits, strict=True)]
+    waits = [reduce(and_, (before[i] for i in steps)) for steps in own]  # what all users of an area come after
+    out: list[set[int]] = [set() for _ in areas]
+    for k, j in combinations(range(len(areas)), 2):
+        first, second = (k, j) if areas[k].last < areas[j].first else (j, k)
+        if areas[first].last < areas[second].first and bits[first] & ~waits[second]:
+            out[k].add(j)
+            out[j].add(k)
+    return out
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.span * tensor.dtype.size
 
 
-def pack_areas(areas: Sequence[Area]) -> tuple[list[int], int]:
+def pack_areas(areas: Sequence[Area], apart: Sequence[Collection[int]] = ()) -> tuple[list[int], int]:
     """An offset for each area, such that areas in use at the same time do not overlap, and the size of the arena.
+
+    apart  for each area, if given, others that it must not overlap with whenever they are in use
 
     Greedy by size and greedy by breadth, each into the smallest gap that fits (Pisarchyk and Lee, "Efficient Memory
     Management for Deep Neural Net Inference", 2020). While more is used than ever lives at once, the areas that stick out
@@ -114,7 +163,7 @@ def pack_areas(areas: Sequence[Area]) -> tuple[list[int], int]:
     best: tuple[list[int], int] = [], -1
     for order in (by_size, by_breadth):
         for _ in range(ATTEMPTS):
-            offsets, arena = _packed(areas, order)
+            offsets, arena = _packed(areas, order, apart)
             if best[1] < 0 or arena < best[1]:
                 best = offsets, arena
             if arena == max(breadth, default=0):
@@ -124,14 +173,15 @@ def pack_areas(areas: Sequence[Area]) -> tuple[list[int], int]:
     return best
 
 
-def _packed(areas: Sequence[Area], order: Sequence[int]) -> tuple[list[int], int]:
+def _packed(areas: Sequence[Area], order: Sequence[int], apart: Sequence[Collection[int]]) -> tuple[list[int], int]:
     offsets = [0] * len(areas)
     placed: list[int] = []  # by offset
     arena = 0
     for k in order:
         area, end, best, slack = areas[k], 0, None, 0
         for other in placed:
-            if areas[other].last < area.first or area.last < areas[other].first:
+            meet = area.first <= areas[other].last and areas[other].first <= area.last
+            if not meet and not (apart and other in apart[k]):
                 continue
             gap = offsets[other] - end
             if gap >= area.size and (best is None or gap < slack):

@@ -91,6 +91,18 @@ def test_two_convolutions_added_run_one_after_the_other_and_add_once():
     assert ops(program) == {"Conv": 2, "Pointwise": 1}
 
 
+def test_the_longer_way_adds_the_shorter_ones_result():
+    nodes = [
+        ("Conv", "x w1", "a", {"pads": [1] * 4}),
+        ("Conv", "a w1", "b", {"pads": [1] * 4}),
+        ("Conv", "x w2", "c", {}),  # listed after b, which does not need it
+        ("Add", "b c", "y", {}),
+    ]
+    program = fused(model(nodes, {"x": (1, 8, 6, 6)}, {"w1": weight(8, 8, 3, 3), "w2": weight(8, 8, 1, 1)}))
+    adding = next(op for op in program.ops if "Add_y" in op.nodes)
+    assert adding.nodes[0] == "Conv_b" and any(v.tensor == "c" for v in adding.epilogue.loads)
+
+
 def test_a_residual_that_the_branch_itself_needs_is_no_cycle():
     nodes = [("Conv", "x v", "a", {}), ("Relu", "a", "r", {}), ("Conv", "r w", "b", {}), ("Add", "a b", "y", {})]
     program = fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))

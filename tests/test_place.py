@@ -167,6 +167,33 @@ def test_reused_memory_orders_steps():
     assert placed.after == ((), (0,), (1,), (2,), (3,))
 
 
+def branches() -> Program:
+    """x → a → b → c, and beside it a → s, listed last; y = c + s."""
+    tensors = {n: dense(n, (512,), DType.F16) for n in ("a", "b", "c", "s")}
+    tensors |= {n: dense(n, (512,), DType.F16, pad=1) for n in ("x", "y")}
+    reads = {"a": ("x",), "b": ("a",), "c": ("b",), "s": ("a",), "y": ("c", "s")}
+    ops = []
+    for y, names in reads.items():
+        expr = load(0) if len(names) == 1 else call("add", load(0), load(1))
+        ops.append(Pointwise(nodes=(y,), y=y, epilogue=Epilogue(expr, tuple(identity_view(n, 1) for n in names))))
+    return Program(("x",), ("y",), tensors, {}, tuple(ops))
+
+
+def test_a_step_waits_for_no_bytes_that_a_branch_beside_it_had():
+    """s lies where b did if only the order of steps counts, and would wait for c then."""
+    program = branches()
+    placed = place(program, [Work(())] * len(program.ops))
+    assert placed.arena == 4 * 1024
+    assert placed.after == ((), (0,), (1,), (0,), (2, 3))
+
+
+def test_branches_share_bytes_where_the_arena_would_grow_much():
+    program = branches()
+    placed = place(program, [Work((), scratch=n) for n in (0, 8192, 0, 8192, 0)])
+    assert placed.arena < 1.5 * 8192
+    assert 1 in before(placed)[3]
+
+
 def test_arguments():
     program = small_program()
     tiled = TiledMap("c1", 32, (8, 6), (48,), (8, 6), (1, 1), 64)

@@ -25,12 +25,14 @@ warp's stores then still covers whole runs of pixels. Beyond that a separate tra
 
 def epilogues(program: Program) -> Program:
     e = Editor(program)
+    depths = _depths(program)
     for i in range(len(e.ops)):
         op = e.ops[i]
         if not isinstance(op, Pointwise):
             continue
         producers = {e.position[n] for v in op.views if (n := v.tensor) in e.position}
-        for p in sorted(producers, reverse=True):  # the one that runs last: the others' results are there by then
+        # The one with the longest way to it: the others can run beside that way, and their results are there by then
+        for p in sorted(producers, key=lambda p: (depths[p], p), reverse=True):
             producer = e.ops[p]
             assert producer is not None
             merged = _with_epilogue(e, producer, op)
@@ -39,6 +41,17 @@ def epilogues(program: Program) -> Program:
                 e.put(i, merged)
                 break
     return e.result()
+
+
+def _depths(program: Program) -> list[int]:
+    """For each op, how many ops before it wait for one another."""
+    depth: dict[str, int] = {}
+    for op in program.ops:
+        read = {*op.inputs, *(program.tensors[n].storage for n in op.inputs)}
+        written = {op.y, program.tensors[op.y].storage}
+        at = 1 + max((depth.get(n, -1) for n in read), default=-1)
+        depth |= {n: max(at, depth.get(n, 0)) for n in written}
+    return [depth[op.y] for op in program.ops]
 
 
 def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
