@@ -26,6 +26,7 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
 from tccompile.errors import InputError, TccompileError
+from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
@@ -180,7 +181,7 @@ def measured(model: Model, program: Program, options: Options) -> dict[str, Spre
     """The values that the program's tensors take with the user's inputs, or else with random ones.
 
     With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
-    takes them; see `ranges.smaller`.
+    takes them; see `ranges.smaller`. Where nothing can be run, they are estimated from the weights.
     """
     weights = sources(model)
     constants = operands(program, weights)
@@ -191,19 +192,20 @@ def measured(model: Model, program: Program, options: Options) -> dict[str, Spre
         if len(options.entries) == 1:
             shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
             raise InputError(f"{options.calibrate}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
+    small = program
     if total_flops(program) > LONG:
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
-            program = lower(rewrite(load(*smaller(model, program))))
-    if total_flops(program) > TOO_LONG:
-        why = f"that would be {total_flops(program) / 1e9:.0f} GFLOP on the CPU"
+            small = lower(rewrite(load(*smaller(model, program))))
+    if total_flops(small) > TOO_LONG:
+        why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:
         try:
-            return constants | activations(program, [seeded(program, 0), seeded(program, 0, positive=True)], weights)
+            return constants | activations(small, [seeded(small, 0), seeded(small, 0, positive=True)], weights)
         except InputError as error:
             why = f"random inputs do not fit: {error}"
-    way_out = "--calibrate DATA.npz measures it with real inputs, --precision fp16 does without"
-    warnings.warn(f"what values tensors take was not measured, {why}: {way_out}", RuntimeWarning, stacklevel=2)
-    return constants
+    way_out = "--calibrate DATA.npz measures it with real inputs"
+    warnings.warn(f"what values tensors take was estimated from the weights, {why}: {way_out}", RuntimeWarning, stacklevel=2)
+    return constants | estimated(program, weights)
 
 
 def to_builds(

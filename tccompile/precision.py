@@ -4,7 +4,7 @@ Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the 
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm and Rnn, because
 Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
 Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. "mixed"
-is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py):
+is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
 
   within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
                                                   that read it multiply in fp32, in expressions they evaluate anyway
@@ -190,13 +190,17 @@ class _Choice:
         if values.spread <= EVEN:
             self.even.add(owner)
         v = values.magnitudes
-        if values.largest < HEADROOM and _loss(v) <= LOSS:
+        fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
+        if fits and _loss(v) <= LOSS:
             return
-        what = f"values up to {values.largest:.1e}" if values.largest >= HEADROOM else f"values of {_middle(v):.1e}"
+        what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
+        if values.estimated:
+            what = f"{what}, by an estimate from the weights"
         scale = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
         scale = max(min(scale, 48), -120)
-        scaled = v * 2.0**scale
-        if ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or values.largest * 2.0**scale > 2.0**STEP:
+        scaled, largest = v * 2.0**scale, values.largest * 2.0**scale
+        ends = largest > 2.0**STEP or float(np.float16(largest)) * 2.0**-scale > float(np.finfo(np.float32).max)  # rounded up
+        if ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
             self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
             self.lost[owner] = scale
         elif blocker := self._blocker(owner):
@@ -275,7 +279,7 @@ def _selects(op: Op) -> bool:
 
 
 def _middle(v: np.ndarray) -> float:
-    return float(np.median(v)) if v.size else 0.0
+    return float(np.median(v.astype(np.float64))) if v.size else 0.0  # the sum of two float32 may be too large for one
 
 
 def _loss(v: np.ndarray) -> float:

@@ -27,12 +27,16 @@ SAMPLE = 1 << 15
 class Spread:
     """Magnitudes of a tensor's finite values: the largest, and a sample of those that are not 0.
 
-    spread  for constant operands: how far the norms for each input channel are apart, those that are not 0
+    spread     for constant operands: how far the norms for each input channel are apart, those that are not 0
+    estimated  from the weights, not from running the network (estimate.py)
+    bound      what no input can make it exceed
     """
 
     largest: float = 0.0
     sample: list[np.ndarray] = field(default_factory=list)
     spread: float = np.inf
+    estimated: bool = False
+    bound: float = np.inf
 
     def add(self, values: np.ndarray) -> None:
         flat = values.ravel("K")  # memory order: no copy of a transposed array
@@ -107,8 +111,9 @@ def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx
 
 def _fewer(pixels: int, factor: float) -> int:
     """Rows or columns of a smaller image, rounded up to what networks with several scales take; a small one stays."""
-    fewer = int(pixels * factor)
-    return pixels if pixels < 64 else -(-fewer // 32) * 32 if pixels % 32 == 0 else fewer
+    fewer = max(int(pixels * factor), 1)
+    step = next((n for n in (32, 8) if pixels % n == 0 and pixels >= 8 * n), 1)
+    return pixels if pixels < 64 else -(-fewer // step) * step
 
 
 def total_flops(program: Program) -> int:

@@ -191,6 +191,19 @@ def test_values_too_far_apart_for_fp16_stay_in_fp32():
     assert on_tensor_cores(plan) == 1
 
 
+def test_the_lowest_float_as_a_mask_hides_whole_rows_evenly():
+    """fp16 times a power of two would round it up to infinity: rows that see nothing would be NaN, or 0."""
+    n = Network(18)
+    lowest, zero = np.array(np.finfo(np.float32).min), np.zeros((), np.float32)
+    padding = n("x", "Greater", np.array(-10, np.float32), name="padding")
+    hidden = n(padding, "Where", lowest, zero, name="hidden")
+    rows = n(n(n("x", "Relu"), "Mul", np.array(0.1, np.float32)), "Add", n(hidden, "Identity"))
+    weights = n(rows, "Softmax", axis=-1)
+    model = n.model((1, 4, 16, 16), n(weights, "MatMul", n.weight(16, 16)), n(hidden, "Transpose", perm=[0, 1, 3, 2]))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+
+
 def test_a_convolution_of_values_too_far_apart_runs_in_fp32():
     n = Network(7)
     x = n(n("x", "Mul", np.geomspace(1e-9, 1e9, 16, dtype=np.float32).reshape(1, 16, 1, 1)), "Relu", name="wide")
@@ -403,12 +416,6 @@ def test_long_networks_are_measured_on_smaller_images(monkeypatch):
     assert {n: s.scale for n, s in small.storage.items()} == {n: s.scale for n, s in whole.storage.items()} != {}
 
 
-def test_what_takes_too_long_is_not_measured_and_said(monkeypatch):
-    monkeypatch.setattr(pipeline, "TOO_LONG", 1e6)
-    with pytest.warns(RuntimeWarning, match="was not measured, that would be 0 GFLOP on the CPU: --calibrate DATA.npz"):
-        assert not named(growing()).storage
-
-
 def test_inputs_that_a_model_refuses_are_not_the_end(monkeypatch):
     """Random inputs may be none that the model takes, such as places outside a table."""
 
@@ -416,8 +423,8 @@ def test_inputs_that_a_model_refuses_are_not_the_end(monkeypatch):
         raise InputError("index 1 is outside an axis of 1")
 
     monkeypatch.setattr(pipeline, "activations", refusing)
-    with pytest.warns(RuntimeWarning, match="random inputs do not fit: index 1"):
-        assert not named(growing()).storage
+    with pytest.warns(RuntimeWarning, match="estimated from the weights, random inputs do not fit: index 1"):
+        assert named(growing()).storage
 
 
 def test_sets_of_inputs():

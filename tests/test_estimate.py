@@ -1,0 +1,129 @@
+"""Ranges from the weights alone, beside those of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from tccompile import pipeline
+from tccompile.dump import Dump
+from tccompile.estimate import estimated
+from tccompile.feeds import seeded
+from tccompile.load import sources
+from tccompile.options import Options
+from tccompile.pipeline import to_program
+from tccompile.program import Program
+from tccompile.ranges import activations
+from tests.networks import feeds, skeleton
+from tests.plans import without_code
+from tests.test_precision import Network, branches, errors, growing, linear_attention, mixer, on_tensor_cores
+
+
+def transformer() -> onnx.ModelProto:
+    """Token embeddings, two blocks with attention, whose residual stream grows, and a head."""
+    n = Network(20)
+    x = n("x", "MatMul", n.weight(12, 32))
+    for _ in range(2):
+        y = n(x, "LayerNormalization", n.weight(32, 1).reshape(32) + 1, n.weight(32, 1).reshape(32))
+        q, k, v = (
+            n(n(n(y, "MatMul", n.weight(32, 32)), "Reshape", np.array([1, 10, 2, 16])), "Transpose", perm=[0, 2, 1, 3])
+            for _ in "qkv"
+        )
+        scores = n(n(q, "MatMul", n(k, "Transpose", perm=[0, 1, 3, 2])), "Mul", np.array(0.25, np.float32))
+        y = n(n(n(n(scores, "Softmax", axis=-1), "MatMul", v), "Transpose", perm=[0, 2, 1, 3]), "Reshape", np.array([1, 10, 32]))
+        x = n(x, "Add", n(y, "MatMul", n.weight(32, 32, gain=300)))
+        h = n(n(x, "MatMul", n.weight(32, 64, gain=200)), "Gelu")
+        x = n(x, "Add", n(h, "MatMul", n.weight(64, 32, gain=3)))
+    top = n(n(x, "ReduceMean", np.array([1], np.int64)), "MatMul", n.weight(32, 8))
+    return n.model((1, 10, 12), n(top, "Sigmoid"), n(n(x, "Transpose", perm=[0, 2, 1]), "Mul", np.array(1e-6, np.float32)))
+
+
+def shuffled() -> onnx.ModelProto:
+    """Depth to space, slices, padding, powers, divisions by sums of squares, maxima, and a recurrent layer."""
+    n = Network(21)
+    x = n(n.conv("x", 16, 4, gain=50), "Relu")
+    up = n(n.conv(x, 16, 16, 1, gain=40), "DepthToSpace", blocksize=2)
+    padded = n(up, "Pad", np.array([0, 0, 1, 1, 0, 0, 1, 1]), mode="constant")
+    pooled = n(
+        n(padded, "MaxPool", kernel_shape=[3, 3], strides=[2, 2]), "Concat", n(x, "AveragePool", kernel_shape=[1, 1]), axis=1
+    )
+    norms = n(n(pooled, "ReduceSumSquare", np.array([1])), "Sqrt")
+    unit = n(pooled, "Div", norms)
+    squares = n(n(pooled, "Pow", np.array(2, np.float32)), "Mul", np.array(1e-8, np.float32))
+    rows = n(n(unit, "Reshape", np.array([1, 20, 64])), "Transpose", perm=[2, 0, 1])
+    gru = n(rows, "GRU", n.weight(1, 24, 20), n.weight(1, 24, 8), hidden_size=8)
+    top = n(pooled, "ReduceMax", np.array([2, 3], np.int64))
+    return n.model((1, 4, 8, 8), squares, gru, n(top, "Mul", np.array(1e-3, np.float32)))
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    **{f.__name__: f for f in (mixer, linear_attention, branches, growing, transformer, shuffled)},
+    "fsrcnn": lambda: skeleton("more/fsrcnn_opset23"),
+    "blazeface": lambda: skeleton("more/blazeface"),
+}
+
+
+def program_of(name: str) -> tuple[Program, onnx.ModelProto]:
+    model = NETWORKS[name]()
+    shapes = {"x": (2, 1, 20, 28)} if name == "fsrcnn" else {}
+    return to_program(model, shapes, Options((shapes,), precision="fp32"), Dump(None)), model
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_estimates_are_within_the_headroom_of_what_is_measured(name):
+    """`precision.HEADROOM` leaves a factor of 8."""
+    program, model = program_of(name)
+    runs = [seeded(program, 0), seeded(program, 0, positive=True)]
+    measured = activations(program, runs, sources(model))
+    estimates = estimated(program, sources(model))
+    assert estimates.keys() == measured.keys()
+    for tensor, values in measured.items():
+        if values.largest:
+            assert 1 / 8 < estimates[tensor].largest / values.largest < 8, tensor
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("size", [1e-3, 1, 1e4])
+def test_no_input_leaves_the_bounds(name, size):
+    program, model = program_of(name)
+    inputs = {
+        k: (v * size).astype(np.float32) for k, v in feeds(model, 9, {"x": (2, 1, 20, 28)} if name == "fsrcnn" else None).items()
+    }
+    seen = activations(program, [inputs, {k: np.sign(v) * np.float32(size) for k, v in inputs.items()}], sources(model))
+    estimates = estimated(program, sources(model))
+    for tensor, values in seen.items():
+        assert values.largest <= estimates[tensor].bound * (1 + 1e-5), tensor
+
+
+def test_what_no_input_can_do():
+    """Bounds: of a norm √n, of sums of bounded values, of a table's rows; none of what is not bounded."""
+    n = Network(22)
+    w = n.weight(4, 6)
+    normal = n("x", "LayerNormalization", np.full(6, 3, np.float32), np.zeros(6, np.float32), name="norm")
+    gate = n(n(n(normal, "MatMul", w.T.copy()), "Sigmoid"), "MatMul", np.full((4, 8), -0.5, np.float32), name="gate")
+    model = n.model((2, 5, 6), n(gate, "Relu", name="nothing"), n(gate, "Abs", name="gates"), n("x", "Exp", name="free"))
+    program = to_program(model, {}, Options(precision="fp32"), Dump(None))
+    bounds = {op.nodes[0]: estimated(program, sources(model))[program.tensors[op.y].storage].bound for op in program.ops}
+    assert bounds["norm"] == pytest.approx(3 * np.sqrt(6)) and bounds["free"] == np.inf
+    assert (bounds["nothing"], bounds["gates"]) == (0, pytest.approx(2, 1e-5))
+
+
+def test_what_takes_too_long_to_run_is_estimated(monkeypatch):
+    monkeypatch.setattr(pipeline, "TOO_LONG", 1)
+    model = growing()
+    with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would be 0 GFLOP on the CPU: --calibrate"):
+        plan = without_code(model, ("sm_80",), precision="mixed")
+    reasons = [s.reason for s in plan.entries[0].program.storage.values()]
+    assert reasons and all(r.endswith("by an estimate from the weights") for r in reasons)
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 3e-3
+    assert on_tensor_cores(plan) == 1
+
+
+def test_a_network_in_range_stays_fp16_by_estimate_too(monkeypatch):
+    monkeypatch.setattr(pipeline, "TOO_LONG", 1)
+    for name in ("resnet18", "espcn_x3"):
+        with pytest.warns(RuntimeWarning, match="estimated"):
+            assert not to_program(skeleton(name), {}, Options(), Dump(None)).storage
