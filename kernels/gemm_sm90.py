@@ -611,6 +611,7 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         full = u32(base + barriers)
         empty = u32(full + 8 * stages)
         tid = i32(cuda.threadIdx.x)
+        warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
         if tid == 0:
             for s in range(stages):
                 hw.barrier_init(u32(full + 8 * s), 1)
@@ -627,7 +628,7 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         rank, index, stride = i32(block % split), i32(block // split), i32(blocks // split)
         k_from, k_to = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
         slot = i32(0)
-        if tid >= consumers:
+        if warp >= consumers // 32:
             if exchange:
                 shrink()
             if tid == consumers:
@@ -645,9 +646,8 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         else:
             if exchange:
                 grow()
-            warp, lane = i32(tid >> 5), i32(tid & 31)
             # A descriptor holds an address within its block; the bits above say which block of the cluster.
-            half_a = a_half | u64((base + (tid >> 7) * a_rows & 0x3FFFF) >> 4)
+            half_a = a_half | u64((base + (warp >> 2) * a_rows & 0x3FFFF) >> 4)
             half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
             parity, turn = i32(0), i32(0)
             while index < tiles:

@@ -30,6 +30,12 @@ def shared_address(typingctx, array):
     return u32(array), codegen
 
 
+uniform = instruction("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", i32, i32)
+"""The value of the warp's first lane, which the compiler then knows to be the same in all.
+
+What is computed from it, and after a branch by it, stays in uniform registers: descriptors of wgmma need no move for each one.
+"""
+
 # --- Barriers ----------------------------------------------------------------------------------------------------------
 
 barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
