@@ -288,8 +288,6 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
             hw.prefetch_map(map_k)
             hw.prefetch_map(map_v)
         cuda.syncthreads()
-        hw.wait_for_earlier_grids()
-        hw.let_later_grids_start()
         block = i32(cuda.blockIdx.x)
         head = mma.divide(block, tiles_m)
         # The longest causal rows first: blocks are started in order.
@@ -300,6 +298,8 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
         g = mma.divide(h, share)
         last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
         tiles = i32(max(i32(0), last) + (bn - 1)) // bn
+        hw.wait_for_earlier_grids()
+        hw.let_later_grids_start()
         if tid >= consumers:
             if exchange:
                 shrink()

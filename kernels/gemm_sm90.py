@@ -342,8 +342,12 @@ def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
 
 
-def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, batch: int, params: tuple[Value, ...]) -> Function:
+def _function(
+    im2col: bool, chunk: int, k_major: tuple[bool, bool], constant: bool, t: Tile, batch: int, params: tuple[Value, ...]
+) -> Function:
     """The kernel for a tile: the code that `Hopper.work` gives its arguments to; a lane stores `batch` rows at a time.
+
+    constant  whether B is the same in every run
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
@@ -392,7 +396,7 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
     load4, sync_consumers = hw.load_shared_f32x4, hw.sync_threads(1, consumers)
     exchange = t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
-    by_group = GROUP.bit_length() - 1
+    by_group, zero = GROUP.bit_length() - 1, types.float32(0)
 
     @inline
     def place(index, order):
@@ -410,22 +414,42 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         return i32(row - batch * tiles_m), column, batch
 
     @inline
-    def produce_tiled(map_a, map_b, ring, full, empty, row, column, batch, k, k_end, slot, parity, geometry):
-        m, n, b_batch = i32(row * bm), i32(column * bn), i32(batch * geometry[0])
+    def ask_for_b(map_b, ring, full, slot, first, column, batch, geometry):
+        """Have B of a stage copied, from `first` of K on; what the stage's barrier expects is all of the stage."""
+        barrier, at, n = u32(full + slot * 8), u32(ring + slot * stage_bytes + a_bytes), i32(column * bn)
+        b_batch = i32(0) if im2col else i32(batch * geometry[0])
+        hw.barrier_expect(barrier, stage_bytes)
+        if b_k_major:
+            hw.copy_box(at, map_b, barrier, first, n, b_batch)
+        else:
+            for i in range(bn // 64):
+                hw.copy_box(u32(at + i * ACROSS), map_b, barrier, i32(n + 64 * i), first, b_batch)
+
+    @inline
+    def tiled_at(k, geometry):
+        """Where a stage begins along B's K."""
+        return i32(k * BK)
+
+    @inline
+    def im2col_at(k, geometry):
+        box = i32(k * boxes)
+        tap = divide(box, geometry[12], geometry[13])
+        return i32(tap * geometry[0] + (box - tap * geometry[11]) * chunk)
+
+    @inline
+    def produce_tiled(map_a, map_b, ring, full, empty, row, column, batch, k, asked, k_end, slot, parity, geometry):
+        m = i32(row * bm)
+        hw.wait_for_earlier_grids()
         while k < k_end:
             barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
-            hw.barrier_wait(u32(empty + slot * 8), parity)
-            hw.barrier_expect(barrier, stage_bytes)
+            if k >= asked:
+                hw.barrier_wait(u32(empty + slot * 8), parity)
+                ask_for_b(map_b, ring, full, slot, i32(k * BK), column, batch, geometry)
             if a_k_major:
                 hw.copy_box(at, map_a, barrier, i32(k * BK), m, batch)
             else:
                 for i in range(bm // 64):
                     hw.copy_box(u32(at + i * ACROSS), map_a, barrier, i32(m + 64 * i), i32(k * BK), batch)
-            if b_k_major:
-                hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(k * BK), n, b_batch)
-            else:
-                for i in range(bn // 64):
-                    hw.copy_box(u32(at + a_bytes + i * ACROSS), map_b, barrier, i32(n + 64 * i), i32(k * BK), b_batch)
             slot = i32(slot + 1)
             if slot == stages:
                 slot, parity = i32(0), i32(parity ^ 1)
@@ -433,10 +457,10 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         return slot, parity
 
     @inline
-    def produce_im2col(map_a, map_b, ring, full, empty, row, column, batch, k, k_end, slot, parity, geometry):
+    def produce_im2col(map_a, map_b, ring, full, empty, row, column, batch, k, asked, k_end, slot, parity, geometry):
         cp, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, tap_boxes = geometry[:12]
         boxes_m, boxes_s, width_m, width_s, q_m, q_s, pq_m, pq_s = geometry[12:]
-        m, n = i32(row * bm), i32(column * bn)
+        m = i32(row * bm)
         image = divide(m, pq_m, pq_s)
         pixel = i32(m - image * pq)
         out_h = divide(pixel, q_m, q_s)
@@ -446,12 +470,13 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         c = i32((box - tap * tap_boxes) * chunk)
         r = divide(tap, width_m, width_s)
         at_h, at_w, end_w = i32(r * dil_h), i32((tap - r * width) * dil_w), i32(width * dil_w)
+        hw.wait_for_earlier_grids()
         while k < k_end:
             barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
-            hw.barrier_wait(u32(empty + slot * 8), parity)
-            hw.barrier_expect(barrier, stage_bytes)
-            # Beyond the last channels of a tap, B goes on with the next tap's weights; A is zero there.
-            hw.copy_box(u32(at + a_bytes), map_b, barrier, i32(tap * cp + c), n, i32(0))
+            if k >= asked:
+                hw.barrier_wait(u32(empty + slot * 8), parity)
+                # Beyond the last channels of a tap, B goes on with the next tap's weights; A is zero there.
+                ask_for_b(map_b, ring, full, slot, i32(tap * cp + c), column, batch, geometry)
             for i in range(boxes):
                 # Beyond the last tap, zeros: every channel is outside the array.
                 inside = tap < taps
@@ -585,7 +610,9 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
         for again in range(shares):
             i = i32(again * consumers + warp * 32 + lane)
             row, group = i32((i // groups) * split + rank), i32(i % groups)
-            if i < share and i32(m + row) < rows:
+            inside = i < share and i32(m + row) < rows
+            a0, a1, a2, a3, a4, a5, a6, a7 = zero, zero, zero, zero, zero, zero, zero, zero
+            if inside:
                 at = u32(base + row * pitch + group * 16)
                 a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
                 a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), 0))
@@ -594,10 +621,13 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
                     b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), other))
                     a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
                     a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
+            if again == shares - 1:  # before the results are stored: arriving waits for all that has been stored
+                hw.cluster_arrive()
+            if inside:
                 compute((a0, a1, a2, a3, a4, a5, a6, a7), i32(batch * rows + m + row), i32(n + group * 8), e)
         return turn
 
-    produce = produce_im2col if im2col else produce_tiled
+    produce, at_b = (produce_im2col, im2col_at) if im2col else (produce_tiled, tiled_at)
     finish_tile = finish_boxed if boxed else finish_split if split > 1 else finish
     geometry_at = 2 + ORDER
     integers = geometry_at + (IM2COL if im2col else 1)
@@ -622,8 +652,6 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             hw.prefetch_map(map_a)
             hw.prefetch_map(map_b)
         cuda.syncthreads()
-        hw.wait_for_earlier_grids()
-        hw.let_later_grids_start()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
         rank, index, stride = i32(block % split), i32(block // split), i32(blocks // split)
         k_from, k_to = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
@@ -632,17 +660,25 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             if exchange:
                 shrink()
             if tid == consumers:
-                parity = i32(1)
+                parity, asked = i32(1), k_from
+                if constant:  # what the grids before have no part in comes while they run: weights, as many as the ring holds
+                    row, column, batch = place(index, order)
+                    asked = i32(min(k_to, i32(k_from + stages)))
+                    for s in range(stages):
+                        if k_from + s < k_to:
+                            ask_for_b(map_b, base, full, i32(s), at_b(i32(k_from + s), geometry), column, batch, geometry)
                 while index < tiles:
                     row, column, batch = place(index, order)
                     slot, parity = produce(
-                        map_a, map_b, base, full, empty, row, column, batch, k_from, k_to, slot, parity, geometry
+                        map_a, map_b, base, full, empty, row, column, batch, k_from, asked, k_to, slot, parity, geometry
                     )
+                    asked = k_from
                     index = i32(index + stride)
             if split > 1:
                 cuda.syncwarp()
                 hw.cluster_arrive()
                 hw.cluster_wait()
+                hw.cluster_arrive()
         else:
             if exchange:
                 grow()
@@ -650,6 +686,8 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             half_a = a_half | u64((base + (warp >> 2) * a_rows & 0x3FFFF) >> 4)
             half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
             parity, turn = i32(0), i32(0)
+            hw.wait_for_earlier_grids()
+            hw.let_later_grids_start()
             while index < tiles:
                 row, column, batch = place(index, order)
                 acc = accumulators()
@@ -676,7 +714,6 @@ def _function(im2col: bool, chunk: int, k_major: tuple[bool, bool], t: Tile, bat
             if boxed and lane == 0:
                 boxes_read()
         if split > 1:  # a block's shared memory lives until all have read it
-            hw.cluster_arrive()
             hw.cluster_wait()
 
     signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *extra)
@@ -742,6 +779,7 @@ class Hopper(Kernel):
                 im2col=how.im2col,
                 chunk=how.chunk,
                 k_major=how.k_major,
+                constant=problem.w.storage in program.constants,
                 bm=t.bm,
                 bn=t.bn,
                 stages=t.stages,
@@ -760,7 +798,8 @@ class Hopper(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and any(how != "none" for _, _, how in params["epilogue"][3])
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"], added)
-        return _function(params["im2col"], params["chunk"], params["k_major"], t, params["rows"], params["epilogue"])
+        copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
+        return _function(*copied, t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)

@@ -92,7 +92,8 @@ def resources(code: Code, arch: Arch) -> Resources:
 def ptx_text(function: Function, arch: Arch, name: str) -> str:
     """The PTX of a kernel's function, with `name` as its entry: the same text in every process.
 
-    Raises whatever Numba raises.
+    Where the generation can start a grid while those before it still run, the code waits for their end. Raises whatever Numba
+    raises.
     """
     from numba import cuda
 
@@ -107,7 +108,29 @@ def ptx_text(function: Function, arch: Arch, name: str) -> str:
     )
     if function.cluster > 1:
         text = re.sub(r"(?m)^(\.maxntid.*)$", rf"\1\n.explicitcluster\n.reqnctapercluster {function.cluster}, 1, 1", text)
-    return _stable(text, name)
+    text = _stable(text, name)
+    return _waiting(text) if arch.tma else text
+
+
+_ARITHMETIC = re.compile(
+    r"\t(\.reg|\.local|\.shared|ld\.param|mov|cvta?|add|sub|mul|mad|neg|abs|min|max|div|rem"
+    r"|and|or|xor|not|shl|shr|shf|bfe|bfi|prmt|setp|selp)\b"
+)
+
+
+def _waiting(ptx: str) -> str:
+    """The PTX of a kernel that waits for the grids before it, unless it does already: after the arithmetic at its beginning.
+
+    Then it lets those after it start: not sooner, or they take the place of blocks that have work to do. Loads by way of the
+    read-only cache become plain ones, since ptxas moves those ahead of the wait.
+    """
+    ptx = ptx.replace("ld.global.nc.", "ld.global.")
+    if "griddepcontrol.wait" in ptx:
+        return ptx
+    head, body = re.split(r"(?m)^\{\n", ptx, maxsplit=1)
+    lines = body.splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if not _ARITHMETIC.match(line))
+    return "".join([head, "{\n", *lines[:at], "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n", *lines[at:]])
 
 
 def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:

@@ -71,7 +71,13 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
     for number, choice in enumerate(build.choices):
         launches = tuple(
             PlacedLaunch(
-                index[images[launch.code, arch, build.kind]], launch.grid, launch.block, launch.smem, args, launch.cooperative
+                index[images[launch.code, arch, build.kind]],
+                launch.grid,
+                launch.block,
+                launch.smem,
+                args,
+                launch.cooperative,
+                early=arch.tma and not launch.cooperative,
             )
             for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
         )

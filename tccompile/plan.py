@@ -25,7 +25,7 @@ from tccompile.program import OPS, Op, Program, Tensor
 from tccompile.reference.storage import elements, store, to_storage
 from tccompile.weights import SMALL, Literal, Recipe, Source, Transform, evaluate
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -88,6 +88,7 @@ class PlacedLaunch:
     """One kernel launch; `image` indexes the plan's images.
 
     cooperative  its blocks wait for each other: they must run at once, and may be fewer than `grid`, which is then (n, 1, 1)
+    early        it may start before the launches that it comes after have ended: its code waits for them (griddepcontrol.wait)
     """
 
     image: int
@@ -96,6 +97,7 @@ class PlacedLaunch:
     smem: int
     args: tuple[PlanArg, ...]
     cooperative: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -370,6 +372,7 @@ def _check_launch(launch: PlacedLaunch, section: Section, program: Program, imag
     require(0 <= launch.image < len(images), f"there is no code {launch.image}")
     require(all(1 <= n <= most for n, most in zip(launch.grid, GRID, strict=True)), f"a grid of {launch.grid}")
     require(not launch.cooperative or launch.grid[1:] == (1, 1), f"a cooperative grid of {launch.grid}")
+    require(not (launch.cooperative and launch.early), "a cooperative launch that starts early")
     require(1 <= launch.block <= BLOCK, f"a block of {launch.block} threads")
     require(0 <= launch.smem <= SMEM, f"{launch.smem} bytes of shared memory")
     require(len(launch.args) <= ARGS, f"{len(launch.args)} arguments")

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tccompile import cache, emit, kernels
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.emit import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, Kernel, code
@@ -61,6 +62,14 @@ class Toy(Kernel):
         return Function(wrong if fault else kernel, signature, 128)
 
 
+WAITING = (
+    ("conv_3x3", "conv_sm90"), ("gemm_batched", "gemm_sm90"), ("gemm_batched_b_transposed", "gemm_sm90"),
+    ("gemm_large", "gemm_mma"), ("attention", "attention_sm90"), ("depthwise_3x3", "depthwise"), ("layer_norm", "norm"),
+    ("gemm_1_row", "gemv"), ("mean_hw", "reduce"), ("chain", "pointwise"), ("instance_norm_large", "norm_split"),
+)  # fmt: skip
+"""Cases of kernels that say themselves where they wait, and of others."""
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of its own, and the toy among the kernels."""
@@ -90,7 +99,7 @@ def test_the_same_bytes_in_every_process(fresh):
     program = """
 import sys
 from tccompile import kernels
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.emit import compile_code
 from tccompile.kernels.spec import code
 from tests.test_emit import Toy
@@ -165,6 +174,61 @@ def test_ptxas_is_numbas_own(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     emit._ptxas.cache_clear()
     assert Path(emit._ptxas()).parent != tmp_path
+
+
+# --- Grids that start early ------------------------------------------------------------------------------------------
+
+
+def touched_before_waiting(ptx: str) -> list[str]:
+    """The accesses to memory outside the block that some thread may come to before it has waited for the grids before."""
+    body = ptx[ptx.index("\n{\n") :].splitlines()
+    labels = {line.rstrip(":"): i for i, line in enumerate(body) if re.fullmatch(r"\$L\w+:", line)}
+    access = re.compile(r"\b((ld|st)\.(?!param|shared|local)|(atom|red)\.global|cp\.async\.(?!\w*wait|commit))")
+    found, seen, todo = [], set(), [0]
+    while todo:
+        i = todo.pop()
+        while i not in seen:
+            seen.add(i)
+            line = body[i].strip()
+            if line.startswith("griddepcontrol.wait") or re.fullmatch(r"ret;|}", line):
+                break
+            if access.search(line):
+                found.append(line)
+            if re.search(r"\bbra|\bbrx", line):
+                todo += [labels[name] for name in re.findall(r"\$L\w+", line) if name in labels]
+            if re.match(r"bra|brx", line):
+                break
+            i += 1
+    return found
+
+
+def texts(case: str, name: str, arch: Arch) -> list[tuple[str, dict[str, Any]]]:
+    """The PTX of a case's launches in a kernel's first config, and the parameters of their code."""
+    kernel, program = kernels.kernel(name), program_of(case)
+    config = next(iter(kernel.configs(program.ops[-1], program, arch)))
+    codes = [dict(launch.code.params) for launch in kernel.work(program.ops[-1], program, config, arch).launches]
+    return [(emit.ptx_text(kernel.build(arch, **params), arch, "k"), params) for params in codes]
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+def test_grids_wait_for_those_before(arch):
+    """After the arithmetic at the kernel's beginning, where the generation has an instruction for it"""
+    ((text, _),) = texts("chain", "pointwise", arch)
+    assert text.count("griddepcontrol.wait;") == text.count("griddepcontrol.launch_dependents;") == int(arch.tma)
+    assert bool(touched_before_waiting(text)) != arch.tma
+    if arch.tma:
+        assert "%tid.x" in text[: text.index("griddepcontrol.wait")]
+
+
+@pytest.mark.parametrize(("case", "name"), WAITING)
+def test_kernels_wait_for_the_grids_before(case, name):
+    """All but weights are read, and everything is written, after the wait; ptxas would move `ld.global.nc` ahead of it"""
+    for text, params in texts(case, name, ARCHS["sm_90a"]):
+        assert "ld.global.nc" not in text and "griddepcontrol.launch_dependents" in text
+        early = touched_before_waiting(text)
+        assert bool(early) == params.get("constant", False)
+        weights = re.findall(r"ld\.param\.u64\s+(%rd\d+), \[k_param_1\]", text)
+        assert all(re.search(rf"\.tensor\..*\[({'|'.join(weights)}), ", line) for line in early)
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------

@@ -402,6 +402,7 @@ LIMITS = [
     ((*STEPS, 0, "launches", 0, "grid"), [1, 65536, 1], "a grid of"),
     ((*STEPS, 0, "launches", 0, "grid"), [1, 1], "grid: expected an array of 3"),
     ((*STEPS, 0, "launches", 0, "cooperative"), True, "a cooperative grid of"),
+    ((*STEPS, 0, "launches", 0, "early"), 1, "early: expected true or false"),
     ((*STEPS, 0, "launches", 0, "block"), 2048, "a block of 2048"),
     ((*STEPS, 0, "launches", 0, "smem"), 1 << 20, "shared memory"),
     ((*ARGS, 0, "bytes"), 1 << 30, "in arena"),

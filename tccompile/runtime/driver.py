@@ -43,6 +43,15 @@ class Driver:
         setattr(self, name, checked)
         return checked
 
+    def start_early(self, graph: Any, before: list[Any], node: Any) -> None:
+        """Put a kernel node of a graph after others; it may start when all their blocks have let it, or have ended."""
+        edge = self.CUgraphEdgeData()
+        edge.type = int(self.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        edge.from_port = self.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        # The bindings of CUDA 13 have this under the name that means another function in those of CUDA 12.
+        name = "cuGraphAddDependencies_v2" if hasattr(self.api, "cuGraphAddDependencies_v2") else "cuGraphAddDependencies"
+        getattr(self, name)(graph, before, [node] * len(before), [edge] * len(before), len(before))
+
 
 @cache
 def driver() -> Driver:

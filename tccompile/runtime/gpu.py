@@ -25,6 +25,9 @@ ALIGN = 256
 WARMUP = 3
 """Inferences ahead of those whose steps are timed."""
 
+EARLY_DRIVER = 12030
+"""The first driver whose graphs have programmatic edges."""
+
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
 
@@ -287,7 +290,7 @@ class GpuEngine:
                     for slot, name, offset in node.io:
                         self._uses.setdefault(name, []).append((node, slot, offset))
                     try:
-                        node.handle = node.add_to(self._graph.value, before, cu)
+                        node.handle = node.add_to(self._graph.value, before, cu, bool(before))
                     except DriverError as error:
                         raise LaunchError(f"{self._where(node)}: {error}") from error
                     self._nodes.append(node)
@@ -317,9 +320,11 @@ class GpuEngine:
             graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
             events: list[Handle] = []
             last: list[Any] = []
+            launched = False  # whether `last` is a launch
 
             def record() -> None:
-                nonlocal last
+                nonlocal last, launched
+                launched = False
                 events.append(self._handle("cuEventCreate", 0, destroy="cuEventDestroy"))
                 last = [cu.cuGraphAddEventRecordNode(graph.value, last, len(last), events[-1].value)]
 
@@ -328,17 +333,18 @@ class GpuEngine:
             node = next(nodes, None)
             for step in self.section.steps:
                 while node is not None and node.step is step:
-                    last = [node.add_to(graph.value, last, cu)]
+                    last = [node.add_to(graph.value, last, cu, launched)]
+                    launched = True
                     node = next(nodes, None)
                 if each:
                     record()
             if not each:
                 record()
             how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
-            launched = Handle(self.device, cu.cuGraphInstantiateWithParams(graph.value, how), "cuGraphExecDestroy")
+            chain = Handle(self.device, cu.cuGraphInstantiateWithParams(graph.value, how), "cuGraphExecDestroy")
             times = []
             for _ in range(iterations + WARMUP):
-                cu.cuGraphLaunch(launched.value, self._own)
+                cu.cuGraphLaunch(chain.value, self._own)
                 self.synchronize(self._own)
                 times.append([float(cu.cuEventElapsedTime(a.value, b.value)) * 1e3 for a, b in pairwise(events)])
             return times[WARMUP:]
@@ -474,6 +480,7 @@ class _Node:
 
     def __init__(self, engine: GpuEngine, cu: Driver, step: Step, launch: PlacedLaunch, function: Any):
         self.step, self.launch = step, launch
+        self.early = launch.early and engine.device.driver_version >= EARLY_DRIVER
         self.values = (ctypes.c_uint64 * len(launch.args))()  # a slot of 8 bytes each, whatever the type's size
         self.pointers = (ctypes.c_void_p * len(launch.args))()
         self.io: list[tuple[int, str, int]] = []  # slot, input or output, offset in bytes
@@ -502,9 +509,12 @@ class _Node:
         params.kernelParams = ctypes.addressof(self.pointers)
         self.params = params
 
-    def add_to(self, graph: Any, before: list[Any], cu: Driver) -> Any:
-        """A node of `graph` with this launch, after those in `before`."""
-        node = cu.cuGraphAddKernelNode(graph, before, len(before), self.params)
+    def add_to(self, graph: Any, before: list[Any], cu: Driver, launches: bool) -> Any:
+        """A node of `graph` with this launch, after those in `before`, which it need not wait for if they are `launches`."""
+        early = launches and self.early
+        node = cu.cuGraphAddKernelNode(graph, [] if early else before, 0 if early else len(before), self.params)
+        if early:
+            cu.start_early(graph, before, node)
         if self.launch.cooperative:
             together = cu.CUkernelNodeAttrValue()
             together.cooperative = 1

@@ -124,6 +124,19 @@ def test_cupy(plan):
     close([cupy.asnumpy(cupy.asarray(y)), cupy.asnumpy(cupy.from_dlpack(z))], expected(plan, x_of()))
 
 
+def test_launches_start_early(plan):
+    """Thousands of inferences in a row on two inputs: none sees what an earlier one left in the arena, or a later one brings"""
+    torch = pytest.importorskip("torch")
+    session = Session(plan, "gpu")
+    inputs = [torch.from_numpy(x_of(1, seed)).cuda() for seed in range(2)]
+    want = [torch.from_dlpack(session.run(["y"], {"x": x})[0]).clone() for x in inputs]
+    for rounds in range(20):
+        session._engines[0].fill_arena(255)
+        got = [torch.from_dlpack(session.run(["y"], {"x": inputs[i % 2]})[0]) for i in range(200)]
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, want[i % 2]) for i, y in enumerate(got)), rounds
+
+
 def test_memory(plan, gpu):
     def used() -> int:
         gc.collect()

@@ -70,7 +70,9 @@ class FakeApi:
 
     CUDA_KERNEL_NODE_PARAMS = KernelParams
     CUDA_GRAPH_INSTANTIATE_PARAMS = InstantiateParams
-    CUkernelNodeAttrValue = SimpleNamespace
+    CUkernelNodeAttrValue = CUgraphEdgeData = SimpleNamespace
+    CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
+    CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
     cuuint64_t = cuuint32_t = int
 
     def __init__(
@@ -84,6 +86,7 @@ class FakeApi:
         self.kernels, self.count, self.cc, self.version, self.total = kernels, count, cc, version, memory
         self.resident = 2  # blocks that a multiprocessor runs at once
         self.together: list[int] = []  # the nodes whose blocks run at once
+        self.early: list[tuple[int, int]] = []  # programmatic edges
         self.failures: dict[str, Status] = {}
         self.calls: list[str] = []
         self.log: list[tuple] = []
@@ -276,6 +279,16 @@ class FakeApi:
         handle = self._handle()
         self.graphs[graph].append((handle, list(before), *self._node(params)))
         return handle
+
+    def cuGraphAddDependencies(
+        self, graph: int, before: list[int], after: list[int], edges: list[SimpleNamespace], n: int
+    ) -> None:
+        assert len(before) == len(after) == len(edges) == n
+        names = {handle: name for handle, _, name, *_ in self.graphs[graph]}
+        for first, then, edge in zip(before, after, edges, strict=True):
+            assert (edge.type, edge.from_port) == (1, 1) and names[first] and names[then]  # between kernels only
+            self.early.append((first, then))
+            next(node for node in self.graphs[graph] if node[0] == then)[1].append(first)
 
     def cuGraphAddEventRecordNode(self, graph: int, before: list[int], count: int, event: int) -> int:
         assert len(before) == count

@@ -143,6 +143,26 @@ def test_blocks_that_run_at_once_are_no_more_than_the_gpu_has_room_for(fake):
         api.graphs.clear()
 
 
+@pytest.mark.parametrize(
+    ("version", "starts"), [(13000, (False, True, True)), (13000, (True, False, True)), (12020, (True,) * 3)]
+)
+def test_launches_that_wait_themselves_start_early(fake, version, starts):
+    """By programmatic edges, where the driver has them, and between launches only"""
+    api = fake(version=version)
+    (entry,) = plan().entries
+    (part,) = entry.sections
+    steps = tuple(replace(s, launches=(replace(s.launches[0], early=e),)) for s, e in zip(part.steps, starts, strict=True))
+    session = Session(replace(plan(), entries=(replace(entry, sections=(replace(part, steps=steps),)),)), "gpu")
+    (nodes,) = {tuple(node[0] for node in graph) for graph in api.graphs.values()}
+    want = [(nodes[0], nodes[i]) for i in (1, 2) if starts[i] and version > 12020]
+    assert api.early == want
+    for _ in range(2):
+        same(session.run(None, {"x": x_of()}), expected(x_of()))
+    session.profile(3, {"x": x_of()})  # one after the other: between events, and without
+    assert len(api.early) == len(want) + (sum(starts[1:]) if version > 12020 else 0)  # not those between events
+    same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
 def test_host_arrays_of_any_strides(fake):
     fake()
     session = Session(plan(), "gpu")
