@@ -3,6 +3,7 @@
     python -m tests.backend                      # all of them on the CPU engine
     python -m tests.backend --device CUDA        # on a GPU: `make backend-test`
     python -m tests.backend --precision fp16 'test_softmax*'
+    python -m tests.backend --device simulator   # kernels of generated text too, on the CPU: some minutes
 
 A case passes if its outputs agree as ONNX's own runner asks (1e-3 an element), in type and shape too, and in fp32 if the error
 of each whole output is at most STRICT. What is expected to fail must fail, and be refused, not wrong.
@@ -28,12 +29,16 @@ import tccompile.backend
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
 from tccompile.schedule import schedule
+from tests.kernels.replay import replay
 
 STRICT = {np.dtype("float32"): 1e-5, np.dtype("float64"): 1e-6, np.dtype("float16"): 1e-3}
 """||out - expected|| / ||expected||, by the output's type. float64 is computed in float32."""
 
 HALF = {"rtol": 2e-2, "atol": 2e-2}
 """What is allowed an element where floats are stored in fp16."""
+
+SIMULATOR = "simulator"
+"""The CPU engine, and each step's kernel thread by thread beside it."""
 
 SHARE = 16
 """Cases that a process takes at a time."""
@@ -136,12 +141,22 @@ def cases() -> list[Any]:
 
 
 def run(case: Any, device: str = "CPU", precision: str = "fp32") -> str | None:
-    """What is wrong with a case's outputs, or None. Raises TccompileError if it is refused, or if an op has no kernel."""
-    prepared = tccompile.backend.prepare(case.model, device, precision=precision, jobs=1)
+    """What is wrong with a case's outputs, or with what its kernels compute, or None.
+
+    Raises TccompileError if it is refused, or if an op has no kernel.
+    """
+    on_cpu = device in ("CPU", SIMULATOR)
+    prepared = tccompile.backend.prepare(case.model, "CPU" if on_cpu else device, precision=precision, jobs=1)
     for inputs, outputs in case.data_sets:
         got = prepared.run([_array(x) for x in inputs])
-        for session in prepared.sessions if device == "CPU" else ():
+        for session in prepared.sessions if on_cpu else ():
             schedule(session.plan.entries[0].program, ANY)
+            if device == SIMULATOR:
+                given = dict(zip(prepared.inputs, map(_array, inputs), strict=False))
+                feeds = {v.name: np.asarray(given[v.name]).view(v.dtype) for v in session.get_inputs()}  # bf16 as its bits
+                for step in replay(session.plan, feeds, ANY):
+                    if step.problem:
+                        return f"{' + '.join(step.op.nodes)} by {step.kernel} {step.config}: {step.problem}"
         want = [_array(x) for x in outputs]
         allowed = {"rtol": case.rtol, "atol": case.atol} if precision == "fp32" else HALF
         try:
@@ -196,7 +211,7 @@ def verdicts(numbers: list[int], device: str, precision: str) -> list[tuple[bool
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="ONNX's node cases, on this machine")
-    parser.add_argument("--device", default="CPU", help="CPU, CUDA, or CUDA:N")
+    parser.add_argument("--device", default="CPU", help=f"CPU, CUDA, CUDA:N, or {SIMULATOR}")
     parser.add_argument("--precision", default="fp32", help="fp32 or fp16")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("patterns", nargs="*", default=["*"], help="names of cases, as test_softmax*")
