@@ -38,10 +38,12 @@ kernels: $(READY)  ## compile every config of every kernel for every generation
 bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, eager and compiled; needs PyTorch
 	$(BIN)/python -m tests.bench.networks --peers eager,compiled
 
-bench: $(READY)  ## whole networks, single and recurrent layers on a GPU: the tables of docs/benchmarks.md; the layers' peer needs PyTorch
+bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks.md; needs PyTorch
 	$(BIN)/python -m tests.bench.networks
 	$(BIN)/python -m tests.bench.layers
 	$(BIN)/python -m tests.bench.recurrent
+	$(BIN)/python -m tests.bench.bandwidth
+	$(BIN)/python -m tests.bench.tensor_cores
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
 	mkdir -p out

@@ -38,14 +38,14 @@ def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
     return model, {"input": (int(batch), 3, 224, 224)} if batch else SHAPES.get(base, {})
 
 
-def build(name: str, archs: tuple[str, ...], folder: Path, ptx: bool) -> None:
+def build(name: str, archs: tuple[str, ...], precision: str, folder: Path, ptx: bool) -> None:
     """Write the network's plan without its weights, which `sources` of the same network fill in; `ptx`: as PTX, too."""
     from tccompile import pipeline
 
     model, shapes = variant(name)
     start = time.perf_counter()
     with patch.object(pipeline, "PTX", archs if ptx else pipeline.PTX):
-        plan = pipeline.compile(model, shapes, archs, strip_weights=True)
+        plan = pipeline.compile(model, shapes, archs, precision=precision, strip_weights=True)
     plan.save(folder / f"{name}.plan")
     print(f"{name}: {time.perf_counter() - start:.1f} s, {(folder / f'{name}.plan').stat().st_size / 1e6:.1f} MB", flush=True)
 
@@ -55,20 +55,18 @@ def error(out: np.ndarray, ref: np.ndarray) -> float:
     return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
 
 
-def measure(
-    name: str, plan: Plan | None, archs: tuple[str, ...], target: str | None, cpu: bool, peers: tuple[str, ...]
-) -> dict[str, str]:
-    """One row of the table."""
+def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str, str]:
+    """One row of the table; without a plan, after compiling."""
     model, shapes = variant(name)
     if plan is None:
         from tccompile.pipeline import compile
 
-        plan = compile(model, shapes, archs)
+        plan = compile(model, shapes, args.arch.split(","), precision=args.precision)
     inputs = feeds(model, 0, shapes)
     oracle = skeleton(name.partition("@")[0].removesuffix(".fp16"))
     expected = reference(oracle, {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in inputs.items()})
     plan = fill(plan, sources(model))
-    with Session(plan, device="gpu", target=target) as session:
+    with Session(plan, device="gpu", target=args.target) as session:
         got = dict(zip(expected, session.run(list(expected), inputs), strict=True))
         times = session.bench(200, inputs)
         device = session.describe()
@@ -78,15 +76,15 @@ def measure(
         "p99": f"{np.percentile(times, 99):.3f}",
         "error": " ".join(f"{error(got[n], expected[n]):.1e}" for n in expected),
     }
-    if peers:
+    if args.peers:
         from tests.bench.peer import measure_peers
 
-        found = measure_peers(model, shapes, inputs, "compiled" in peers)
+        found = measure_peers(model, shapes, inputs, "compiled" in args.peers.split(","))
         times_of = {peer: found[peer] for peer in ("eager", "compiled") if peer in found}
         row |= {f"PyTorch {peer}": f"{ms:.3f}" for peer, ms in times_of.items()}
         row["speed"] = f"{min(times_of.values()) / float(np.median(times)):.2f}"
         row["PyTorch's error"] = " ".join(f"{error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
-    if cpu:
+    if args.cpu:
         with Session(plan, device="cpu") as session:
             own = dict(zip(expected, session.run(list(expected), inputs), strict=True))
         row["CPU engine's error"] = " ".join(f"{error(own[n], expected[n]):.1e}" for n in expected)
@@ -105,6 +103,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, help="take the plans from here")
     parser.add_argument("--build", type=Path, help="write the plans here, measure nothing")
     parser.add_argument("--arch", default="sm_90a", help="generations to build for")
+    parser.add_argument("--precision", default="mixed", help="mixed, fp16, or fp32: CUDA cores alone")
     parser.add_argument("--ptx", action="store_true", help="with --build: PTX of all these generations too")
     parser.add_argument("--target", help="run this generation's section")
     parser.add_argument("--peers", default="", help="eager, or eager,compiled: PyTorch beside")
@@ -114,13 +113,12 @@ def main() -> None:
     if args.build:
         args.build.mkdir(parents=True, exist_ok=True)
         for name in names:
-            build(name, tuple(args.arch.split(",")), args.build, args.ptx)
+            build(name, tuple(args.arch.split(",")), args.precision, args.build, args.ptx)
         return
     rows = []
     for name in names:
         plan = read_plan(args.plans / f"{name}.plan") if args.plans else None
-        peers = tuple(filter(None, args.peers.split(",")))
-        rows.append(measure(name, plan, tuple(args.arch.split(",")), args.target, args.cpu, peers))
+        rows.append(measure(name, plan, args))
         print(rows[-1], flush=True)
     print(f"\n{rows[0].pop('device')}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:
