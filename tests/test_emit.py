@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +203,11 @@ def touched_before_waiting(ptx: str) -> list[str]:
     return found
 
 
-def texts(case: str, name: str, arch: Arch) -> list[tuple[str, dict[str, Any]]]:
-    """The PTX of a case's launches in a kernel's first config, and the parameters of their code."""
+def texts(case: str, name: str, arch: Arch, constants: bool = True) -> list[tuple[str, dict[str, Any]]]:
+    """The PTX of a case's launches in a kernel's first config, and the parameters of their code; its weights may be computed."""
     kernel, program = kernels.kernel(name), program_of(case)
+    if not constants:
+        program = replace(program, constants={})
     config = next(iter(kernel.configs(program.ops[-1], program, arch)))
     codes = [dict(launch.code.params) for launch in kernel.work(program.ops[-1], program, config, arch).launches]
     return [(emit.ptx_text(kernel.build(arch, **params), arch, "k"), params) for params in codes]
@@ -229,6 +232,12 @@ def test_kernels_wait_for_the_grids_before(case, name):
         assert bool(early) == params.get("constant", False)
         weights = re.findall(r"ld\.param\.u64\s+(%rd\d+), \[k_param_1\]", text)
         assert all(re.search(rf"\.tensor\..*\[({'|'.join(weights)}), ", line) for line in early)
+
+
+def test_what_is_computed_is_not_read_ahead():
+    """Such as both operands of a product in an attention that is taken apart"""
+    ((text, params),) = texts("gemm_batched_b_transposed", "gemm_sm90", ARCHS["sm_90a"], constants=False)
+    assert not params["constant"] and not touched_before_waiting(text) and "cp.async.bulk.tensor" in text
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------
