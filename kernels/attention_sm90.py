@@ -276,6 +276,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
         k_full, k_empty = u32(q_full + 8), u32(q_full + 8 + 8 * STAGES)
         v_full, v_empty = u32(q_full + 8 + 16 * STAGES), u32(q_full + 8 + 24 * STAGES)
         tid = i32(cuda.threadIdx.x)
+        warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
         if tid == 0:
             hw.barrier_init(q_full, 1)
             for s in range(STAGES):
@@ -300,7 +301,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
         tiles = i32(max(i32(0), last) + (bn - 1)) // bn
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
-        if tid >= consumers:
+        if warp >= consumers // 32:
             if exchange:
                 shrink()
             if tid == consumers:
@@ -308,7 +309,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
         else:
             if exchange:
                 grow()
-            warp, lane, group = i32(tid >> 5), i32(tid & 31), i32(tid >> 7)
+            group = i32(warp >> 2)
             q_half = row_half | u64((base + group * (64 * 2 * COLUMNS) & 0x3FFFF) >> 4)
             k_half = row_half | u64((base + k_ring & 0x3FFFF) >> 4)
             values_half = v_half | u64((base + v_ring & 0x3FFFF) >> 4)
