@@ -12,6 +12,7 @@ from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.gemv import GEMV
+from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
 from tccompile.kernels.pointwise import PointwiseKernel
@@ -31,6 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     *SIMT,
     Depthwise(),
     ConvDirect(),
+    MlpKernel(),
     AttentionSm90(),
     AttentionMma(),
     AttentionKernel(),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tccompile.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.program import Op, Program, Scatter, Tensor, tensor_fields
+from tccompile.program import Mlp, Op, Program, Scatter, Tensor, tensor_fields
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -102,6 +102,8 @@ def op_text(op: Op) -> str:
     tensors = set(tensor_fields(op))
     if isinstance(op, Scatter):
         fields["at"] = f"[{', '.join(map(index_text, op.at))}]"
+    if isinstance(op, Mlp):
+        fields["hidden"] = expr_text(op.hidden, ())
     shown = [f"{k}={_names(v) if k in tensors else v}" for k, v in fields.items()]
     return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}"
 

@@ -18,6 +18,7 @@ from tccompile.program import (
     Conv,
     Cumulate,
     Gemm,
+    Mlp,
     Norm,
     Op,
     Pointwise,
@@ -170,6 +171,14 @@ def _gemm(op: Gemm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
 
 
+def _mlp(op: Mlp, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x, w, v = shapes[op.x], shapes[op.w], shapes[op.v]
+    yield all(len(s) == 4 and s[2:] == (1, 1) for s in (x, w, v, y))
+    yield x[1] == w[1] and w[0] == v[1] and y[:2] == (x[0], v[0])
+    yield op.b is None or shapes[op.b] == w[:1]
+    _check_expr(op.hidden, 0, True, "hidden")
+
+
 def _attention(op: Attention, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     q, k, v = shapes[op.q], shapes[op.k], shapes[op.v]
     yield len(q) == len(k) == len(v) == len(y) == 4 and q[3] == k[3] and k[:3] == v[:3] and y == (*q[:3], v[3])
@@ -245,6 +254,7 @@ RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Scatter: _scatter,
     TopK: _top_k,
     Gemm: _gemm,
+    Mlp: _mlp,
     Norm: _norm,
     Pool: _pool,
     Reduce: _reduce,

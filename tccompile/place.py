@@ -16,7 +16,7 @@ from operator import and_
 from tccompile.kernels import spec
 from tccompile.kernels.spec import Im2colMap, TiledMap, Work
 from tccompile.plan import Address, Float, Int, Map, PlanArg
-from tccompile.program import Program, Tensor
+from tccompile.program import Program, Tensor, earlier
 
 ALIGN = 256
 """Bytes: what tensor maps and the widest vector loads ask for, and a multiple of a memory sector."""
@@ -109,24 +109,12 @@ def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
 
 def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
     """For each area the others that steps could use at the same time by the data they read, though not in the program's order."""
-    writers: dict[str, int] = {}  # of each storage, the steps, as bits
-    users: dict[str, int] = {}
-    before: list[int] = []  # for each step, those that it comes after
+    before = earlier(program)
+    users: dict[str, int] = {}  # of each storage, the steps, as bits
     for i, op in enumerate(program.ops):
-        read = [program.tensors[n].storage for n in op.inputs]
-        steps = 0
-        for name in read:
-            steps |= writers.get(name, 0)
-        earlier, rest = steps, steps
-        while rest:
-            step = rest.bit_length() - 1
-            earlier |= before[step]
-            rest &= ~(before[step] | 1 << step)
-        before.append(earlier)
-        y = program.tensors[op.y].storage
-        writers[y] = writers.get(y, 0) | 1 << i
-        for name in (*read, y):
-            users[name] = users.get(name, 0) | 1 << i
+        for name in (*op.inputs, op.y):
+            owner = program.tensors[name].storage
+            users[owner] = users.get(owner, 0) | 1 << i
     bits = [users[a.name] if a.name else 1 << a.first for a in areas]
     own = [[i for i in range(a.first, a.last + 1) if b >> i & 1] for a, b in zip(areas, bits, strict=True)]
     waits = [reduce(and_, (before[i] for i in steps)) for steps in own]  # what all users of an area come after

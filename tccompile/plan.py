@@ -25,7 +25,7 @@ from tccompile.program import OPS, Op, Program, Tensor
 from tccompile.reference.storage import elements, store, to_storage
 from tccompile.weights import SMALL, Literal, Recipe, Source, Transform, evaluate
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------

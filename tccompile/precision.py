@@ -1,7 +1,7 @@
 """Program → Program: which tensors are stored in fp16, which times a power of two, and which in fp32.
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
-every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm and Rnn, because
+every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm, Mlp and Rnn, because
 Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
 Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. "mixed"
 is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
@@ -36,6 +36,7 @@ from tccompile.program import (
     Attention,
     Conv,
     Gemm,
+    Mlp,
     Norm,
     Op,
     Pointwise,
@@ -145,7 +146,7 @@ class _Choice:
         self.operands = {name for op in p.ops for name in multiplied(op)}
         self.outside = {*p.inputs, *p.outputs}
         self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
-        multiply = {name for op in p.ops if isinstance(op, Conv | Gemm | Attention | Rnn) for name in (*op.operands, op.y)}
+        multiply = {name for op in p.ops if isinstance(op, Conv | Gemm | Mlp | Attention | Rnn) for name in (*op.operands, op.y)}
         numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
         self.numbers = numbers - {p.tensors[name].storage for name in multiply}
         self.readers: dict[str, list[Op]] = {}

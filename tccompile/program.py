@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import or_
 from typing import ClassVar
 
 from tccompile.expr import ACC, Coord, DType, Element, Epilogue, Expr, Index, Shape, View, walk
@@ -144,6 +146,26 @@ class Gemm(Op):
     @property
     def operands(self) -> tuple[str, ...]:
         return self.a, self.b
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp(Op):
+    """y = epilogue(f(x @ wᵀ + b) @ vᵀ), of vectors that are images of one pixel: a squeeze's two products as one op.
+
+    x (N, C, 1, 1), w (H, C, 1, 1), b (H,) or None for zeros, v (O, H, 1, 1), y (N, O, 1, 1)
+
+    hidden  f, an expression of `acc`
+    """
+
+    x: str
+    w: str
+    v: str
+    b: str | None = None
+    hidden: Expr = ACC
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x, self.w, self.v) if self.b is None else (self.x, self.w, self.v, self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +387,9 @@ class Rnn(Op):
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 """By the cell of an Rnn."""
 
-OPS: tuple[type[Op], ...] = (Pointwise, Conv, Gemm, Attention, Cumulate, TopK, Scatter, Pool, Reduce, Softmax, Norm, Resize, Rnn)
+OPS: tuple[type[Op], ...] = (
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+)  # fmt: skip
 
 
 # --- Program ---------------------------------------------------------------------------------------------------------
@@ -418,6 +442,25 @@ class Program:
         return {op.y: op for op in self.ops}
 
 
+def needs(program: Program) -> list[list[int]]:
+    """For each op the ones that write what it reads."""
+    writers: dict[str, list[int]] = {}  # of each storage
+    out = []
+    for i, op in enumerate(program.ops):
+        owners = {program.tensors[name].storage for name in op.inputs}
+        out.append(sorted({k for owner in owners for k in writers.get(owner, ())}))
+        writers.setdefault(program.tensors[op.y].storage, []).append(i)
+    return out
+
+
+def earlier(program: Program) -> list[int]:
+    """For each op all that must have run before it, by the data they read: bit i of the number stands for op i."""
+    out: list[int] = []
+    for direct in needs(program):
+        out.append(reduce(or_, (out[k] | 1 << k for k in direct), 0))
+    return out
+
+
 def multiplied(op: Op) -> tuple[str, ...]:
     """The operands that Tensor Cores read as weights."""
     match op:
@@ -425,6 +468,8 @@ def multiplied(op: Op) -> tuple[str, ...]:
             return (w,)
         case Gemm(b=b):
             return (b,)
+        case Mlp(w=w, v=v):
+            return w, v
         case Rnn(r=r):
             return (r,)
     return ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Op, Program, Rnn, multiplied
+from tccompile.program import Attention, Conv, Gemm, Mlp, Op, Program, Rnn, multiplied
 from tccompile.reference import evaluate
 
 if TYPE_CHECKING:
@@ -128,6 +128,9 @@ def flops(op: Op, program: Program) -> int:
             return 2 * int(y * np.prod(program.tensors[w].shape[1:], dtype=np.int64))
         case Gemm(a=a):
             return 2 * int(y) * program.tensors[a].shape[-1]
+        case Mlp(w=w):
+            shape = program.tensors[w].shape
+            return 2 * shape[0] * (int(y) + int(y) // program.op_shape(op)[1] * shape[1])
         case Attention(k=k, v=v):  # each row of y meets each row of k and of v
             rows, elements = program.tensors[k].shape[-2:]
             return 2 * int(y) * rows * (elements + program.tensors[v].shape[-1]) // program.tensors[v].shape[-1]

@@ -14,7 +14,7 @@ from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.load import load, sources
 from tccompile.lower import lower
-from tccompile.program import Conv, Gemm, Program, verify
+from tccompile.program import Conv, Gemm, Mlp, Program, verify
 from tccompile.schedule import schedule
 from tests.networks import reference as onnx_runtime
 from tests.rewrites.common import Net
@@ -107,6 +107,36 @@ def test_a_residual_that_the_branch_itself_needs_is_no_cycle():
     nodes = [("Conv", "x v", "a", {}), ("Relu", "a", "r", {}), ("Conv", "r w", "b", {}), ("Add", "a b", "y", {})]
     program = fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))
     assert ops(program) == {"Conv": 2, "Pointwise": 2}  # input's layout, and relu beside the value it is made of
+
+
+def squeeze(images: int = 1, pixels: int = 1, hidden: int = 6, reads: str = "h") -> onnx.ModelProto:
+    """Two 1×1 convolutions with a swish between, of the mean of 3×3 pixels for each of `pixels`²; `reads`: what y adds up."""
+    nodes = [
+        ("AveragePool", "x", "m", {"kernel_shape": [3, 3], "strides": [3, 3]}),
+        ("Conv", "m v a", "g", {}),
+        ("Sigmoid", "g", "s", {}),
+        ("Mul", "g s", "h", {}),
+        ("Conv", "h w b", "e", {}),
+        ("Sigmoid", "e", "f", {}),
+        ("ReduceSum", f"{reads} axes", "r", {"keepdims": 1}),
+        ("Add", "f r", "y", {}),
+    ]
+    shape = images, 20, 3 * pixels, 3 * pixels
+    weights = {"v": weight(hidden, 20, 1, 1), "a": weight(hidden), "w": weight(24, hidden, 1, 1), "b": weight(24)}
+    return model(nodes, {"x": shape}, weights | {"axes": np.array([1, 2, 3], np.int64)})
+
+
+def test_two_products_of_a_vector_are_one():
+    assert ops(fused(squeeze(reads="m"))) == {"Pointwise": 1, "Pool": 1, "Mlp": 1, "Reduce": 1}
+    (mlp,) = (op for op in fused(squeeze(reads="m", images=2)).ops if isinstance(op, Mlp))
+    assert mlp.nodes[:3] == ("Conv_e", "Sigmoid_f", "Add_y") and mlp.b == "a"
+
+
+@pytest.mark.parametrize("near", [{"reads": "h"}, {"pixels": 2}, {"hidden": 257}, {"images": 1100, "hidden": 100}])
+def test_two_products_stay_apart(near):
+    """What else is read of the hidden units, more pixels, more units than a block keeps, more images than are few."""
+    program = fused(squeeze(**{"reads": "m", **near}))
+    assert ops(program)["Mlp"] == 0 and ops(program)["Conv"] == 2
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])

@@ -11,6 +11,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
                           depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
+    two_products          conv(f(conv(x, w) + b), v)     =>  mlp(x, w, b, v), for images of one pixel
     alias                 y = copy(x)                    =>  y is a view of x
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
 """
@@ -25,6 +26,7 @@ from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.pad import split_pads
+from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.program import Program
 
@@ -39,6 +41,7 @@ def fuse(program: Program) -> Program:
         leave_gaps,
         compose,
         epilogues,
+        two_products,
         alias,
         elide_concat,
     ):

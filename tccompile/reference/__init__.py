@@ -13,6 +13,7 @@ from tccompile.program import (
     Conv,
     Cumulate,
     Gemm,
+    Mlp,
     Norm,
     Op,
     Pointwise,
@@ -75,6 +76,16 @@ def attention(op: Attention, values: Mapping[str, np.ndarray], shape: Shape) -> 
     return out
 
 
+def mlp(op: Mlp, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """f(x @ wᵀ + b) @ vᵀ"""
+    x, w, v = (values[name].astype(np.float32, copy=False)[:, :, 0, 0] for name in (op.x, op.w, op.v))
+    acc = x @ w.T
+    if op.b is not None:
+        acc = acc + values[op.b].astype(np.float32, copy=False)
+    hidden = np.broadcast_to(evaluate_expr(op.hidden, (), {}, acc.shape, acc), acc.shape)
+    return (np.asarray(hidden, np.float32) @ v.T).reshape(shape)
+
+
 def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """x resampled along one axis after the other: a weighted sum of taps, at indices clipped into x."""
     x = values[op.x].astype(np.float32, copy=False)
@@ -93,6 +104,7 @@ MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
     Conv: conv,
     Cumulate: cumulate,
     Gemm: gemm,
+    Mlp: mlp,
     Norm: norm,
     Pool: pool,
     Reduce: reduce,

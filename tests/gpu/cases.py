@@ -36,6 +36,7 @@ from tccompile.program import (
     Conv,
     Cumulate,
     Gemm,
+    Mlp,
     Norm,
     Op,
     Pointwise,
@@ -222,6 +223,33 @@ def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: 
         return y
     at, after = {"slice": (16, 24), "odd": (3, 6), "tail": (16, 0), "odd_tail": (3, 0)}[to]
     return b.slice_of(shape, axis, at + shape[axis] + after, at, dtype, order)
+
+
+def mlp(
+    case: str,
+    x: tuple[int, int],
+    hidden: int,
+    results: int,
+    inner: str = "silu",
+    bias: bool = True,
+    ep: str = "bias sigmoid",
+    to: str = "own",
+    dtype: DType = F16,
+    source: str = "own",
+) -> Program:
+    """x (images, channels); `inner`: the hidden units' function; the others as of `conv`."""
+    b = Builder(case)
+    shape, out = (*x, 1, 1), (x[0], results, 1, 1)
+    if source == "own":
+        b.normal("x", shape, dtype, NHWC)
+    else:
+        b.part("x", shape, 1, x[1] + 40, {"slice": 16, "odd": 3}[source], dtype, NHWC)
+    b.normal("w", (hidden, x[1], 1, 1), dtype, NHWC, x[1] ** -0.5)
+    b.normal("v", (results, hidden, 1, 1), dtype, NHWC, hidden**-0.5)
+    name = b.normal("b", (hidden,), F32) if bias else None
+    y = _destination(b, out, 1, to, dtype, NHWC)
+    ep_ = epilogue(b, out, ep, 1, NHWC, dtype)
+    return b.program(Mlp(nodes=(case,), y=y, x="x", w="w", v="v", b=name, hidden=call(inner, ACC), epilogue=ep_))
 
 
 def gemm(
@@ -733,6 +761,13 @@ CASES: Cases = {
     "gemm_short_k": _case(gemm, (65, 8), 24, ep="bias relu"),
     "gemm_odd_k": _case(gemm, (33, 75), 19, ep="bias residual"),
     "gemm_rank_3": _case(gemm, (3, 50, 96), 64, ep="bias tanh"),
+    "mlp": _case(mlp, (1, 600), 48, 130),
+    "mlp_large": _case(mlp, (1, 1152), 48, 1152),
+    "mlp_small": _case(mlp, (3, 32), 8, 35, inner="relu", bias=False),
+    "mlp_two_rows": _case(mlp, (2, 481), 20, 480, ep="bias tanh"),
+    "mlp_200": _case(mlp, (1, 300), 200, 70, to="odd_tail"),
+    "mlp_from_odd": _case(mlp, (2, 60), 13, 50, source="odd", to="output"),
+    "mlp_fp32": _case(mlp, (1, 77), 10, 40, dtype=F32),
     "gemm_batched": _case(gemm, (4, 35, 64), 50, batched=True, ep=""),
     "gemm_batched_4": _case(gemm, (2, 3, 40, 32), 40, batched=True, ep="residual"),
     "gemm_slice": _case(gemm, (64, 96), 64, to="slice"),

@@ -24,6 +24,7 @@ from tccompile.kernels import (
     epilogue,
     gemv,
     loops,
+    mlp,
     norm,
     norm_split,
     pointwise,
@@ -360,6 +361,18 @@ def _gemv(params: dict[str, Value], extra: int, memory: Memory, tensor_cores: bo
     return text, scope, (gemv.PARAMS.count(",") + 1,)
 
 
+def _mlp(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    scope: dict[str, Any] = {
+        **_words("x", DType(params["x"]), 8, memory),
+        **_words("w", DType(params["w"]), 8, memory),
+        **_words("v", DType(params["v"]), 8, memory),
+        "read_one": memory.load(DType(params["x"]), 1, True),
+        "read_bias": memory.load(DType(params["bias"] or "float32"), 1, True),
+        "dot": _dot,
+    }
+    return _body("mlp", mlp.PARAMS, mlp.lines(params, early=False)), scope, (mlp.PARAMS.count(",") + 1,)
+
+
 def _depthwise(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     lanes = params["lanes"]
     scope: dict[str, Any] = {
@@ -435,6 +448,7 @@ SOURCES: dict[str, Any] = {
 _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
     "depthwise": _depthwise,
+    "mlp": _mlp,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
     "reduce": _reduce,

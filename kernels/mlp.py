@@ -1,0 +1,212 @@
+"""Two products of vectors in one launch: y = epilogue(f(x @ wᵀ + b) @ vᵀ), where launches are most of what the products cost.
+
+A block computes all hidden units of one vector, and of its results 64. So no block waits for another; the first weights are
+read once a block, from the L2 cache. A warp follows `rows` rows of w; a lane takes every 32nd vector of 8 elements, `turns` of
+each row at once. Of v, whose rows are short, eight threads share a row; their first vectors are asked for before the first
+product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import Lines, decode, encode
+from tccompile.kernels.loops import device, entry
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code
+from tccompile.program import Mlp, Op, Program
+
+WARPS = 16
+THREADS = 32 * WARPS
+VECTOR = 8
+RESULTS = 64
+"""Results of a block."""
+
+SHARING = THREADS // RESULTS
+"""Threads that share a row of v."""
+
+UNDER_WAY = 20
+"""Vectors that a thread asks for at once, of w and x: as many as it has registers for."""
+
+HIDDEN = 256
+"""The most hidden units."""
+
+FRAME = (0, 2, 3, 1)
+PARAMS = "x, w, v, b, channels, chunks, units, v_chunks, columns, results, x_row, x_step, w_row, v_row"
+
+
+class MlpKernel(Kernel):
+    """Every Mlp of at most HIDDEN hidden units, in float32."""
+
+    name = "mlp"
+    realises = Mlp
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Mlp)
+        for name in op.operands:
+            if (t := program.tensors[name]).dtype not in (DType.F16, DType.BF16, DType.F32):
+                return f"{name} is {t.dtype.value}; it multiplies float16, bfloat16 and float32"
+        for name in op.operands[1:]:
+            if program.tensors[name].storage not in program.constants:
+                return f"{name} is computed, and weights are read before the steps ahead have ended"
+        for name in (op.w, op.v):
+            t = program.tensors[name]
+            if t.strides[1] != 1 or any(n % VECTOR for n in (t.padded[1], t.strides[0], t.offset)):
+                return f"rows of {name} are not whole vectors of {VECTOR} elements"
+        if (units := program.tensors[op.w].shape[0]) > HIDDEN:
+            return f"it has {units} hidden units; it takes {HIDDEN} at most"
+        return None
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        yield {}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Mlp)
+        w, y = program.tensors[op.w], program.tensors[op.y]
+        waves = ceil(y.shape[0] * ceil(y.padded[1] / RESULTS) / arch.sms)
+        return LAUNCH_US + waves * (0.7 + w.span * w.dtype.size / 100e3)  # 100 KB a microsecond reach a multiprocessor from L2
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Mlp)
+        x, w, v = (program.tensors[name] for name in (op.x, op.w, op.v))
+        images = program.op_shape(op)[0]
+        units, channels = w.shape[:2]
+        chunks, v_chunks = -(-channels // VECTOR), -(-units // VECTOR)
+        share = min(4, -(-units // WARPS))  # rows of a warp
+        groups = epilogue.lane_groups(op, program, FRAME)
+        if images * groups == 0:
+            return Work(())
+        step = x.strides[1] if channels > 1 else 1
+        rows = [0 if images == 1 else x.strides[0], x.offset]
+        whole = step == 1 and x.padded[1] >= chunks * VECTOR and not any(n % VECTOR for n in rows)
+        spec = epilogue.describe(op, program, FRAME, VECTOR)
+        numbers = (channels, chunks, units, v_chunks, v.shape[0], groups * VECTOR, rows[0], step, w.strides[0], v.strides[0])
+        launch = Launch(
+            code(
+                self.name,
+                x=x.dtype.value,
+                w=w.dtype.value,
+                v=v.dtype.value,
+                bias=program.tensors[op.b].dtype.value if op.b else "",
+                whole=whole,
+                rows=share,
+                turns=min(5, UNDER_WAY // (share + 1), -(-chunks // 32)),
+                hidden=encode(op.hidden),
+                epilogue=spec.params,
+            ),
+            grid=(-(-groups * VECTOR // RESULTS), images, 1),
+            block=THREADS,
+            args=(Ptr(op.x), Ptr(op.w), Ptr(op.v), Ptr(op.b or op.w), *map(I32, numbers), *spec.args),
+        )
+        return Work((launch,))
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx import hopper, memory, simt
+
+        put, extra = epilogue.build(params["epilogue"])
+        scope = {"store": put, "shuffle": simt.shuffle, "dot": simt.dot(VECTOR)}
+        for name in ("x", "w", "v"):
+            dtype = DType(params[name])
+            scope[f"read_{name}"] = memory.load_words(VECTOR * dtype.size // 4, space="global.nc")
+            scope[f"unpack_{name}"] = memory.floats(dtype, VECTOR)
+        scope["read_one"] = memory.load(DType(params["x"]), 1, guarded=True, space="global.nc")
+        scope["read_bias"] = memory.load(DType(params["bias"] or "float32"), 1, guarded=True, space="global.nc")
+        if arch.tma:
+            scope |= {name: getattr(hopper, name) for name in ("wait_for_earlier_grids", "let_later_grids_start")}
+        body = device("mlp", f"{PARAMS}, e", lines(params, arch.tma), **scope)
+        fixed = (types.int64,) * 4 + (types.int32,) * (PARAMS.count(",") - 3)
+        return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS)
+
+
+def lines(params: dict[str, Value], early: bool) -> list[str]:
+    """The kernel's source. Block: results blockIdx.x * RESULTS … of vector blockIdx.y.
+
+    early  the grid may start before those have ended that write x: weights are asked for before it waits for them
+    """
+    rows, turns = range(params["rows"]), range(params["turns"])
+    x, w, v = (DType(params[name]) for name in ("x", "w", "v"))
+
+    def words(name: str, dtype: DType) -> str:
+        return ", ".join(f"{name}[{k}]" for k in range(VECTOR * dtype.size // 4))
+
+    out = [
+        "tid, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)",
+        "lane, warp = tid & i32(31), tid >> i32(5)",
+        f"hidden = cuda.shared.array({HIDDEN + VECTOR}, f32)",
+        f"found = cuda.shared.array({RESULTS}, f32)",
+        f"first = i32(cuda.blockIdx.x * {RESULTS})",
+        f"own, part = i32(first + tid // i32({SHARING})), tid % i32({SHARING})",
+        f"v_from = v + i64(own) * (i64(v_row) * i64({v.size}))",
+        "v_end = v_chunks if own < columns else i32(0)",
+        f"ahead = read_v(v_from + i64(part) * i64({VECTOR * v.size}), i32(part < v_end))",
+        f"x_from = x + i64(image) * (i64(x_row) * i64({x.size}))",
+        f"if tid < i32({VECTOR}):",
+        "    hidden[units + tid] = f32(0)",  # the rest of the last vector, times zeros
+        f"row = warp * i32({len(rows)})",
+        "while row < units:",
+    ]
+    for r in rows:
+        out.append(f"    w{r} = w + i64(row + i32({r})) * (i64(w_row) * i64({w.size}))")
+        out.append(f"    end{r} = chunks if row + i32({r}) < units else i32(0)")
+        bias = "f32(0)"
+        if params["bias"]:
+            bias = f"read_bias(b + i64(row + i32({r})) * i64({DType(params['bias']).size}), lane == 0 and end{r} > 0)"
+        out.append(f"    a{r} = {bias}")
+    out += ["    k = lane", "    while k < chunks:"]
+    for u in turns:
+        out.append(f"        k{u} = i32(k + i32({32 * u}))")
+        out += [f"        p{u}_{r} = read_w(w{r} + i64(k{u}) * i64({VECTOR * w.size}), i32(k{u} < end{r}))" for r in rows]
+    out += (
+        ["        wait_for_earlier_grids()", "        let_later_grids_start()"] if early else []
+    )  # the first time; then it is done
+    for u in turns:
+        if params["whole"]:
+            out.append(f"        x{u} = read_x(x_from + i64(k{u}) * i64({VECTOR * x.size}), i32(k{u} < chunks))")
+            continue
+        for i in range(VECTOR):
+            at = f"i32(k{u} * i32({VECTOR}) + i32({i}))"
+            out.append(f"        x{u}_{i} = read_one(x_from + i64({at}) * (i64(x_step) * i64({x.size})), {at} < channels)")
+    for u in turns:
+        one = ", ".join(f"x{u}_{i}" for i in range(VECTOR))
+        out.append(f"        xs = unpack_x({words(f'x{u}', x)})" if params["whole"] else f"        xs = ({one})")
+        out += [f"        a{r} = dot(a{r}, unpack_w({words(f'p{u}_{r}', w)}), xs)" for r in rows]
+    out.append(f"        k = i32(k + i32({32 * len(turns)}))")
+    for half in (16, 8, 4, 2, 1):
+        for r in rows:
+            out += [f"    other = shuffle(a{r}, i32({half}))", f"    a{r} = a{r} + other"]
+    out.append("    if lane == 0:")
+    for r in rows:
+        text = Lines()
+        text.lines.append(f"z = a{r}")
+        result = text.value(decode(params["hidden"]), lambda e: "z")
+        out += [f"        {line}" for line in text.lines]
+        out += [f"        if end{r} > 0:", f"            hidden[row + i32({r})] = {result}"]
+    out += [
+        f"    row = i32(row + i32({WARPS * len(rows)}))",
+        "cuda.syncthreads()",
+        "total, k = f32(0), part",
+        "while k < v_end:",
+        f"    at = k * i32({VECTOR})",
+        f"    hs = ({', '.join(f'hidden[at + i32({i})]' for i in range(VECTOR))})",
+        f"    total = dot(total, unpack_v({words('ahead', v)}), hs)",
+        f"    k = i32(k + i32({SHARING}))",
+        f"    ahead = read_v(v_from + i64(k) * i64({VECTOR * v.size}), i32(k < v_end))",
+    ]
+    half = SHARING // 2
+    while half:
+        out += [f"other = shuffle(total, i32({half}))", "total = total + other"]
+        half //= 2
+    out += [
+        "if part == 0:",
+        f"    found[tid // i32({SHARING})] = total",
+        "cuda.syncthreads()",
+        f"at = tid * i32({VECTOR})",
+        f"if tid < i32({RESULTS // VECTOR}) and first + at < results:",
+        f"    store(({', '.join(f'found[at + i32({i})]' for i in range(VECTOR))}), image, i32(first + at), e)",
+    ]
+    return out
