@@ -832,8 +832,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> f
     """Microseconds from the first block's start to the last one's end, if memory is fast enough; `loads` of the epilogue by row.
 
     Fitted to 119 times of ResNet-50's layers at batch 32 and of GEMMs on an H200, from which it is 11 % off (in the mean of
-    squares), the configs that it takes among those measured 2 % slower than the best; and, at batch 1, to what an earlier fit
-    made of times there. The constants are near what they stand for, at the clock that a GPU keeps under load.
+    squares), the configs that it takes among those measured 2 % slower than the best; and at batch 1 to 239 times of whole
+    networks that differed in one layer's config. The constants are near what they stand for, at the clock that a GPU keeps
+    under load.
     """
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
     blocks, sms = tiles * t.split, TOGETHER[t.split]
@@ -845,15 +846,22 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> f
     fetching = t.stage_bytes / 67
     multiplying = _multiplying(t.bm, t.bn)
     sharing = 0.9 * (t.bm + t.bn + t.bm // 64 * (64 + t.bn))
-    step = max(max(copying, fetching, multiplying, sharing) * together, 290) / 1560
+    step = max(max(copying, fetching, multiplying, sharing) * together, 250) / 1560
+    begin = 0.25
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
         step *= 1.04
+        begin += 0.3
     results = max(t.bm * together, 80) * t.bn / (128 * 128)  # a warpgroup alone takes nearly as long as one beside another
     storing = (1.2 + 0.25 * loads if t.boxed else 1.8 + 0.45 * loads) * results
-    reduction = 0.9 + 0.65 * t.bm * t.bn / (128 * 128) if t.split > 1 else 0.0
+    reduction = 0.0
+    if (
+        t.split > 1
+    ):  # each block of a cluster stores its share of the rows, whose loads begin late; one of 8 finds room less easily
+        storing = 1.8 * results / t.split + 0.4 * loads
+        reduction = 0.65 + 0.9 * t.bm * t.bn / (128 * 128) + (0.35 if t.split == 8 else 0.0)
     last = min(blocks, sms * together) * t.bm * t.bn / t.split * 2  # bytes that are stored while nothing is multiplied
     draining = last / 6e6
-    return 0.25 + waves * (-(-how.steps // t.split) * step + storing) + reduction + draining
+    return begin + waves * (-(-how.steps // t.split) * step + storing) + reduction + draining
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

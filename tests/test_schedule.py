@@ -1,0 +1,82 @@
+"""Choices where steps run side by side: who is beside whom, who is in a hurry, and what that changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.expr import DType, Epilogue, identity_view, load
+from tccompile.kernels.spec import Launch, Work, code
+from tccompile.program import Gemm, Op, Pointwise, Program, dense
+from tccompile.schedule import ALONE, Company, choose, company, schedule, share
+from tccompile.weights import Source
+
+ARCH = ARCHS["sm_90a"]
+
+
+def copies(reads: dict[str, str]) -> Program:
+    """Copies by name, each of the tensor that it reads."""
+    ops = [Pointwise(nodes=(y,), y=y, epilogue=Epilogue(load(0), (identity_view(x, 1),))) for y, x in reads.items()]
+    tensors = {n: dense(n, (8,), DType.F32, pad=1) for n in ("x", *reads)}
+    return Program(("x",), tuple(reads), tensors, {}, tuple(ops))
+
+
+def projections(count: int) -> Program:
+    """A copy of 128 rows, and its products with `count` matrices of 768×768."""
+    tensors = {name: dense(name, (1, 128, 768), DType.F16, pad=1) for name in ("x", "h")}
+    ops: list[Op] = [Pointwise(nodes=("copy",), y="h", epilogue=Epilogue(load(0), (identity_view("x", 3),)))]
+    for i in range(count):
+        tensors |= {f"w{i}": dense(f"w{i}", (768, 768), DType.F16), f"y{i}": dense(f"y{i}", (1, 128, 768), DType.F16, pad=1)}
+        ops.append(Gemm(nodes=(f"gemm{i}",), y=f"y{i}", a="h", b=f"w{i}"))
+    constants = {f"w{i}": Source(f"w{i}", (768, 768), "float16") for i in range(count)}
+    return Program(("x",), tuple(f"y{i}" for i in range(count)), tensors, constants, tuple(ops))
+
+
+def test_a_chain_is_alone() -> None:
+    program = copies({"a": "x", "b": "a", "c": "b"})
+    assert company(program, [1.0, 2.0, 3.0]) == ([1.0, 3.0, 6.0], [0.0, 0.0, 0.0])
+
+
+def test_who_is_beside_whom() -> None:
+    """a → b → c take 5, and beside b and c runs d, which has 3 of its 1 to spare: nobody minds if d takes longer."""
+    program = copies({"a": "x", "b": "a", "c": "b", "d": "a"})
+    latest, others = company(program, [1.0, 2.0, 2.0, 1.0])
+    assert latest == [1.0, 3.0, 5.0, 5.0]
+    assert others == [0.0, 0.0, 0.0, 1.0]  # b is beside d, which is not in a hurry; c begins when d has ended
+
+
+def test_one_that_could_nearly_take_as_long_again_counts_in_part() -> None:
+    program = copies({"a": "x", "b": "x"})
+    latest, others = company(program, [4.0, 3.0])
+    assert latest == [4.0, 4.0] and others == pytest.approx([2 / 3, 1.0])
+
+
+def test_projections_side_by_side_leave_room_to_each_other() -> None:
+    def blocks(program: Program) -> list[int]:
+        return [math.prod(launch.grid) for choice in schedule(program, ARCH)[1:] for launch in choice.work.launches]
+
+    (alone,) = blocks(projections(1))
+    beside = blocks(projections(3))
+    assert len(set(beside)) == 1 and beside[0] <= alone / 2
+    assert all("beside others" in choice.reason for choice in schedule(projections(3), ARCH)[1:])
+
+
+def test_a_step_with_time_to_spare_takes_little_room() -> None:
+    program = projections(1)
+    hasty = choose(program.ops[1], program, ARCH, company=Company(1.0, 0.0))
+    idle = choose(program.ops[1], program, ARCH, company=Company(1.0, 20.0))
+    assert (
+        share(idle.work, ARCH) < share(hasty.work, ARCH) <= share(choose(program.ops[1], program, ARCH, company=ALONE).work, ARCH)
+    )
+    assert idle.cost > hasty.cost
+
+
+def test_share_of_the_gpu() -> None:
+    def work(*grids: tuple[int, int, int]) -> Work:
+        return Work(tuple(Launch(code("k"), grid, 128, ()) for grid in grids))
+
+    assert share(work((33, 1, 1)), ARCH) == 0.25
+    assert share(work((2, 33, 1), (1, 1, 1)), ARCH) == 0.5
+    assert share(work((1000, 1, 1)), ARCH) == 1.0 and share(work(), ARCH) == 0.0
