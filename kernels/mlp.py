@@ -49,9 +49,6 @@ class MlpKernel(Kernel):
         for name in op.operands:
             if (t := program.tensors[name]).dtype not in (DType.F16, DType.BF16, DType.F32):
                 return f"{name} is {t.dtype.value}; it multiplies float16, bfloat16 and float32"
-        for name in op.operands[1:]:
-            if program.tensors[name].storage not in program.constants:
-                return f"{name} is computed, and weights are read before the steps ahead have ended"
         for name in (op.w, op.v):
             t = program.tensors[name]
             if t.strides[1] != 1 or any(n % VECTOR for n in (t.padded[1], t.strides[0], t.offset)):
@@ -106,7 +103,7 @@ class MlpKernel(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx import hopper, memory, simt
+        from tccompile.kernels.ptx import memory, simt
 
         put, extra = epilogue.build(params["epilogue"])
         scope = {"store": put, "shuffle": simt.shuffle, "dot": simt.dot(VECTOR)}
@@ -116,18 +113,13 @@ class MlpKernel(Kernel):
             scope[f"unpack_{name}"] = memory.floats(dtype, VECTOR)
         scope["read_one"] = memory.load(DType(params["x"]), 1, guarded=True, space="global.nc")
         scope["read_bias"] = memory.load(DType(params["bias"] or "float32"), 1, guarded=True, space="global.nc")
-        if arch.tma:
-            scope |= {name: getattr(hopper, name) for name in ("wait_for_earlier_grids", "let_later_grids_start")}
-        body = device("mlp", f"{PARAMS}, e", lines(params, arch.tma), **scope)
+        body = device("mlp", f"{PARAMS}, e", lines(params), **scope)
         fixed = (types.int64,) * 4 + (types.int32,) * (PARAMS.count(",") - 3)
         return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS)
 
 
-def lines(params: dict[str, Value], early: bool) -> list[str]:
-    """The kernel's source. Block: results blockIdx.x * RESULTS … of vector blockIdx.y.
-
-    early  the grid may start before those have ended that write x: weights are asked for before it waits for them
-    """
+def lines(params: dict[str, Value]) -> list[str]:
+    """The kernel's source. Block: results blockIdx.x * RESULTS … of vector blockIdx.y."""
     rows, turns = range(params["rows"]), range(params["turns"])
     x, w, v = (DType(params[name]) for name in ("x", "w", "v"))
 
@@ -161,10 +153,6 @@ def lines(params: dict[str, Value], early: bool) -> list[str]:
     for u in turns:
         out.append(f"        k{u} = i32(k + i32({32 * u}))")
         out += [f"        p{u}_{r} = read_w(w{r} + i64(k{u}) * i64({VECTOR * w.size}), i32(k{u} < end{r}))" for r in rows]
-    out += (
-        ["        wait_for_earlier_grids()", "        let_later_grids_start()"] if early else []
-    )  # the first time; then it is done
-    for u in turns:
         if params["whole"]:
             out.append(f"        x{u} = read_x(x_from + i64(k{u}) * i64({VECTOR * x.size}), i32(k{u} < chunks))")
             continue

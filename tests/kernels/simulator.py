@@ -370,7 +370,7 @@ def _mlp(params: dict[str, Value], extra: int, memory: Memory) -> Text:
         "read_bias": memory.load(DType(params["bias"] or "float32"), 1, True),
         "dot": _dot,
     }
-    return _body("mlp", mlp.PARAMS, mlp.lines(params, early=False)), scope, (mlp.PARAMS.count(",") + 1,)
+    return _body("mlp", mlp.PARAMS, mlp.lines(params)), scope, (mlp.PARAMS.count(",") + 1,)
 
 
 def _depthwise(params: dict[str, Value], extra: int, memory: Memory) -> Text:
