@@ -63,7 +63,8 @@ LOSS = 0.5
 
 def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
-    choices = [choose(op, program, arch, refused, timings) for op in program.ops]
+    ranked = [candidates(op, program, arch) for op in program.ops]
+    choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(program.ops, ranked, strict=True)]
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
@@ -72,7 +73,7 @@ def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timin
         begin = max((ends[k] for k in own), default=0.0)
         if others[i]:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
-            choices[i] = choose(op, program, arch, refused, timings, beside)
+            choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
     return choices
 
@@ -127,23 +128,27 @@ def choose(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     company: Company = ALONE,
+    ranked: Sequence[Candidate] = (),
 ) -> Choice:
     """The fastest candidate of those that were measured; if there are none, the cheapest, the first of equals.
 
+    ranked  the op's `candidates`, where they are known
     In company, the one that costs all of them least: what it takes beyond the fastest one's time and the slack, and what it
     keeps from the others while it runs.
     """
-    ranked = candidates(op, program, arch)
+    ranked = ranked or candidates(op, program, arch)
     known = timings.of(op, program, arch)
     times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
     us = [times[n].us if n in times else c.cost for n, c in enumerate(ranked)]
     order = sorted(times, key=lambda n: us[n]) + [n for n in range(len(ranked)) if n not in times]
     if company.others:
         least = us[order[0]] + company.slack
-        price = [
-            max(t, least) + LOSS * t * company.others * share(c.kernel.work(op, program, c.config, arch), arch)
-            for t, c in zip(us, ranked, strict=True)
-        ]
+        price, best = [math.inf] * len(ranked), math.inf
+        for n in order:
+            if (n in times or not times) and max(us[n], least) < best:  # else one before it is better, whatever its share
+                work = ranked[n].kernel.work(op, program, ranked[n].config, arch)
+                price[n] = max(us[n], least) + LOSS * us[n] * company.others * share(work, arch)
+                best = min(best, price[n])
         order.sort(key=lambda n: (n not in times, price[n]))
     works = ((n, ranked[n].kernel.work(op, program, ranked[n].config, arch)) for n in order)
     chosen = next((w for w in works if not any(launch.code in refused for launch in w[1].launches)), None)
