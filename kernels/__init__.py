@@ -6,6 +6,7 @@ from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.conv_direct import ConvDirect
+from tccompile.kernels.conv_patch import ConvPatch
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.gemm_mma import MMA
@@ -28,6 +29,7 @@ from tccompile.kernels.top_k import TopKKernel
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
+    ConvPatch(),
     *MMA,
     *SIMT,
     Depthwise(),

@@ -137,7 +137,7 @@ def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypat
 
     def first_spills(jobs, *rest):
         if not refused:
-            refused.extend(job for job in jobs if job[0].kernel == "gemm_mma")
+            refused.extend(job for job in jobs if job[0].kernel == "conv_patch")
             raise emit.SpillError("it spills registers", tuple(refused))
         assert not {job[0] for job in refused} & {job[0] for job in jobs}
         return whole(jobs, *rest)

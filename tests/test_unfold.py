@@ -18,16 +18,15 @@ def convs(program: Program) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("kernel", "strides", "pads", "dilations"),
     [
-        ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
-        ((7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
-        ((5, 3), (1, 2), (0, 2, 1, 0), (1, 1)),
         ((4, 4), (4, 4), (0, 0, 0, 0), (1, 1)),
-        ((5, 3), (3, 1), (2, 1, 0, 1), (1, 2)),
-        ((2, 4), (3, 1), (1, 0, 0, 3), (2, 3)),
-        ((1, 11), (1, 4), (0, 2, 0, 2), (1, 1)),
+        ((3, 3), (3, 3), (1, 1, 1, 1), (1, 1)),
+        ((5, 3), (1, 4), (0, 2, 1, 0), (1, 1)),
+        ((5, 3), (3, 3), (2, 1, 0, 1), (1, 2)),
+        ((2, 4), (3, 5), (1, 0, 0, 3), (2, 3)),
+        ((1, 150), (1, 4), (0, 90, 0, 90), (1, 1)),
     ],
 )
-def test_taps_of_a_row_become_input_channels(channels, kernel, strides, pads, dilations):
+def test_taps_of_windows_apart_become_input_channels(channels, kernel, strides, pads, dilations):
     attributes = {"strides": strides, "pads": pads, "dilations": dilations}
     nodes = [("Conv", "x w b", "c", attributes), ("Relu", "c", "y", {})]
     program = fused(model(nodes, {"x": (2, channels, 17, 19)}, {"w": weight(6, channels, *kernel), "b": weight(6)}))
@@ -36,8 +35,18 @@ def test_taps_of_a_row_become_input_channels(channels, kernel, strides, pads, di
     assert ops(program) == {"Pointwise": 1, "Conv": 1}
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size", "stays"),
+    [((3, 3), 1, 19, True), ((5, 5), 4, 19, True), ((7, 7), 2, 19, False), ((7, 7), 2, 260, True), ((7, 20), 1, 140, False)],
+)
+def test_windows_that_overlap_stay_unless_many_taps_meet_few_pixels(kernel, stride, size, stays):
+    nodes = [("Conv", "x w", "y", {"strides": [stride, stride], "pads": [2, 2, 2, 2]})]
+    program = fused(model(nodes, {"x": (1, 3, size, size)}, {"w": weight(2, 3, *kernel)}))
+    assert (convs(program) == [(2, 3, *kernel)]) == stays
+
+
 def test_taps_of_a_1d_convolution_become_input_channels():
-    nodes = [("Conv", "x w", "y", {"strides": [2], "pads": [4, 3], "dilations": [2]})]
+    nodes = [("Conv", "x w", "y", {"strides": [10], "pads": [4, 3], "dilations": [2]})]
     program = fused(model(nodes, {"x": (2, 2, 50)}, {"w": weight(40, 2, 9)}))
     assert convs(program) == [(40, 18, 1)]
 
@@ -45,7 +54,8 @@ def test_taps_of_a_1d_convolution_become_input_channels():
 @pytest.mark.parametrize(("channels", "taps", "group"), [(5, 3, 1), (3, 2, 1), (4, 3, 2)])
 def test_enough_channels_too_few_taps_or_groups_stay(channels, taps, group):
     w = weight(8, channels // group, 3, taps)
-    program = fused(model([("Conv", "x w", "y", {"group": group})], {"x": (1, channels, 9, 9)}, {"w": w}))
+    nodes = [("Conv", "x w", "y", {"group": group, "strides": [1, 4]})]
+    program = fused(model(nodes, {"x": (1, channels, 9, 9)}, {"w": w}))
     assert convs(program) == [w.shape]
 
 
@@ -65,25 +75,6 @@ def test_filter_rows_become_output_channels(kernel, strides, pads, dilations):
     inputs = {"x": (1, 8, 140, 260), "r": (1, 3, height, width)}
     program = fused(model(nodes, inputs, {"w": weight(3, 8, *kernel), "b": weight(3)}))
     assert convs(program) == [(3 * kernel[0], 8, 1, kernel[1])]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "pads", "dilations"),
-    [
-        ((3, 3), (1, 1, 1, 1), (1, 1)),
-        ((1, 3), (0, 0, 0, 2), (1, 2)),
-        ((3, 2), (3, 0, 2, 2), (2, 1)),
-        ((3, 3), (0, 0, 0, 0), (1, 1)),
-    ],
-)
-def test_few_taps_all_become_output_channels(kernel, pads, dilations):
-    attributes = {"pads": pads, "dilations": dilations}
-    nodes = [("Conv", "x w b", "c", attributes), ("Add", "c r", "s", {}), ("Tanh", "s", "y", {})]
-    height = 140 + pads[0] + pads[2] - dilations[0] * (kernel[0] - 1)
-    width = 150 + pads[1] + pads[3] - dilations[1] * (kernel[1] - 1)
-    inputs = {"x": (1, 27, 140, 150), "r": (1, 3, height, width)}
-    program = fused(model(nodes, inputs, {"w": weight(3, 27, *kernel), "b": weight(3)}))
-    assert convs(program) == [(3 * kernel[0] * kernel[1], 27, 1, 1)]
 
 
 @pytest.mark.parametrize(("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)])

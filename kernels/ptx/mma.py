@@ -62,6 +62,17 @@ load_chunk = instruction(
 store_chunk = instruction("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", void, u32, u32, u32, u32, u32)
 
 
+@cache
+def store_shared_words(n: int) -> Any:
+    """The device function (address, n = 2 or 4 words) that writes them to shared memory."""
+    return instruction(f"st.shared.v{n}.b32 [$0], {{{', '.join(f'${i + 1}' for i in range(n))}}};", void, u32, *(u32,) * n)
+
+
+halves = instruction(
+    "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }", u32, f32, f32, pure=True
+)
+"""Two float32 rounded to a word of halves, the first in its lower half."""
+
 divide = instruction("div.u32 $0, $1, $2;", i32, i32, i32, pure=True)
 """Numbers that are not negative."""
 

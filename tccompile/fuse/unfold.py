@@ -1,13 +1,15 @@
 """Equations for convolutions whose channels are too few to fill a Tensor Core's tiles: taps become channels.
 
-    unfold_inputs   conv(x, w)  =>  conv(columns(x), w')    x with 1–4 channels: the S taps of a filter row become channels; of
-                                                            an image's filter that steps by g rows, those of g rows
+    unfold_inputs   conv(x, w)  =>  conv(columns(x), w')    x with 1–4 channels, whose windows do not overlap along a
+                                                            row, or whose filter is long: the S taps of a filter row become
+                                                            channels; of a filter that steps by g rows, those of g rows
     unfold_outputs  conv(x, w)  =>  rows(conv(x, w'))       y with 1–4 channels: the R filter rows become output channels,
-                                                            and y is the sum of R shifted reads; or all R·S taps do
+                                                            and y is the sum of R shifted reads
 
-An implicit GEMM pads a tap's channels to 8, so a 7×7 filter over 3 channels multiplies 49·8 numbers where 7·24 do after
-unfold_inputs, or 4·48 in half as many rows if it steps by 2; and with 3 output channels a tile of 16 columns, for which each
-pixel is gathered R·S times, is mostly padding where 9·3 columns and S gathers do after unfold_outputs.
+An implicit GEMM pads a tap's channels to 8, so a 16×16 filter over 3 channels multiplies 256·8 numbers where 256·3 do after
+unfold_inputs; and with 3 output channels a tile of 16 columns, for which each pixel is gathered R·S times, is mostly padding
+where 9·3 columns and S gathers do after unfold_outputs. Windows that overlap would be stored several times over:
+kernels/conv_patch.py gathers them from shared memory.
 """
 
 from __future__ import annotations
@@ -30,18 +32,23 @@ TAPS = 3
 ROWS = 5
 """Filter rows from which unfolding outputs pays: below, the second pass over memory costs more than the gathers saved."""
 
-SUMS = 9
-"""Taps up to which all become output channels, if what is then stored is no more than what is read: x is gathered once, not R·S
-times, and the second pass adds so many numbers."""
+LONG, MIDDLE = 128, 32
+"""Taps beyond which a filter is unfolded although its windows overlap: more than a patch's kernel takes; and, where pixels are
+few, more than its blocks should wait for."""
 
 PIXELS = 1 << 14
-"""Output pixels from which a second pass is short beside the convolution."""
+"""Output pixels from which a second pass is short beside the convolution, and the weights' way to each block."""
 
 
 def unfold_inputs(program: Program) -> Program:
     tensors, constants, ops = dict(program.tensors), dict(program.constants), []
     for op in program.ops:
-        if not isinstance(op, Conv) or op.groups != 1 or op.w not in constants or not _few_inputs(tensors[op.w]):
+        if (
+            not isinstance(op, Conv)
+            or op.groups != 1
+            or op.w not in constants
+            or not _few_inputs(op, tensors[op.w], program.op_shape(op))
+        ):
             ops.append(op)
             continue
         x, w, y = tensors[op.x], tensors[op.w], program.op_shape(op)
@@ -103,53 +110,43 @@ def _inside(index: Index, extent: int, shape: tuple[int, ...]) -> tuple[Range, .
     return () if low >= 0 and high < extent else (Range(index, 0, extent),)
 
 
-def _few_inputs(w: Tensor) -> bool:
-    return w.shape[1] <= FEW and w.shape[-1] >= TAPS
+def _few_inputs(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
+    taps = math.prod(w.shape[2:])
+    apart = op.strides[-1] >= w.shape[-1] or taps > (LONG if math.prod(y[2:]) * y[0] >= PIXELS else MIDDLE)
+    return w.shape[1] <= FEW and w.shape[-1] >= TAPS and apart
 
 
 def unfold_outputs(program: Program) -> Program:
     tensors, constants, ops = dict(program.tensors), dict(program.constants), list[Op]()
     for op in program.ops:
         y = program.op_shape(op)
-        unfolded = _unfolded(tensors[op.w], op, y) if isinstance(op, Conv) and op.w in constants else None
-        if unfolded is None or not isinstance(op, Conv):
+        if not isinstance(op, Conv) or op.w not in constants or not _many_rows(op, tensors[op.w], y):
             ops.append(op)
             continue
-        (rows, taps), x, w = unfolded, tensors[op.x], tensors[op.w]
-        outputs, channels, _, width = w.shape
-        across = taps > 1  # whether taps of a row are output channels too
-        shape = (y[0], rows * taps * outputs, x.shape[2], x.shape[3] if across else y[3])
+        x, w = tensors[op.x], tensors[op.w]
+        outputs, channels, rows, taps = w.shape
+        shape = (y[0], rows * outputs, x.shape[2], y[3])
         sums = dense(f"{op.y}.rows", shape, tensors[op.y].dtype, _channels_last(4))
-        weights = dense(f"{op.w}.rows", (rows * taps * outputs, channels, 1, width // taps), w.dtype, _channels_last(4))
-        recipe = transform("transpose", constants[op.w], axes=(2, 3, 0, 1) if across else (2, 0, 1, 3))
+        weights = dense(f"{op.w}.rows", (rows * outputs, channels, 1, taps), w.dtype, _channels_last(4))
+        recipe = transform("transpose", constants[op.w], axes=(2, 0, 1, 3))
         constants[weights.name] = transform("reshape", recipe, shape=weights.shape)
         tensors |= {sums.name: sums, weights.name: weights}
 
         along: dict[str, Any] = {"strides": (1, op.strides[1]), "pads": (0, op.pads[1]), "dilations": (1, op.dilations[1])}
-        if across:
-            along = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
         ops.append(replace(op, y=sums.name, w=weights.name, epilogue=Epilogue(), **along))
         views = []
-        for tap in range(rows * taps):
-            r, s = divmod(tap, taps)
+        for r in range(rows):
             i = coord(2) + (r * op.dilations[0] - op.pads[0])
-            j = coord(3) + (s * op.dilations[1] - op.pads[1] if across else 0)
-            inside = _inside(i, x.shape[2], y) + _inside(j, shape[3], y)
-            views.append(View(sums.name, (coord(0), coord(1) + tap * outputs, i, j), inside))
+            views.append(View(sums.name, (coord(0), coord(1) + r * outputs, i, coord(3)), _inside(i, x.shape[2], y)))
         first = len(op.epilogue.loads)
-        total = reduce(lambda a, b: call("add", a, b), (load(first + t) for t in range(rows * taps)))
+        total = reduce(lambda a, b: call("add", a, b), (load(first + r) for r in range(rows)))
         expr = substitute(op.epilogue.expr, {ACC: total})
         ops.append(Pointwise(nodes=op.nodes, y=op.y, epilogue=Epilogue(expr, (*op.epilogue.loads, *views))))
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 
 
-def _unfolded(w: Tensor, op: Conv, y: tuple[int, ...]) -> tuple[int, int] | None:
-    """How many rows, and taps of each, become output channels: (R, S), (R, 1), or None where that does not pay."""
+def _many_rows(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
+    """Whether it pays that the filter's rows become output channels."""
     if len(w.shape) != 4 or op.groups != 1 or op.strides[0] != 1 or op.epilogue.shuffle != 1:
-        return None
-    outputs, channels, rows, taps = w.shape
-    if outputs > FEW or math.prod(y[2:]) * y[0] < PIXELS:
-        return None
-    if op.strides[1] == 1 and 2 < rows * taps <= SUMS and channels >= rows * taps * outputs:
-        return rows, taps
-    return (rows, 1) if rows >= ROWS else None
+        return False
+    return w.shape[0] <= FEW and w.shape[2] >= ROWS and math.prod(y[2:]) * y[0] >= PIXELS

@@ -46,8 +46,10 @@ def test_operands_without_aligned_rows_are_copied_first():
 
 
 def test_few_channels_are_two_steps_as_in_a_network():
-    first = ConvLayer((1, 3, 224, 224), (64, 3, 7, 7), (3, 3), (2, 2)).parts()
-    assert [type(op) for op, _ in first] == [Pointwise, Conv]
+    patches = ConvLayer((1, 3, 224, 224), (768, 3, 16, 16), (0, 0), (16, 16)).parts()
+    assert [type(op) for op, _ in patches] == [Pointwise, Conv]
+    last = ConvLayer((1, 32, 728, 1288), (3, 32, 9, 9), (0, 0), (1, 1)).parts()
+    assert [type(op) for op, _ in last] == [Conv, Pointwise]
     assert len(ConvLayer((1, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1)).parts()) == 1
 
 

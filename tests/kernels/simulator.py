@@ -19,6 +19,7 @@ from tccompile.expr import DType
 from tccompile.kernels import (
     attention,
     codegen,
+    conv_patch,
     cumulate,
     depthwise,
     epilogue,
@@ -110,12 +111,12 @@ class Memory:
 
         return write
 
-    def words(self, address: int, inside: int = 1) -> tuple[int, ...]:
-        """`mma.load_chunk`"""
+    def words(self, address: int, inside: int = 1, n: int = 4) -> tuple[int, ...]:
+        """`mma.load_chunk`, or as many words"""
         if not inside:
-            return (0,) * 4
-        k, at = self._find(int(address), 16, 1)
-        return tuple(map(int, self.buffers[k].view(np.uint8)[at : at + 16].view(np.uint32)))
+            return (0,) * n
+        k, at = self._find(int(address), 4, n)
+        return tuple(map(int, self.buffers[k].view(np.uint8)[at : at + 4 * n].view(np.uint32)))
 
     def atomic_add(self, address: int, value: int) -> int:
         k, at = self._find(int(address), 4, 1)
@@ -212,7 +213,7 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     extra = 0
     if "epilogue" in params:
         at_once = {"depthwise": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
-        rows = params[at_once] if at_once else 1
+        rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         text, kinds, accesses = epilogue.source(params.pop("epilogue"), rows)
         scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
         extra = len(kinds)
@@ -309,7 +310,31 @@ def _multiply(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: (*acc[g, t : t + 2], *acc[g + 8, t : t + 2]) for i, (g, t) in places.items()}
 
 
-_EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {"shuffle": _shuffle, "multiply": _multiply}
+def _patch(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """`ptx.patch.multiply`, block by block of 16 pixels by 8 columns; of `pixels`, words come as they were read."""
+    (blocks,) = {a[0] for a in asked.values()}
+    out = {i: list(acc) for i, (_, acc, _, _) in asked.items()}
+    lanes, numbers = 2 * blocks, len(next(iter(asked.values()))[3]) // 2
+    for number in range(numbers):
+        group, block = divmod(number, blocks)
+        for i in range(len(next(iter(asked.values()))[2]) // 4):
+            first = (i * (numbers // blocks) + group) * 2 * lanes + 2 * block
+            at = [first, first + 1, first + lanes, first + lanes + 1]
+            words = {
+                lane: [*(out[lane][k] for k in at), *(x[4 * i + k] for k in (0, 2, 1, 3)), *w[2 * number : 2 * number + 2]]
+                for lane, (_, _, x, w) in asked.items()
+            }
+            for lane, values in _multiply(words).items():
+                for k, value in zip(at, values, strict=True):
+                    out[lane][k] = value
+    return {lane: tuple(values) for lane, values in out.items()}
+
+
+_EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {
+    "shuffle": _shuffle,
+    "multiply": _multiply,
+    "patch": _patch,
+}
 
 
 def _dot(acc: Any, a: tuple, b: tuple) -> Any:
@@ -385,6 +410,43 @@ def _depthwise(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (2, depthwise.NUMBERS.count(",") + 1)
 
 
+def _conv_patch(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    x, patch = DType(params["x"]), conv_patch.patch_of(params)
+    places, half, each = conv_patch.offsets(patch), 8 * patch.strides[1] * patch.pixel, 2 * min(patch.blocks, 2)
+    count = 4 * patch.blocks
+    shared = np.full(1 << 18, 0xFF, np.uint8)  # NaN, where nobody writes
+
+    def get(at: int, n: int) -> list[int]:
+        assert at % (4 * n) == 0
+        return list(map(int, shared[at : at + 4 * n].view(np.uint32)))
+
+    def put(at: int, *words: int) -> None:
+        assert at % (4 * len(words)) == 0
+        shared[at : at + 4 * len(words)] = np.array(words, np.uint32).view(np.uint8)
+
+    def words(n: int) -> Any:
+        return lambda address, inside: memory.words(address, inside, n)
+
+    scope: dict[str, Any] = {
+        "base": lambda: 0,
+        "zeros": lambda: (np.float32(0),) * (patch.mi * patch.outputs // 2),
+        "places": lambda base, t: [base + of_lanes[t] for of_lanes in places],
+        "pixels": lambda at: [get(at + half * row, 2)[k] for row in range(2 * patch.mi) for k in range(2)],
+        "weights": lambda at: [w for i in range(0, 2 * patch.outputs // 8, each) for w in get(at + 128 * i, each)],
+        "keep": lambda words, inside: words if inside else [0] * len(words),
+        "part": lambda acc, number: acc[number * count : (number + 1) * count],
+        "halves": lambda a, b: int(np.array([a, b], np.float16).view(np.uint32)[0]),
+        "read_half": memory.load(DType.F16, 1, True),
+        "read_quad": words(2),
+        "read_pair": words(4),
+        "read_x": memory.load(x, 1, True),
+        **{"put2": put, "put4": put},
+    }
+    text = _body("conv_patch", "x, w, numbers", conv_patch.lines(patch, x))
+    text = re.sub(r"acc = multiply\((.*)\)$", rf"acc = yield ('patch', {patch.blocks}, \1)", text, flags=re.M)
+    return text, scope, (2, conv_patch.NUMBERS.count(",") + 1)
+
+
 def unravel(depth: int, tensors: int) -> Any:
     """`loops.unravel`"""
     text = "def unravel(i, w):\n" + "".join(f"    {line}\n" for line in loops.unravel_lines(depth, tensors))
@@ -447,6 +509,7 @@ SOURCES: dict[str, Any] = {
 
 _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
+    "conv_patch": _conv_patch,
     "depthwise": _depthwise,
     "mlp": _mlp,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
