@@ -10,7 +10,7 @@ from typing import Any
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.plan import Section, Step
-from tccompile.program import Attention, Conv, Gemm, Op, Program
+from tccompile.program import Attention, Conv, Gemm, Mlp, Op, Program
 from tccompile.runtime.driver import Device
 
 
@@ -135,6 +135,8 @@ def arithmetic(op: Op, program: Program) -> int:
             return 2 * math.prod(shape[op.y]) * math.prod(shape[op.w][1:])
         case Gemm():
             return 2 * math.prod(shape[op.y]) * shape[op.a][-1]
+        case Mlp():
+            return 2 * shape[op.x][0] * shape[op.w][0] * (shape[op.w][1] + shape[op.v][0])
         case Attention():
             return 2 * math.prod(shape[op.q][:3]) * shape[op.k][2] * (shape[op.q][3] + shape[op.v][3])
     return 0

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.errors import PlanError
+from tccompile.expr import DType, load
 from tccompile.kernels.mlp import MlpKernel
+from tccompile.limits import check_program
 from tccompile.program import Mlp
+from tccompile.ranges import flops
+from tccompile.runtime.profile import arithmetic
 from tests.gpu.cases import mlp, program_of
 from tests.kernels.support import ARCH, cases_of, check
 
@@ -36,3 +41,15 @@ def test_compiles_without_spills(arch: str, case: str) -> None:
     program = program_of(case)
     (launch,) = KERNEL.work(program.ops[0], program, {}, ARCHS[arch]).launches
     assert resources(launch.code, ARCHS[arch]).stack == 0
+
+
+def test_its_operations_are_those_of_both_products() -> None:
+    program = program_of("mlp_small")  # 3 vectors of 32, 8 hidden units, 35 results
+    assert flops(program.ops[0], program) == arithmetic(program.ops[0], program) == 2 * 3 * (32 * 8 + 8 * 35)
+
+
+@pytest.mark.parametrize("change", [{"v": "w"}, {"w": "v"}, {"b": "x"}, {"x": "w"}, {"hidden": load(0)}], ids=str)
+def test_a_plan_whose_shapes_do_not_fit_is_refused(change: dict[str, Any]) -> None:
+    program = program_of("mlp_two_rows")
+    with pytest.raises(PlanError, match=r"do not fit its parameters|has no view 0"):
+        check_program(replace(program, ops=(replace(program.ops[0], **change),)))
