@@ -145,8 +145,8 @@ def test_a_keras_network():
     flat = n("Reshape", n("ReduceMean", y, axes=[1, 2]), n("Concat", batch, np.array([-1]), axis=0))
     logits = n("Add", n("MatMul", flat, n.normal(20, 10)), n.normal(10))
     program = agrees(n.out(n("Softmax", logits, axis=-1), up).model(), {"x": (2, 33, 33, 3)})
-    # input, the first filter spread out, the gate, a slice, the enlargement, and the second output
-    assert ops(program) == {"Pointwise": 6, "Conv": 7, "Reduce": 2, "Gemm": 1, "Softmax": 1, "Pool": 1}
+    # input, the gate, a slice, the enlargement, and the second output
+    assert ops(program) == {"Pointwise": 5, "Conv": 5, "Mlp": 1, "Reduce": 2, "Gemm": 1, "Softmax": 1, "Pool": 1}
 
 
 # --- Caffe2 and MXNet: opsets 7 and 8, weights among the inputs, nodes without names ------------------------------------
