@@ -58,7 +58,7 @@ def _small(t: gs.Tensor) -> bool:
 
 def _check_elementwise(edit: Editor, m: Moved) -> str | None:
     y = m.node.outputs[0]
-    moved = [t for t in m.node.inputs if rank(t) == rank(y) and _transposed(t, m.perm)]
+    moved = [t for t in m.node.inputs if t.name and rank(t) == rank(y) and _transposed(t, m.perm)]
     if not any(_size(t) == _size(y) for t in moved):
         return "what is transposed is smaller than the result"
     if any(_size(t) == _size(y) and not constant(t) for t in m.node.inputs if t not in moved and not _small(t)):
@@ -73,7 +73,7 @@ def _inverse(perm: list[int]) -> list[int]:
 def _before(edit: Editor, t: gs.Tensor, m: Moved) -> gs.Tensor:
     """The operand as it is ahead of the transposition."""
     r, where = len(m.perm), name_of(m.node)
-    if rank(t) == r and (node := _transposed(t, m.perm)):
+    if t.name and rank(t) == r and (node := _transposed(t, m.perm)):
         return node.inputs[0]
     if _small(t):
         return t

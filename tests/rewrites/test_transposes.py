@@ -16,6 +16,8 @@ def _i(*values: int) -> np.ndarray:
 ELEMENTWISE = {
     "unary": lambda n, x: n("Relu", x),
     "clip": lambda n, x: n("Clip", x, f(-1), f(1)),
+    "clip above": lambda n, x: n("Clip", x, None, f(1)),
+    "clip below": lambda n, x: n("Clip", x, f(-1), None),
     "one number a channel": lambda n, x: n("Mul", x, n.normal(6)),
     "one number a row": lambda n, x: n("Add", n.normal(5, 1, 1), x),
     "a whole constant": lambda n, x: n("Sub", x, n.normal(1, 5, 4, 6)),
