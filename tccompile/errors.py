@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TccompileError(Exception):
     """A failure that the user can do something about; the command line prints it without a traceback."""
@@ -25,6 +28,24 @@ class ModelError(TccompileError):
     """A model that is not valid ONNX."""
 
     exit_code = 4
+
+
+BROKEN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+
+@contextmanager
+def blamed_on(what: str) -> Iterator[None]:
+    """Raises what Python says of contradictions in a model (axes, extents that do not fit) as a ModelError about `what`."""
+    try:
+        yield
+    except BROKEN as error:
+        says = next(iter(str(error).splitlines()), "") or "no more is known"
+        raise ModelError(
+            f"{what} contradicts itself or what it reads ({type(error).__name__}: {says}); if other tools run the model, "
+            "this is a bug of tccompile: please report it"
+        ) from error
 
 
 class PlanError(TccompileError):

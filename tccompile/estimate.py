@@ -59,7 +59,10 @@ from tccompile.reference.expressions import evaluate_expr
 from tccompile.reference.storage import from_storage, store
 
 ELEMENTS = 1 << 13
-"""Elements of a tensor at which an op is evaluated, at least; all channels are among them, up to 8 times as many."""
+"""Elements of a tensor at which an op is evaluated, at least; if it has more channels, all of them, up to CHANNELS."""
+
+CHANNELS = 1 << 16
+"""Channels that are told apart, at most."""
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -222,7 +225,7 @@ class _Run:
 
     def extent(self, owner: str) -> int:
         t = self.program.tensors[owner]
-        return t.padded[t.inner] if t.inner is not None else 1
+        return t.padded[t.inner] if t.inner is not None and t.padded[t.inner] <= CHANNELS else 1
 
     def address(self, name: str, index: Sequence[np.ndarray]) -> np.ndarray:
         t = self.program.tensors[name]
@@ -270,9 +273,9 @@ class _Run:
         if 0 in shape:
             return np.empty(0, np.float32), 0.0
         axis = 1 if op.epilogue.shuffle > 1 else t.inner
-        channels = 1 if axis is None else shape[axis]
-        n = -(-min(max(ELEMENTS, channels), 8 * ELEMENTS) // channels) * channels
-        at = [np.arange(n) % channels if a == axis else self.random((n,), e) for a, e in enumerate(shape)]
+        channels = 1 if axis is None or shape[axis] > CHANNELS else shape[axis]
+        n = -(-ELEMENTS // channels) * channels
+        at = [np.arange(n) % channels if a == axis and channels > 1 else self.random((n,), e) for a, e in enumerate(shape)]
 
         acc, ends = None, (-math.inf, math.inf)
         if not isinstance(op, Pointwise):
@@ -330,9 +333,9 @@ class _Run:
         tensors, one = self.program.tensors, np.ones(at[0].shape if at else ())
         match op:
             case Conv(x=x, w=w, groups=groups):
-                return self.product(self.along(x, 1).with_zero(), w, groups, 1).at(at[1])
+                return self.product(x, 1, w, 1, math.prod(tensors[w].shape[1:]), groups).at(at[1])
             case Gemm(a=a, b=b):
-                return self.product(self.along(a, tensors[a].rank - 1), b, 1, tensors[b].rank - 1).at(at[-1])
+                return self.product(a, tensors[a].rank - 1, b, tensors[b].rank - 1, tensors[a].shape[-1]).at(at[-1])
             case Attention(v=v):
                 return self.along(v, 3).with_zero().at(at[3])
             case Softmax(x=x, axis=axis, log=log):
@@ -390,11 +393,12 @@ class _Run:
                 return m.negative().mixed().largest(n).negative()
         return _product(m.mixed(), n)
 
-    def along(self, name: str, axis: int) -> _Moments:
-        """Of the elements at each place of the axis, wherever else they lie."""
+    def along(self, name: str, axis: int, most: int = CHANNELS) -> _Moments:
+        """Of the elements at each place of the axis, or so many of them at most, wherever else they lie."""
         shape = self.program.tensors[name].shape
-        lanes = (shape[axis], 16)
-        index = [np.arange(n)[:, None] if a == axis else self.random(lanes, n) for a, n in enumerate(shape)]
+        lanes = (min(shape[axis], most), 16)
+        places = np.arange(lanes[0]) * max(shape[axis] // max(lanes[0], 1), 1)
+        index = [places[:, None] if a == axis else self.random(lanes, n) for a, n in enumerate(shape)]
         return self.moments(name, [np.broadcast_to(i, lanes) for i in index]).mixed()
 
     def window(self, x: str, at: list[np.ndarray], axes: tuple[int, ...], groups: int = 0) -> list[np.ndarray]:
@@ -406,18 +410,22 @@ class _Run:
             index[1] = index[1] // width * width + self.random(lanes, width)
         return index
 
-    def product(self, x: _Moments, w: str, groups: int, axis: int) -> _Moments:
-        """Of the sums of x's elements (K) times weights (O, K / groups, …), for each O; of any O if weights are computed.
+    def product(self, a: str, k: int, w: str, wk: int, terms: int, groups: int = 1) -> _Moments:
+        """Of sums of so many terms: a's elements along axis k times those of w along axis wk.
 
-        axis  of w: where its K is
+        For each of w's first axis if w is constant, (O, K, …); of any if it is computed, or differs from one matrix to the next.
         """
-        if w not in self.program.constants:
-            y = self.along(w, axis)
+        if w not in self.program.constants or wk != 1:
+            x, y = self.along(a, k), self.along(w, wk)
+            if x.mean.shape != y.mean.shape:  # a convolution in groups
+                x, y = x.mixed(), y.mixed()
+            many = terms / max(x.mean.size, 1)
             mean, rms = x.mean * y.mean, np.sqrt(x.square * y.square)
-            bound = x.bound * y.bound * x.mean.size if x.bound and y.bound else 0.0
+            bound = x.bound * y.bound * terms if x.bound and y.bound else 0.0
             # Computed from the same inputs they are not independent: keys and values of linear attention add up in one direction.
-            var = (np.square(rms) - np.square(mean)).sum() + np.square(rms.sum() / RELATED)
-            return _Moments(mean.sum(), var, 0.0 if x.low >= 0 and y.low >= 0 else -bound, bound)
+            var = (np.square(rms) - np.square(mean)).sum() * many + np.square(rms.sum() * many / RELATED)
+            return _Moments(mean.sum() * many, var, 0.0 if x.low >= 0 and y.low >= 0 else -bound, bound)
+        x = self.along(a, k, self.program.tensors[a].shape[k])
         first, second, up, down = self.constants.summed(w)
         o = len(first)
 
@@ -426,7 +434,7 @@ class _Run:
 
         low, high = -math.inf, math.inf
         if math.isfinite(x.bound):
-            up, down = up.sum(1), down.sum(1)
+            up, down, x = up.sum(1), down.sum(1), x.with_zero()  # beyond the edges are zeros
             low, high = float((up * x.low + down * x.high).min()), float((up * x.high + down * x.low).max())
         return _Moments(times(first, x.mean), times(second, x.var), low, high)
 

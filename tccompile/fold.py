@@ -23,17 +23,19 @@ import onnx.shape_inference
 
 from tccompile import contrib, contrib_transformers
 from tccompile.constants import Weight, derived, literal
-from tccompile.errors import ModelError, UnsupportedError
+from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
 
 log = logging.getLogger(__name__)
 
 MAX_NODES = 2**20
 MAX_BYTES = 2**40  # of one tensor
+MAX_EXTENT = 2**31
 LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
 LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing is done with it
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+LEFT = {"Dropout", "TfIdfVectorizer"}  # the time that the latter takes is an attribute's to choose
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
     "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
@@ -41,6 +43,9 @@ FUNCTIONS = {
     "RotaryEmbedding", "SoftmaxCrossEntropyLoss", "SwiGLU",
 }  # fmt: skip
 """Operators that are taken apart, as the standard defines them, where they do not fold."""
+
+ANY_AXIS = {"ConcatFromSequence", "DequantizeLinear", "Flatten", "OneHot", "QuantizeLinear", "SequenceAt", "SplitToSequence"}
+"""Operators whose axis may be beyond those of their first input, or means nothing for a scalar."""
 
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
@@ -113,7 +118,8 @@ class Folder:
         while self.pending:
             node = self.pending.popleft()
             rename_inputs(node, self.alias)
-            self.visit(node)
+            with blamed_on(title(node)):
+                self.visit(node)
             if len(self.kept) + len(self.pending) > MAX_NODES:
                 raise UnsupportedError("the model has more than 2^20 nodes")
         self.name_outputs()
@@ -348,6 +354,8 @@ class Folder:
         for name, type_ in outputs.items():
             if type_ is None:
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
+            if max(type_.shape, default=0) >= MAX_EXTENT:
+                raise UnsupportedError(f"{title(node)}: its output {name!r} is {type_.shape}; extents below 2^31 are supported")
             size = math.prod(type_.shape) * type_.dtype.itemsize
             if size > MAX_BYTES:
                 raise UnsupportedError(f"{title(node)}: its output {name!r} takes {size} bytes; at most 2^40 are supported")
@@ -364,6 +372,8 @@ class Folder:
             for name in reads
             if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
         }
+        if domain == "":
+            self.check_axis(node)
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
@@ -385,6 +395,21 @@ class Folder:
                 if len(dims) == 4 and dims[2].dim_value == self.window_length(node):
                     dims[2].dim_value = dims[2].dim_value // 2 + 1
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
+
+    def check_axis(self, node: onnx.NodeProto) -> None:
+        """Raises ModelError for an axis that there is not, and for outputs that are not as many as parts: ONNX aborts on some."""
+        if node.op_type == "Split" and self.parts(node) not in (None, len(node.output)):
+            raise ModelError(f"{title(node)} is not valid: it has {len(node.output)} outputs for {self.parts(node)} parts")
+        axis = _attribute(node, "axis")
+        if isinstance(axis, int) and node.input and node.op_type not in ANY_AXIS:
+            rank = len(self.type_of(node.input[0], node).shape)
+            if not -rank <= axis < rank:
+                raise ModelError(f"{title(node)} is not valid: axis {axis} of a tensor of rank {rank}")
+
+    def parts(self, node: onnx.NodeProto) -> int | None:
+        """How many a Split says it has, where it says so."""
+        sizes = self.constants.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+        return sizes.values.size if sizes is not None else _attribute(node, "num_outputs")
 
     def window_length(self, node: onnx.NodeProto) -> int | None:
         """Of an STFT."""
@@ -418,7 +443,7 @@ class Folder:
     # --- values
 
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
-        if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type == "Dropout":
+        if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT:
             return False
         made_of = sum(w.values.nbytes for w in inputs)
         made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)

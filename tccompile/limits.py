@@ -91,7 +91,7 @@ def _check_tensor(name: str, t: Tensor) -> None:
     require(len(t.shape) == len(t.padded) == len(t.strides) <= RANK, f"{what}: rank above {RANK}, or different ones")
     for n, padded, stride in zip(t.shape, t.padded, t.strides, strict=True):
         require(0 <= n <= padded < EXTENT, f"{what}: shape {t.shape} in extents of {t.padded}")
-        require(0 < stride < SIZE or (stride == 0 and padded <= 1), f"{what}: strides {t.strides}")
+        require(0 < stride < SIZE or (stride == 0 and (padded <= 1 or 0 in t.padded)), f"{what}: strides {t.strides}")
     require(math.prod(t.padded) < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
 
 

@@ -17,7 +17,18 @@ import onnx_graphsurgeon as gs
 
 from tccompile.constants import Weight
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
-from tccompile.fold import MAX_BYTES, MAX_NODES, Type, dense_values, first_line, fold, rename_inputs, subgraphs, widened
+from tccompile.fold import (
+    MAX_BYTES,
+    MAX_EXTENT,
+    MAX_NODES,
+    Type,
+    dense_values,
+    first_line,
+    fold,
+    rename_inputs,
+    subgraphs,
+    widened,
+)
 from tccompile.opset import NEWEST, OLDEST, UNIFORM, Scope, upgrade_nodes
 from tccompile.weights import SMALL, Source
 
@@ -37,7 +48,7 @@ def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> g
     that is not valid ONNX, UnsupportedError for a valid one that cannot be compiled, UsageError for shapes that do not fit.
     """
     proto, weights = _read(model)
-    proto = _one_opset(proto, weights)
+    proto = _guard("the model is not valid ONNX", _one_opset, proto, weights)
     _bind(proto.graph, set(weights), shapes or {})
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     types = fold(proto.graph, constants, {o.domain: o.version for o in proto.opset_import})
@@ -73,7 +84,7 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     _opset(proto)
     if len(proto.graph.node) > MAX_NODES:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
-    weights = _hold_aside(proto.graph, path)
+    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
     return proto, weights
@@ -330,6 +341,10 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
         if isinstance(fixed, str) and fixed != "?" and symbols.setdefault(fixed, extent) != extent:
             raise UsageError(f"{fixed!r} is {symbols[fixed]} in one input and {extent} in {name!r}: it is one extent")
         dim.dim_value = extent
+    dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)
+    size = math.prod(shape) * dtype.itemsize
+    if max(shape, default=0) >= MAX_EXTENT or size > MAX_BYTES:
+        raise UnsupportedError(f"the input {name!r} is {text}; extents below 2^31 and at most 2^40 bytes are supported")
 
 
 # --- gs.Graph --------------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from tccompile.errors import blamed_on
 from tccompile.expr import identity_view
 from tccompile.ops import CONVERTERS
 from tccompile.ops.builder import Builder, Issue, Refusal, shape_of
 from tccompile.program import Program, dense
+from tccompile.rewrites.rule import name_of
 
 
 def lower(graph: gs.Graph) -> Program:
@@ -56,7 +58,8 @@ def _convert(node: gs.Node, b: Builder) -> None:
     if converter is None:
         domain = f" of domain {node.domain}" if node.domain else ""
         raise b.refuse(f"the op {node.op}{domain} is not supported", "replace it by supported ops, or split the model there")
-    converter(node, b)
+    with blamed_on(f"node {name_of(node)!r} ({node.op})"):
+        converter(node, b)
 
 
 def _assume(node: gs.Node, b: Builder) -> None:

@@ -25,12 +25,13 @@ import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
-from tccompile.errors import InputError, TccompileError
+from tccompile.errors import InputError, ModelError, PlanError, TccompileError, blamed_on
 from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
 from tccompile.kernels.spec import Code, Work
+from tccompile.limits import check_program
 from tccompile.load import load, sources
 from tccompile.lower import lower, unsupported
 from tccompile.ops.builder import Issue
@@ -40,7 +41,7 @@ from tccompile.place import place
 from tccompile.plan import Plan, Section, Step
 from tccompile.precision import precision, storage_note
 from tccompile.program import Program, verify
-from tccompile.ranges import LONG, TOO_LONG, Spread, activations, operands, smaller, total_flops
+from tccompile.ranges import LONG, TOO_LARGE, TOO_LONG, Spread, activations, operands, smaller, total_flops
 from tccompile.rewrites import rewrite
 from tccompile.schedule import schedule
 from tccompile.timings import NO_TIMINGS, Timings, timings
@@ -161,7 +162,10 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
 
     progress("lower", 2, 5)
     program = lower(graph)
-    verify(program)
+    try:
+        check_program(program)
+    except PlanError as error:  # nodes that are right one by one, but not together
+        raise ModelError(f"the model contradicts itself: {error}") from error
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
@@ -196,11 +200,15 @@ def measured(model: Model, program: Program, options: Options) -> dict[str, Spre
     if total_flops(program) > LONG:
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
             small = lower(rewrite(load(*smaller(model, program))))
-    if total_flops(small) > TOO_LONG:
+    largest = max(t.size for t in small.tensors.values())
+    if largest > TOO_LARGE:
+        why = f"running it would take {largest * 4 / 2**30:.0f} GiB for one tensor"
+    elif total_flops(small) > TOO_LONG:
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:
         try:
-            return constants | activations(small, [seeded(small, 0), seeded(small, 0, positive=True)], weights)
+            with blamed_on("the model"):
+                return constants | activations(small, [seeded(small, 0), seeded(small, 0, positive=True)], weights)
         except InputError as error:
             why = f"random inputs do not fit: {error}"
     way_out = "--calibrate DATA.npz measures it with real inputs"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
+TOO_LARGE = 1 << 28
+"""Elements of a tensor for which a run takes 1 GiB, and which are not run through."""
+
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
 

@@ -59,8 +59,19 @@ def shuffled() -> onnx.ModelProto:
     return n.model((1, 4, 8, 8), squares, gru, n(top, "Mul", np.array(1e-3, np.float32)))
 
 
+def matrices() -> onnx.ModelProto:
+    """A constant matrix for each head, a convolution by weights that are computed, and more channels than are told apart."""
+    n = Network(23)
+    heads = n("x", "MatMul", n.weight(3, 8, 8) * np.array([1, 10, 100], np.float32).reshape(3, 1, 1))
+    filters = n(n(n("x", "Reshape", np.array([8, 3, 2, 4])), "Sin"), "Abs")
+    filtered = n(n("x", "Reshape", np.array([1, 6, 4, 8])), "Conv", filters, group=2)
+    many = n(n("x", "Reshape", np.array([1, 192])), "MatMul", n.weight(70000, 192).T.copy())
+    return n.model((1, 3, 8, 8), heads, n(filtered, "Relu"), n(n(many, "Reshape", np.array([7, 10000])), "ReduceMax", keepdims=0))
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     **{f.__name__: f for f in (mixer, linear_attention, branches, growing, transformer, shuffled)},
+    "matrices": matrices,
     "fsrcnn": lambda: skeleton("more/fsrcnn_opset23"),
     "blazeface": lambda: skeleton("more/blazeface"),
 }

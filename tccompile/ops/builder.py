@@ -180,6 +180,9 @@ class Builder:
         return None if values is None else [int(v) for v in values.reshape(-1)]
 
     def axis(self, value: int, rank: int) -> int:
+        """An axis of a tensor of this rank, which counts from the end if it is negative."""
+        if not -rank <= value < rank:
+            raise self.refuse(f"axis {value} of a tensor of rank {rank}", "export the model with an axis that there is")
         return value + rank if value < 0 else value
 
     def dtype(self, t: gs.Tensor) -> DType:

@@ -248,7 +248,7 @@ def trilu(node: gs.Node, b: Builder) -> None:
     """The upper triangle (column - row >= k) or the lower one (column - row <= k), zeros elsewhere."""
     x, y = node.inputs[0], node.outputs[0]
     shape = shape_of(y)
-    k = (b.ints(1, "diagonal") or [0])[0]
+    k = min(max((b.ints(1, "diagonal") or [0])[0], -shape[-2]), shape[-1])
     source = b.value(x)
     b.copy(triangle_view(source.name, shape, k, bool(b.attr("upper", 1))), b.result(y, b.order_for(shape, x)))
 

@@ -6,6 +6,8 @@ exact in fp32 as long as they stay below 2^24; scales come afterwards, in the pr
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -79,6 +81,8 @@ def qlinear_matmul(node: gs.Node, b: Builder) -> None:
 def _parameter(b: Builder, reads: Reads, i: int) -> Expr:
     """Scale or zero point: one number, one for each index of `axis`, or one for each block of it."""
     t, rank = b.node.inputs[i], len(reads.shape)
+    if math.prod(shape_of(t)) == 1:  # its axis means nothing
+        return reads.along(t, 0)
     axis, block = b.axis(b.attr("axis", 1), rank), b.attr("block_size", 0)
     if not block:
         return reads.along(t, axis)

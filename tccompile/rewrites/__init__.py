@@ -6,6 +6,7 @@ import logging
 
 import onnx_graphsurgeon as gs
 
+from tccompile.errors import blamed_on
 from tccompile.rewrites import (
     activations,
     attention,
@@ -70,7 +71,8 @@ def _to_fixpoint(edit: Editor, rewrites: tuple[Rewrite, ...]) -> None:
         changed = False
         for node in list(edit.graph.nodes):
             if node.domain in (None, "", "ai.onnx"):
-                changed |= any(_applied(edit, entry, node) for entry in by_op.get(node.op, ()) if node.outputs)
+                with blamed_on(f"node {name_of(node)!r} ({node.op})"):
+                    changed |= any(_applied(edit, entry, node) for entry in by_op.get(node.op, ()) if node.outputs)
         tidy(edit.graph)
 
 

@@ -94,7 +94,7 @@ class Editor:
 
 
 def name_of(node: gs.Node) -> str:
-    return node.name or node.outputs[0].name
+    return node.name or next((t.name for t in node.outputs if t.name), "")
 
 
 def producer(tensor: gs.Tensor, *ops: str) -> gs.Node | None:

@@ -1,0 +1,135 @@
+"""Models that are not valid, or only node by node: an error that names the place, in little time and memory."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tccompile.dump import Dump
+from tccompile.errors import ModelError, TccompileError, UnsupportedError
+from tccompile.options import Options
+from tccompile.pipeline import to_program
+from tests.plans import without_code
+from tests.rewrites.common import Net
+
+HUGE = 2**60
+
+i, f = np.array, np.float32
+Case = tuple[int, tuple[int, ...], Callable[[Net], str]]
+
+BROKEN: dict[str, Case] = {
+    # name: opset, shape of x, nodes
+    "an axis that is none": (17, (2, 3, 4), lambda n: n("Softmax", "x", axis=2**63 - 1)),
+    "an axis on which ONNX aborts": (17, (2, 3, 4), lambda n: n("LayerNormalization", "x", n.normal(4), axis=2**31)),
+    "fewer parts than outputs": (18, (2, 9), lambda n: n("Split", "x", outputs=4, axis=1, num_outputs=2)[0]),
+    "parts along no axis": (17, (2, 8), lambda n: n("Split", "x", i([4, 4]), outputs=2, axis=HUGE)[0]),
+    "running sums along no axis": (17, (2, 8), lambda n: n("CumSum", "x", i(2))),
+    "a direction that is none": (
+        17, (5, 1, 8), lambda n: n("LSTM", "x", n.normal(1, 16, 8), n.normal(1, 16, 4), hidden_size=4, direction="up")),
+    "a mode that is none": (17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, 2, 2]), nearest_mode="x")),
+    "groups that do not divide": (
+        21, (1, 4, 5), lambda n: n("GroupNormalization", "x", n.normal(4), n.normal(4), num_groups=2**31)),
+    "a scale for fewer channels": (17, (3, 4, 8), lambda n: n("LayerNormalization", "x", n.normal(5))),
+    "heads without elements": (23, (1, 4, 8), lambda n: n("Attention", "x", "x", "x", q_num_heads=10**6, kv_num_heads=10**6)),
+    "an input that is missing": (17, (1, 64, 1), lambda n: n("STFT", "x", i(16))),
+    "a constant without a value": (17, (2, 2), lambda n: n("Add", "x", n("Constant"))),
+    "a huge window": (17, (1, 1, 8, 8), lambda n: n("AveragePool", "x", kernel_shape=[2, HUGE], auto_pad="SAME_UPPER")),
+    "a huge border": (17, (2, 2), lambda n: n("Pad", "x", i([0, HUGE, 0, 0]))),
+    "a shape that overflows": (17, (2, 2), lambda n: n("Expand", "x", i([2**40, 2**40, 2, 2]))),
+    "a shape of too many elements": (17, (2, 2), lambda n: n("Reshape", "x", i([2**32, 2**32]))),
+    "repeated too often": (17, (2, 2), lambda n: n("Tile", "x", i([HUGE, 4]))),
+    "a range without an end": (17, (2, 2), lambda n: n("Add", "x", n("Range", i(0), i(2**62), i(1)))),
+    "a constant of a huge shape": (17, (2, 2), lambda n: n("Add", "x", n("ConstantOfShape", i([2**33, 2])))),
+    "a scale of infinity": (17, (1, 1, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, np.inf, 1e30]))),
+}  # fmt: skip
+
+
+def as_it_is(net: Net, y: str) -> onnx.ModelProto:
+    """The model without ONNX's shape inference, which aborts on some."""
+    end = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(net.nodes, "net", net.inputs, end, net.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", net.opset)], ir_version=10)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_refused(case):
+    opset, shape, build = BROKEN[case]
+    net = Net(opset=opset, x=shape)
+    with pytest.raises((ModelError, UnsupportedError)) as error:
+        to_program(as_it_is(net, build(net)), {}, Options(precision="fp16"), Dump(None))
+    assert len(str(error.value)) > 20
+
+
+def test_contradictions_name_the_node():
+    net = Net(opset=17, x=(1, 2, 4, 4))
+    y = net("Resize", "x", None, f([1, 1, 2, 2]), mode="nearest", nearest_mode="up")
+    with pytest.raises(ModelError, match=r"node 'n0' \(Resize\) contradicts itself or what it reads \(KeyError: 'up'\)"):
+        to_program(as_it_is(net, y), {}, Options(), Dump(None))
+
+
+def _model(nodes: list[onnx.NodeProto], shape: tuple[int, ...] = (2, 3), **more) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], **more), opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_nodes_in_a_circle():
+    nodes = [helper.make_node("Add", ["x", "y"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    with pytest.raises(ModelError):
+        to_program(_model(nodes), {}, Options(), Dump(None))
+
+
+@pytest.mark.parametrize("extent", [2**31, HUGE])
+def test_an_input_that_no_gpu_holds(extent):
+    with pytest.raises(UnsupportedError, match=r"the input 'x' is .* extents below 2\^31"):
+        to_program(_model([helper.make_node("Relu", ["x"], ["y"])], (3, extent)), {}, Options(), Dump(None))
+
+
+def test_a_tensor_too_large_to_run_through_is_estimated():
+    model = _model([helper.make_node("Relu", ["x"], ["y"])], (2**10, 2**20))
+    with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would take 4 GiB for one tensor"):
+        to_program(model, {}, Options(), Dump(None))
+
+
+def test_a_loop_of_countless_trips():
+    x = helper.make_tensor_value_info
+    inside = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["v"], ["w"])]
+    ends = [x("n", TensorProto.INT64, ()), x("go", TensorProto.BOOL, ()), x("v", TensorProto.FLOAT, None)]
+    body = helper.make_graph(inside, "body", ends, [x("on", TensorProto.BOOL, ()), x("w", TensorProto.FLOAT, None)])
+    constants = [helper.make_tensor("trips", TensorProto.INT64, (), [HUGE]), helper.make_tensor("yes", TensorProto.BOOL, (), [1])]
+    node = helper.make_node("Loop", ["trips", "yes", "x"], ["y"], body=body)
+    with pytest.raises(UnsupportedError):
+        to_program(_model([node], initializer=constants), {}, Options(), Dump(None))
+
+
+def test_random_damage():
+    """Bytes of a small network turned at random: it compiles, or is refused; nothing else."""
+    net = Net(opset=17, x=(1, 4, 8, 8))
+    y = net("Relu", net("Conv", "x", net.normal(8, 4, 3, 3), net.normal(8), pads=[1] * 4))
+    y = net("Resize", net("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2]), None, f([1, 1, 2, 2]), mode="nearest")
+    y = net("Transpose", net("Reshape", y, i([1, 8, -1])), perm=[0, 2, 1])
+    y = net("Softmax", net("MatMul", net("LayerNormalization", y, net.normal(8)), net.normal(8, 5)), axis=-1)
+    data = net.out(net("Concat", *net("Split", y, i([2, 3]), axis=2, outputs=2)[::-1], axis=2)).model().SerializeToString()
+    rng, refused = random.Random(3), 0
+    for _ in range(150):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 3))):
+            damaged[rng.randrange(len(data))] = rng.randrange(256)
+        model = onnx.ModelProto()
+        try:
+            model.ParseFromString(bytes(damaged[: rng.choice((len(data), len(data), rng.randrange(len(data))))]))
+        except Exception:  # protobuf's own error, whose type depends on its version
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                without_code(model, ("sm_80",))
+            except TccompileError:
+                refused += 1
+    assert refused > 20
