@@ -9,6 +9,7 @@ from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.conv_patch import ConvPatch
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
@@ -30,6 +31,7 @@ KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
     ConvPatch(),
+    DepthwiseMma(),
     *MMA,
     *SIMT,
     Depthwise(),

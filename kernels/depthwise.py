@@ -24,7 +24,9 @@ class Depthwise(Kernel):
     """Conv with as many groups as input and output channels, NHWC or NWC, in fp16 or fp32."""
 
     name = "depthwise"
-    realises = Conv
+    realises: type[Op] = Conv
+    unit = (1, 1)  # the threads that work together: rectangles by neighbouring groups of lanes
+    walks = False  # whether the number of rows is an argument
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
@@ -41,24 +43,24 @@ class Depthwise(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
-        tiles = TILES.get(_unrolled(op, program)[0], LINES)
+        tiles = TILES.get(unrolled(op, program)[0], LINES)
         yield from ({"rows": rows, "columns": columns, "lanes": lanes} for rows, columns, lanes in tiles)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
-        n, c, p, q = _image(program.op_shape(op))
-        r, s = _filter(program.tensors[op.w])
+        n, c, p, q = image(program.op_shape(op))
+        r, s = filter_of(program.tensors[op.w])
         threads = n * -(-p // rows) * -(-q // columns) * -(-c // lanes)
         step = op.strides[-1]
-        if _unrolled(op, program)[0][0]:  # input vectors that a thread reads, and weights
+        if unrolled(op, program)[0][0]:  # input vectors that a thread reads, and weights
             x, w = ((rows - 1) * step + r) * ((columns - 1) * step + s), r * s
         else:
             x, w = columns * r * s, r * s
         # Instructions: a vector costs some to address and load and one a lane to convert; a multiply-add is one a lane.
         outputs = rows * columns
         instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
-        busy = BUSY[TILES.get(_unrolled(op, program)[0], LINES)[rows, columns, lanes]]
+        busy = BUSY[TILES.get(unrolled(op, program)[0], LINES)[rows, columns, lanes]]
         issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * busy)
         turns = threads / (arch.sms * 512.0)  # of threads that a multiprocessor holds; each waits for memory once or twice
         latency = max(1.0, turns) * (1.2 + 0.0007 * instructions)
@@ -70,26 +72,28 @@ class Depthwise(Kernel):
         assert isinstance(op, Conv)
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
+        abreast, neighbours = self.unit
         frame = epilogue.frame_of(op, program)
         spec = epilogue.describe(op, program, frame, lanes)
-        n, channels, p, q = _image(program.op_shape(op))
-        _, _, height, width = _image(x.shape)
-        r, s = _filter(w)
-        groups = -(-max(y.padded[1], channels) // lanes)
+        n, channels, p, q = image(program.op_shape(op))
+        _, _, height, width = image(x.shape)
+        r, s = filter_of(w)
+        groups = -(-max(y.padded[1], channels) // (neighbours * lanes))
         tiles, bands = -(-q // columns), -(-p // rows)
-        total = n * bands * tiles * groups
-        taps, step = _unrolled(op, program)
+        rectangles = n * bands * tiles
+        units = -(-rectangles // abreast) * groups
+        taps, step = unrolled(op, program)
         numbers = (
-            *(total, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands), p, q, height, width),
-            *(*_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
+            *(units, rectangles, rows, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands)),
+            *(p, q, height, width, *_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
             *(*_pair(op.dilations, 1), min(x.padded[1], w.padded[0])),
         )
         launch = Launch(
             code(
-                self.name, x=x.dtype.value, w=w.dtype.value, rows=rows, columns=columns, lanes=lanes, taps=taps, stride=step,
-                epilogue=spec.params,
+                self.name, x=x.dtype.value, w=w.dtype.value, columns=columns, lanes=lanes, taps=taps, stride=step,
+                epilogue=spec.params, **({} if self.walks else {"rows": rows}),
             ),
-            grid=(-(-total // THREADS), 1, 1),
+            grid=(-(-units * abreast * neighbours // THREADS), 1, 1),
             block=THREADS,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
         )  # fmt: skip
@@ -115,19 +119,22 @@ class Depthwise(Kernel):
 
 
 NUMBERS = (
-    "total, groups, groups_m, groups_s, tiles, tiles_m, tiles_s, bands, bands_m, bands_s, P, Q, H, W, "
+    "total, rectangles, rows, groups, groups_m, groups_s, tiles, tiles_m, tiles_s, bands, bands_m, bands_s, P, Q, H, W, "
     "xn, xh, xw, wr, ws, R, S, sh, sw, ph, pw, dh, dw, padded"
 )
 
-LINES = {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 4}
+Tiles = dict[tuple[int, int, int], int]
 """Rows, columns and lanes that a thread computes, and the blocks of a multiprocessor, which bound the registers."""
 
-TILES = {
+LINES: Tiles = {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 4}
+"""Of any filter."""
+
+TILES: dict[tuple[int, int], Tiles] = {
     (3, 3): {(1, 1, 8): 4, (1, 2, 8): 4, (2, 2, 8): 3, (4, 2, 4): 4, (4, 4, 4): 3, (4, 2, 8): 2},
     (5, 5): {(1, 1, 8): 3, (1, 2, 8): 3, (2, 4, 4): 2},
     (7, 7): {(1, 1, 8): 4, (1, 2, 8): 4, (1, 4, 8): 3},
 }
-"""The same where code for the filter's taps is unrolled, and pixels share what is read."""
+"""Of filters by rows and columns, where code for the filter's taps is unrolled, and pixels share what is read."""
 
 
 MOST_UNROLLED = 5
@@ -137,9 +144,9 @@ BUSY = {4: 0.56, 3: 0.52, 2: 0.45}
 """By the blocks of a multiprocessor: the share of its cycles in which it issues an instruction, measured on an H200."""
 
 
-def _unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:
+def unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:
     """Taps and stride of unrolled code that shares what neighbouring pixels read, or ((0, 0), 0) where there is none."""
-    r, s = _filter(program.tensors[op.w])
+    r, s = filter_of(program.tensors[op.w])
     square = s in (3, 5, 7) and r in (1, s) and op.strides[-1] in (1, 2) and op.dilations[-1] == 1
     even = len(set(op.strides)) == len(set(op.dilations)) == 1 or r == 1
     return ((r, s), op.strides[-1]) if square and even else ((0, 0), 0)
@@ -150,7 +157,7 @@ def _pair(spatial: tuple[int, ...], default: int) -> tuple[int, int]:
     return (default, *spatial)[-2:]  # type: ignore[return-value]
 
 
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+def image(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """(N, C, H, W) of a shape of rank 3 or 4."""
     return (*shape[:2], *_pair(shape[2:], 1))  # type: ignore[return-value]
 
@@ -160,7 +167,7 @@ def _image_strides(t: Tensor) -> tuple[int, int, int]:
     return (t.strides[0], *_pair(t.strides[2:], 0))
 
 
-def _filter(w: Tensor) -> tuple[int, int]:
+def filter_of(w: Tensor) -> tuple[int, int]:
     return _pair(w.shape[2:], 1)
 
 
@@ -169,35 +176,42 @@ def lines(params: Value) -> list[str]:
 
     Thread: `lanes` channels from c of `rows` by `columns` pixels from (n, p0, q0), y's rows m = (n * P + p) * Q + q.
     """
-    rows, columns, lanes = params["rows"], params["columns"], params["lanes"]
+    columns, lanes = params["columns"], params["lanes"]
     x_bytes, w_bytes = DType(params["x"]).size, DType(params["w"]).size
     out = [
         f"{NUMBERS} = numbers",
         "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
         "if t >= total:",
         "    return",
-        "pixel = divide(i32(t), groups_m, groups_s)",
-        f"c = i32((t - pixel * groups) * i32({lanes}))",
-        "band = divide(pixel, tiles_m, tiles_s)",
-        f"q0 = i32((pixel - band * tiles) * i32({columns}))",
-        "n = divide(band, bands_m, bands_s)",
-        f"p0 = i32((band - n * bands) * i32({rows}))",
+        "rectangle = divide(i32(t), groups_m, groups_s)",
+        f"c = i32((t - rectangle * groups) * i32({lanes}))",
         "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
+        *place(f"i32({params['rows']})", columns),
         f"base = x + (i64(n) * i64(xn) + i64(c)) * i64({x_bytes})",
         f"filters = w + i64(c) * i64({w_bytes})",
-        "h0 = i32(p0 * sh - ph)",
-        "x0 = i32(q0 * sw - pw)",
-        "m = i32((n * P + p0) * Q + q0)",
     ]
     body = _shared if params["taps"][1] else _plain
     return out + body(params, x_bytes, w_bytes)
 
 
-def _store(p: int, columns: int) -> list[str]:
-    accs = " + ".join(f"a{p}_{q}" for q in range(columns))
+def place(rows: str, columns: int) -> list[str]:
+    """Text for the first pixel (n, p0, q0) of a rectangle, its number m in y, and the place (h0, x0) in x that it reads from."""
+    return [
+        "band = divide(rectangle, tiles_m, tiles_s)",
+        f"q0 = i32((rectangle - band * tiles) * i32({columns}))",
+        "n = divide(band, bands_m, bands_s)",
+        f"p0 = i32((band - n * bands) * {rows})",
+        "h0 = i32(p0 * sh - ph)",
+        "x0 = i32(q0 * sw - pw)",
+        "m = i32((n * P + p0) * Q + q0)",
+    ]
+
+
+def stores(p: str, columns: int, accs: str) -> list[str]:
+    """Text that stores row p of a rectangle, all of whose columns `accs` holds."""
     if columns == 1:
-        return [f"if p0 + i32({p}) < P:", f"    store({accs}, i32(m + i32({p}) * Q), c, e)"]
-    return [f"if p0 + i32({p}) < P:", f"    store({accs}, i32(m + i32({p}) * Q), i32(1), i32(m - q0 + i32({p + 1}) * Q), c, e)"]
+        return [f"if p0 + {p} < P:", f"    store({accs}, i32(m + {p} * Q), c, e)"]
+    return [f"if p0 + {p} < P:", f"    store({accs}, i32(m + {p} * Q), i32(1), i32(m - q0 + ({p} + i32(1)) * Q), c, e)"]
 
 
 def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
@@ -208,6 +222,9 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
     """
     rows, columns, (taps_h, taps_w), stride = params["rows"], params["columns"], params["taps"], params["stride"]
     height, width = (rows - 1) * stride + taps_h, (columns - 1) * stride + taps_w
+
+    def row(p: int) -> str:
+        return " + ".join(f"a{p}_{q}" for q in range(columns))
 
     def words(name: str, i: int, j: int, size: int) -> str:
         return "".join(f"{name}{i % 2}_{j}_{k}, " for k in range(params["lanes"] * size // 4))
@@ -243,7 +260,7 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
         assert rows == 1
         out += [*(f"a0_{q} = zeros()" for q in range(columns)), "for r in range(R):"]
         inner = [*read_filter(0, "r"), *read_row(0, "r"), *unpack(0, 0), *multiply(0, [(0, 0)])]
-        return [*out, *(f"    {line}" for line in inner), *_store(0, columns)]
+        return [*out, *(f"    {line}" for line in inner), *stores("i32(0)", columns, row(0))]
     out += [*read_filter(0, "i32(0)"), *read_row(0, "i32(0)")]
     for i in range(height):
         if i + 1 < taps_h:
@@ -257,7 +274,7 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
         out += multiply(i, live)
         for p, r in live:
             if r == taps_h - 1:
-                out += _store(p, columns)
+                out += stores(f"i32({p})", columns, row(p))
     return out
 
 
@@ -283,4 +300,4 @@ def _plain(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
             f"        {x} = read_x(line + i64(i32(j * xw)) * i64({x_bytes}), i32(present & within(j, i32(0), W)))",
             f"        a0_{q} = multiply_add(a0_{q}, unpack_x({x}), weight)",
         ]
-    return out + _store(0, params["columns"])
+    return out + stores("i32(0)", len(columns), " + ".join(f"a0_{q}" for q in columns))

@@ -45,6 +45,16 @@ def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global")
 
 
 @cache
+def read_words(words: int, space: str = "global") -> Any:
+    """The device function address → tuple of 2, 4 or 8 words as they lie in memory."""
+    body = []
+    for at in range(0, words, 4):
+        vector, target = _braces([f"${k}" for k in range(at, min(words, at + 4))])
+        body.append(f"ld.{space}{vector}.b32 {target}, [${words}+{4 * at}];")
+    return instruction(" ".join(body), (u32,) * words, _address(space))
+
+
+@cache
 def load_words(words: int, space: str = "global") -> Any:
     """The device function (address, inside) → tuple of 1, 2, 4 or 8 words as they lie in memory, for `floats` when needed."""
     body = []

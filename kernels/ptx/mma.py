@@ -154,30 +154,34 @@ def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: i
     return _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
+def _mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
+    """One instruction: the accumulators plus a @ bᵀ. It stays where all of the warp's lanes run it together."""
+    n, types_ = len(acc), "row.col.f32.f16.f16.f32"
+    names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
+    d, rest = ", ".join(names[:n]), names[n:]
+    text = f"mma.sync.aligned.{shape}.{types_} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
+    text += f"{{{', '.join(rest[len(a) : len(a) + len(b)])}}}, {{{d}}};"
+    constraints = ",".join(["=f"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
+    args = [*a, *b, *acc]
+    function = ir.FunctionType(ir.LiteralStructType([F32] * n), [v.type for v in args])
+    out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), args, attrs=("convergent",))
+    return _parts(builder, out, n)
+
+
 def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: list) -> list:
     """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b four words each."""
 
-    def mma(shape: str, acc: list, a: list, b: list) -> list:
-        n, types_ = len(acc), "row.col.f32.f16.f16.f32"
-        names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
-        d, rest = ", ".join(names[:n]), names[n:]
-        text = f"mma.sync.aligned.{shape}.{types_} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
-        text += f"{{{', '.join(rest[len(a) : len(a) + len(b)])}}}, {{{d}}};"
-        constraints = ",".join(["=f"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
-        out = _asm(builder, text, constraints, ir.LiteralStructType([F32] * n), [*a, *b, *acc], False)
-        return _parts(builder, out, n)
-
     if instruction == "mma.m8n8k4":
         for k in range(0, 8, 2):
-            acc = mma("m8n8k4", acc, a[k : k + 2], b[k : k + 2])
+            acc = _mma(builder, "m8n8k4", acc, a[k : k + 2], b[k : k + 2])
         return acc
     out = []
     for half in range(2):  # columns 0-7 and 8-15
         part, bs = acc[4 * half : 4 * half + 4], b[2 * half : 2 * half + 2]
         if instruction == "mma.m16n8k16":
-            part = mma("m16n8k16", part, a, bs)
+            part = _mma(builder, "m16n8k16", part, a, bs)
         else:
-            part = mma("m16n8k8", mma("m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
+            part = _mma(builder, "m16n8k8", _mma(builder, "m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
         out += part
     return out
 
@@ -206,6 +210,57 @@ def multiply_fragment(name: str) -> Any:
     text = f"mma.sync.aligned.{shape}.row.col.f32.f16.f16.f32 {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
     text += f"{{{', '.join(words[a:])}}}, {{$4, $5, $6, $7}};"
     return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * (a + b), pure=True)
+
+
+@cache
+def take(n: int) -> Any:
+    """The device function (words, a, b) → each of n words & a & b."""
+    kind = types.UniTuple(u32, n)
+
+    @intrinsic
+    def mask(typingctx, words, a, b):
+        def codegen(context, builder, sig, args):
+            text = "lop3.b32 $0, $1, $2, $3, 0x80;"
+            masked = [_asm(builder, text, "=r,r,r,r", I32, [w, *args[1:]], False) for w in _parts(builder, args[0], n)]
+            return _array(builder, masked)
+
+        return kind(kind, i32, i32), codegen
+
+    return mask
+
+
+@cache
+def multiply_diagonal(instruction: str, tiles: int) -> Any:
+    """The device function (acc, a, b) → acc plus `tiles` products of 16 rows by 8 columns, over one or two times 8 of K.
+
+    acc: of row g, then of row g + 8, two numbers for each tile. a: for each 8 of K a word for each tile of row g, then of row
+    g + 8. b: for each 8 of K a word for each tile.
+    """
+    kind = types.UniTuple(f32, 4 * tiles)
+
+    @intrinsic
+    def multiply(typingctx, acc, a, b):
+        taps = b.count // tiles
+
+        def codegen(context, builder, sig, args):
+            values, left, right = (_parts(builder, pack, t.count) for pack, t in zip(args, (acc, a, b), strict=True))
+            for t in range(tiles):
+                at = [2 * t, 2 * t + 1, 2 * tiles + 2 * t, 2 * tiles + 2 * t + 1]
+                ours = [values[i] for i in at]
+                rows = [left[i] for i in range(t, len(left), tiles)]
+                columns = [right[i] for i in range(t, len(right), tiles)]
+                if taps == 2 and instruction == "mma.m16n8k16":
+                    ours = _mma(builder, "m16n8k16", ours, rows, columns)
+                else:
+                    for k in range(taps):
+                        ours = _mma(builder, "m16n8k8", ours, rows[2 * k : 2 * k + 2], columns[k : k + 1])
+                for i, v in zip(at, ours, strict=True):
+                    values[i] = v
+            return _array(builder, values)
+
+        return kind(acc, a, b), codegen
+
+    return multiply
 
 
 @cache

@@ -756,6 +756,7 @@ CASES: Cases = {
     "depthwise_fp32": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, dtype=F32),
     "depthwise_3x3_stride2": _case(conv, (3, 40, 31, 30), 40, (3, 3), stride=2, groups=40, ep="bias relu"),
     "depthwise_5x5": _case(conv, (2, 48, 17, 14), 48, (5, 5), groups=48, ep="bias silu"),
+    "depthwise_5x5_wide": _case(conv, (2, 72, 20, 35), 72, (5, 5), groups=72, ep="bias residual"),
     "depthwise_58": _case(conv, (3, 58, 15, 15), 58, (3, 3), stride=2, groups=58),
     "depthwise_from_odd": _case(conv, (1, 36, 9, 9), 36, (3, 3), groups=36, ep="bias relu", source="odd"),
     "depthwise_to_odd": _case(conv, (1, 36, 9, 9), 36, (3, 3), groups=36, ep="bias relu", to="odd"),

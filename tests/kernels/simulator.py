@@ -22,6 +22,7 @@ from tccompile.kernels import (
     conv_patch,
     cumulate,
     depthwise,
+    depthwise_mma,
     epilogue,
     gemv,
     loops,
@@ -212,7 +213,7 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     scope = {**names(), "cuda": cuda}
     extra = 0
     if "epilogue" in params:
-        at_once = {"depthwise": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
+        at_once = {"depthwise": "columns", "depthwise_mma": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         text, kinds, accesses = epilogue.source(params.pop("epilogue"), rows)
         scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
@@ -294,16 +295,17 @@ def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
 
 
 def _multiply(asked: Mapping[int, tuple]) -> dict[int, Any]:
-    """mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane (g, t) of 8 × 4."""
+    """mma.m16n8k16 or, of half the words, m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane (g, t) of 8 × 4."""
     a, b, acc = (np.zeros(shape, np.float32) for shape in ((16, 16), (16, 8), (16, 8)))
     places = {i: (i % 32 // 4, i % 4 * 2) for i in asked}
     for i, (g, t) in places.items():
         values = asked[i]
         halves = [np.array([w], np.uint32).view(np.float16).astype(np.float32) for w in values[4:]]
-        for j in range(4):
+        blocks = len(halves) // 3
+        for j in range(2 * blocks):
             a[g + j % 2 * 8, t + j // 2 * 8 :][:2] = halves[j]
-        for j in range(2):
-            b[t + 8 * j :, g][:2] = halves[4 + j]
+        for j in range(blocks):
+            b[t + 8 * j :, g][:2] = halves[2 * blocks + j]
         for j in range(2):
             acc[g + 8 * j, t : t + 2] = values[2 * j : 2 * j + 2]
     acc += a @ b
@@ -330,10 +332,24 @@ def _patch(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {lane: tuple(values) for lane, values in out.items()}
 
 
+def _multiply_diagonal(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """`mma.multiply_diagonal`: for each of `tiles` words of a vector one product."""
+    results: dict[int, list] = {i: list(acc) for i, (acc, *_) in asked.items()}
+    tiles = len(asked[min(asked)][0]) // 4
+    for t in range(tiles):
+        at = [2 * t, 2 * t + 1, 2 * (tiles + t), 2 * (tiles + t) + 1]
+        given = {i: (*(acc[k] for k in at), *a[t::tiles], *b[t::tiles]) for i, (acc, a, b) in asked.items()}
+        for i, values in _multiply(given).items():
+            for k, v in zip(at, values, strict=True):
+                results[i][k] = v
+    return {i: tuple(values) for i, values in results.items()}
+
+
 _EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {
     "shuffle": _shuffle,
     "multiply": _multiply,
     "patch": _patch,
+    "multiply_diagonal": _multiply_diagonal,
 }
 
 
@@ -447,6 +463,17 @@ def _conv_patch(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (2, conv_patch.NUMBERS.count(",") + 1)
 
 
+def _depthwise_mma(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    lanes = params["lanes"]
+    scope: dict[str, Any] = {
+        "zeros": lambda: (np.float32(0),) * (2 * lanes),
+        "read": partial(memory.words, n=lanes // 2),
+        "take": lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words),
+    }
+    text = _body("depthwise", "x, w, numbers", depthwise_mma.lines(params))
+    return text, scope, (2, depthwise.NUMBERS.count(",") + 1)
+
+
 def unravel(depth: int, tensors: int) -> Any:
     """`loops.unravel`"""
     text = "def unravel(i, w):\n" + "".join(f"    {line}\n" for line in loops.unravel_lines(depth, tensors))
@@ -512,6 +539,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "conv_patch": _conv_patch,
     "depthwise": _depthwise,
     "mlp": _mlp,
+    "depthwise_mma": _depthwise_mma,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
     "reduce": _reduce,

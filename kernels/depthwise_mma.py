@@ -1,0 +1,203 @@
+"""Depthwise convolution on Tensor Cores: a tap of the filter is a diagonal matrix.
+
+16 pixels by 8 channels of the input times 8 by 8 numbers, which are 0 but for the channels' weights on the diagonal: seven of
+eight multiplications are for nothing, but nothing is converted, and one instruction (mma.m16n8k16) multiplies two taps. fp16 in,
+sums in fp32. What is no number in one channel (an infinity, NaN) makes NaN of the 8 channels that share a matrix with it.
+
+Nothing is exchanged between threads. A warp computes 8 rectangles of pixels, one for each row g of four lanes, by 4 * lanes
+channels, of which lane t of a row reads and stores `lanes` neighbouring ones. Word k of a vector, two channels, is the lane's
+part of matrix k, whose columns are thus the words k of all four lanes; its rows g and g + 8 are neighbouring columns of the
+image. The accumulators of all matrices are then neighbouring channels of the lane's own pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.depthwise import NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
+from tccompile.kernels.loops import device, entry
+from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
+from tccompile.program import Conv, Op, Program
+
+SIZE = 2
+"""Bytes of an element of x and w."""
+
+
+class DepthwiseMma(Depthwise):
+    """Conv with as many groups as input and output channels, NHWC, in fp16, with large filters; from sm_75 on."""
+
+    name = "depthwise_mma"
+    realises: type[Op] = Conv
+    tensor_cores = True
+    unit = (8, 4)
+    walks = True
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Conv)
+        if arch.mma not in ("mma.m16n8k8", "mma.m16n8k16", "wgmma"):
+            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
+        if (reason := super().supports(op, program, arch)) is not None:
+            return reason
+        for t in (program.tensors[op.x], program.tensors[op.w]):
+            if t.dtype is not DType.F16:
+                return f"{t.name} is {t.dtype.value}; Tensor Cores multiply float16"
+        if unrolled(op, program) not in TILES:
+            r, s = filter_of(program.tensors[op.w])
+            return f"its filter is {r}×{s}: Tensor Cores take 5×5 with stride 1 or 2 and 7×7 with stride 1, without dilation"
+        return None
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Conv)
+        height = image(program.op_shape(op))[2]
+        counts = sorted({-(-height // bands) for bands in (1, 2, 3, 4, 5, 7, 10, 14)})
+        for columns, lanes in TILES[unrolled(op, program)]:
+            yield from ({"rows": rows, "columns": columns, "lanes": lanes} for rows in counts)
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Conv)
+        rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
+        n, c, p, q = image(program.op_shape(op))
+        taps, stride = unrolled(op, program)
+        warps = -(-n * -(-p // rows) * -(-q // columns) // 8) * -(-c // (4 * lanes))
+        steps = rows + slots_of(taps, stride) - 1
+        # What a step takes of a multiprocessor: products of 16 × 8 × 8 on its Tensor Cores, and the other instructions.
+        products = columns // 2 * taps[0] * taps[1] * lanes // 2
+        reads = stride * ((columns - 1) * stride + taps[1])
+        others = 40 + 5 * reads + lanes * stride * ((columns - 2) * stride + taps[1]) + 24 * columns
+        rate = arch.tensor_tflops * 1e6 / arch.sms * (MMA_SYNC if arch.mma == "wgmma" else 0.9)
+        each = 2048 * products / rate + (0.6 * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * 0.85)
+        busy = warps / arch.sms * steps * each + 0.12 * steps
+        latency = 0.3 + steps * (0.3 + 2 * each)
+        again = ((rows - 1) * stride + taps[0]) / (rows * stride) - 1  # of x, what two bands read
+        moved = traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
+        longest = max(moved, busy, latency)
+        return LAUNCH_US + longest + 0.1 * (moved + busy + latency - longest)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx import memory, mma
+
+        columns, lanes = params["columns"], params["lanes"]
+        store, extra = epilogue.build(params["epilogue"], columns)
+        words = lanes * SIZE // 4
+        scope: dict[str, Any] = {
+            "store": store,
+            "read": memory.read_words(words, space="global.nc"),
+            "take": mma.take(words),
+            "zeros": mma.zeros(2 * lanes),
+            "multiply_diagonal": mma.multiply_diagonal("mma.m16n8k8" if arch.mma == "mma.m16n8k8" else "mma.m16n8k16", words),
+        }
+        body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
+        count = NUMBERS.count(",") + 1
+        signature = types.void(*(types.int64,) * 2, *(types.int32,) * count, *extra)
+        blocks = TILES[tuple(params["taps"]), params["stride"]][columns, lanes]
+        return Function(entry(body, 2, count, len(extra)), signature, THREADS, blocks)
+
+
+TILES: dict[tuple[tuple[int, int], int], dict[tuple[int, int], int]] = {
+    ((5, 5), 1): {(2, 4): 3, (4, 4): 2},
+    ((5, 5), 2): {(2, 4): 3, (4, 4): 2},
+    ((7, 7), 1): {(2, 4): 2},
+}
+"""Of filters by their taps, rows and columns, and the stride: the columns and lanes that a thread computes, and the blocks of a
+multiprocessor, which bound the registers."""
+
+MMA_SYNC = 0.6
+"""Of the Tensor Cores' rate with wgmma, what mma.sync reaches."""
+
+
+def slots_of(taps: tuple[int, int], stride: int) -> int:
+    """Rows of y that a row of x may belong to."""
+    return -(-taps[0] // stride)
+
+
+def lines(params: Value) -> list[str]:
+    """The kernel's source. x: (N, H, W, C), w: (R, S, C).
+
+    A warp walks down the image, one row of y a step, which brings as many rows of x as the stride has; they are read one step
+    ahead, each vector once. Rows of y under way take turns in the accumulators, so the loop's text holds as many steps.
+    """
+    columns, lanes, stride, (taps_h, taps_w) = params["columns"], params["lanes"], params["stride"], params["taps"]
+    slots = slots_of((taps_h, taps_w), stride)
+    fresh, width = range(stride), (columns - 1) * stride + taps_w  # rows of x in a step, and what is read of them
+    pairs = range(0, columns, 2)  # columns of y whose accumulators lie together
+    # Two taps at once, and the last one by itself. Neighbouring pairs of columns meet in the same two columns of x.
+    halves = [range(s, min(s + 2, taps_w)) for s in range(0, taps_w, 2)]
+    met = sorted({q * stride + s for q in pairs for s in range(taps_w)})
+
+    def read_row(u: int, step: str) -> list[str]:
+        return [
+            f"h = i32(h0 + i32({step} * sh) + i32({u}))",
+            "present = within(h, i32(0), H)",
+            f"mask_h{u} = i32(-present)",
+            "line = i32(select(present != 0, h, i32(0)) * xh)",
+            *(f"x{u}_{j} = read(base + i64(i32(line + column{j})) * i64({SIZE}))" for j in range(width)),
+        ]
+
+    def advance(number: int) -> list[str]:
+        """Step k + number: the row of y that begins there has accumulators `number`, the one before it those before."""
+        text = [f"a{number}_{q} = zeros()" for q in pairs]
+        ahead = f"i32(k + i32({number + 1}))"
+        for u in fresh:
+            for j in met:
+                both = (f"take(x{u}_{i}, mask_w{i}, mask_h{u})" for i in (j, j + stride))
+                text.append(f"v{j} = {' + '.join(both)}")
+            text += [f"if {ahead} < steps:", *(f"    {line}" for line in read_row(u, ahead))]
+            live = [((number - d) % slots, u + d * stride) for d in range(slots) if u + d * stride < taps_h]
+            for taps in halves:
+                for q in pairs:
+                    vectors = " + ".join(f"v{q * stride + s}" for s in taps)
+                    for a, r in live:
+                        weights = " + ".join(f"w{r}_{s}" for s in taps)
+                        text.append(f"a{a}_{q} = multiply_diagonal(a{a}_{q}, {vectors}, {weights})")
+        done = " + ".join(f"a{(number + 1) % slots}_{q}" for q in pairs)
+        text += [f"p = i32(k + i32({number + 1 - slots}))", "if p >= 0:"]
+        return text + [f"    {line}" for line in stores("p", columns, done)]
+
+    out = [
+        f"{NUMBERS} = numbers",
+        "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
+        "warp, g, t = t >> i32(5), (t >> i32(2)) & i32(7), t & i32(3)",
+        "if warp >= total:",
+        "    return",
+        "octet = divide(warp, groups_m, groups_s)",
+        f"c = i32(i32((warp - octet * groups) * i32({4 * lanes})) + t * i32({lanes}))",
+        "rectangle = i32(i32(octet * i32(8)) + g)",
+        "real = i32(rectangle < rectangles)",
+        "rectangle = select(real != 0, rectangle, i32(rectangles - i32(1)))",
+        *place("rows", columns),
+        # Nothing is stored of a rectangle too many, and what is read in place of what is not there is masked.
+        "p0 = select(real != 0, p0, P)",
+        "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
+        "known = select(inside != 0, c, i32(0))",
+        f"base = x + (i64(n) * i64(xn) + i64(known)) * i64({SIZE})",
+        f"filters = w + i64(known) * i64({SIZE})",
+        # Lane (g, t) has numbers 2 * t and 2 * t + 1 of column g of a matrix of weights.
+        "diagonal = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
+        "diagonal = select(i32(g >> i32(1)) == t, i32(diagonal & i32(-inside)), i32(0))",
+    ]
+    for j in range(width):
+        out += [
+            f"present = within(i32(x0 + i32({j})), i32(0), W)",
+            f"mask_w{j} = i32(-i32(present & inside))",
+            f"column{j} = i32(select(present != 0, i32(x0 + i32({j})), i32(0)) * xw)",
+        ]
+    out.append(f"steps = i32(rows + i32({slots - 1}))")
+    out += [line for u in fresh for line in read_row(u, "i32(0)")]
+    for r in range(taps_h):
+        for s in range(taps_w):
+            at = f"i64(i32(i32(i32({r}) * wr) + i32(i32({s}) * ws)))"
+            out.append(f"w{r}_{s} = take(read(filters + {at} * i64({SIZE})), diagonal, diagonal)")
+    out += [f"a{number}_{q} = zeros()" for number in range(slots) for q in pairs]
+    out += ["k = i32(0)", "while k < steps:"]
+    for number in range(slots):
+        text = advance(number)
+        if number:
+            text = [f"if i32(k + i32({number})) < steps:", *(f"    {line}" for line in text)]
+        out += [f"    {line}" for line in text]
+    return [*out, f"    k = i32(k + i32({slots}))"]
