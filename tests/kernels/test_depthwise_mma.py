@@ -23,7 +23,9 @@ def config(columns: int, lanes: int, rows: int) -> Config:
     return {"rows": rows, "columns": columns, "lanes": lanes}
 
 
-@pytest.mark.parametrize("program", [depthwise(), depthwise(33, stride=2), depthwise(window=7, to="output")], ids=["5x5", "5x5/2", "7x7"])
+@pytest.mark.parametrize(
+    "program", [depthwise(), depthwise(33, stride=2), depthwise(window=7, to="output")], ids=["5x5", "5x5/2", "7x7"]
+)
 def test_supports(program) -> None:
     assert KERNEL.supports(program.ops[0], program, ARCH) is None
 
