@@ -255,6 +255,46 @@ def test_a_concatenation_that_grows_is_one_tensor_seen_in_parts():
     assert len(owners) == 1 and ops(program)["Pointwise"] == 1
 
 
+TOKENS = [
+    ("MatMul", "x w", "p", {}),
+    ("Concat", "first p", "c", {"axis": 1}),
+    ("Add", "c positions", "d", {}),
+    ("Relu", "d", "e", {}),
+    ("MatMul", "e v", "y", {}),
+]
+TOKEN_SHAPES = {"w": (16, 24), "first": (2, 1, 24), "positions": (1, 8, 24), "v": (24, 8)}
+TOKEN_WEIGHTS = {
+    name: np.random.default_rng(i).standard_normal(s, np.float32) / 4 for i, (name, s) in enumerate(TOKEN_SHAPES.items())
+}
+
+
+def test_what_is_computed_of_a_concatenation_is_computed_of_its_parts():
+    """The product writes its tokens, their positions added, beside the first one"""
+    program = fused(model(TOKENS, {"x": (2, 7, 16)}, TOKEN_WEIGHTS))
+    assert ops(program) == {"Pointwise": 2, "Gemm": 2}  # the input in fp16, and the first token
+    product = next(op for op in program.ops if isinstance(op, Gemm))
+    assert program.tensors[product.y].base is not None and {"MatMul_p", "Add_d", "Relu_e"} <= set(product.nodes)
+
+
+def test_a_concatenation_with_another_reader_is_one_tensor():
+    more = [*TOKENS[:-1], ("Mul", "c e", "f", {}), ("MatMul", "f v", "y", {})]
+    program = fused(model(more, {"x": (2, 7, 16)}, TOKEN_WEIGHTS))
+    assert ops(program) == {"Pointwise": 3, "Gemm": 2}  # and all that reads the concatenation
+    more = [*TOKENS, ("Relu", "p", "q", {}), ("MatMul", "q v", "z", {})]
+    program = fused(model(more, {"x": (2, 7, 16)}, TOKEN_WEIGHTS, outputs=("y", "z")))
+    assert ops(program)["Pointwise"] == 4  # the tokens are read by themselves: they lie in the concatenation
+
+
+def test_a_part_is_shifted_to_what_it_meets_of_the_others():
+    nodes = [
+        ("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Concat", "a b", "c", {"axis": 1}),
+        ("Mul", "c s", "d", {}), ("Sigmoid", "d", "e", {}), ("Conv", "e u", "y", {}),
+    ]  # fmt: skip
+    weights = {"v": weight(8, 5, 1, 1), "w": weight(16, 5, 1, 1), "s": weight(1, 24, 6, 4) + 1, "u": weight(3, 24, 1, 1)}
+    program = fused(model(nodes, {"x": (2, 5, 6, 4)}, weights))
+    assert ops(program) == {"Pointwise": 1, "Conv": 3}  # the input's layout
+
+
 def test_a_concatenation_that_is_a_model_output_is_copied():
     nodes = [("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Concat", "a b", "y", {"axis": 1})]
     fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))

@@ -7,6 +7,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     split_pads            pad(x)                         =>  concat(border of x, x), for large images
     leave_gaps            conv(concat(x, y), w)          =>  conv(z, w'), z with zeros after x: a part fills vectors
+    into_parts            f(concat(x, y), z)             =>  concat(f(x, z), f(y, z))
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from tccompile.fuse.alias import alias
 from tccompile.fuse.compose import compose
-from tccompile.fuse.concat import elide_concat
+from tccompile.fuse.concat import elide_concat, into_parts
 from tccompile.fuse.editor import canonical, without_dead_code
 from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
@@ -39,6 +40,7 @@ def fuse(program: Program) -> Program:
         flatten_into_weights,
         split_pads,
         leave_gaps,
+        into_parts,
         compose,
         epilogues,
         two_products,

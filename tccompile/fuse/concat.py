@@ -1,12 +1,85 @@
-"""concat(f(x), g(y))  =>  f and g write into slices of one tensor"""
+"""f(concat(x, y), z)  =>  concat(f(x, z), f(y, z)), each part with its own of z
+concat(f(x), g(y))   =>  f and g write into slices of one tensor
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tccompile.expr import identity_view
-from tccompile.fuse.editor import Editor, canonical_view, copies
-from tccompile.program import PAD, Program, Tensor
+from tccompile.expr import View, constant, coord, identity_view, load, substitute
+from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
+from tccompile.program import PAD, Op, Pointwise, Program, Tensor
+
+
+def into_parts(program: Program) -> Program:
+    """What is computed of a concatenation goes into what writes its parts: the tokens of an image beside one more, say, and all
+    their positions added. A part is copied anyway, or its own writer writes it, with an epilogue then.
+    """
+    while (changed := _one_into_parts(program)) is not None:
+        program = changed
+    return program
+
+
+def _one_into_parts(program: Program) -> Program | None:
+    e = Editor(program)
+    parts: dict[str, list[Op]] = {}
+    for op in program.ops:
+        if (base := e.tensors[op.y].base) is not None:
+            parts.setdefault(base, []).append(op)
+    for i, f in enumerate(program.ops):
+        if not isinstance(f, Pointwise) or not e.is_private(f.y):
+            continue
+        for number, view in enumerate(f.views):
+            whole = e.tensors[view.tensor]
+            written = parts.get(whole.name, [])
+            if e.readers[whole.name] != {i} or not _is_concatenation(e, whole, written) or not _lies_as(e, f, view, whole):
+                continue
+            new = [made for op in written if (made := _of_part(e, f, number, op, whole)) is not None]
+            if len(new) < len(written):
+                continue
+            y = e.tensors[f.y]
+            for op, made in zip(written, new, strict=True):
+                e.tensors[made.y] = replace(e.tensors[op.y], name=made.y, dtype=y.dtype, base=y.name)
+            before = [op for op in program.ops[:i] if op not in written]
+            return replace(program, tensors=e.tensors, ops=(*before, *new, *program.ops[i + 1 :]))
+    return None
+
+
+def _is_concatenation(e: Editor, whole: Tensor, parts: list[Op]) -> bool:
+    """Whether `whole` is ours and made of just these parts, none of which is read by itself."""
+    views = {t.name for t in e.tensors.values() if t.base == whole.name} if parts else set()
+    ours = whole.base is None and not {whole.name} & {*e.program.inputs, *e.program.outputs, *e.constants, *e.position}
+    return bool(parts) and ours and views == {op.y for op in parts} and not any(e.readers[name] for name in views)
+
+
+def _lies_as(e: Editor, f: Pointwise, view: View, x: Tensor) -> bool:
+    """Whether f's result has the shape and layout of x, which it reads element by element."""
+    y = e.tensors[f.y]
+    same = (x.shape, x.padded, x.strides) == (y.shape, y.padded, y.strides)
+    return same and view == canonical_view(identity_view(x.name, x.rank), x.shape)
+
+
+def _of_part(e: Editor, f: Pointwise, number: int, op: Op, whole: Tensor) -> Pointwise | None:
+    """`f` of what `op` copies into a part of `whole`, which is the view `number` of f; None if something else reads that copy's
+    source too, which could then be written into the part at once.
+    """
+    part = e.tensors[op.y]
+    if not isinstance(op, Pointwise) or op.epilogue.expr.dtype is not whole.dtype.compute:
+        return None
+    if any(len(e.readers[v.tensor]) > 1 and v.tensor in e.position for v in op.views):
+        return None
+    start, rest = [0] * whole.rank, part.offset
+    for axis in sorted(range(whole.rank), key=lambda a: -whole.strides[a]):
+        if whole.padded[axis] > 1:
+            start[axis], rest = rest // whole.strides[axis], rest % whole.strides[axis]
+    index = [coord(a) + n if part.shape[a] > 1 else constant(n) for a, n in enumerate(start)]
+    others = tuple(canonical_view(v.at(index, part.shape), part.shape) for v in f.views)
+    body = shifted(op.epilogue.expr, len(others))
+    expr = substitute(f.epilogue.expr, {load(number, whole.dtype.compute): body})
+    epilogue = tidy(expr, others + op.views)
+    if not fits(epilogue):
+        return None
+    return replace(f, y=f"{f.y}{op.y.removeprefix(whole.name)}", epilogue=epilogue, nodes=names(f, op))
 
 
 @dataclass(frozen=True)
