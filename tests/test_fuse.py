@@ -295,6 +295,56 @@ def test_a_part_is_shifted_to_what_it_meets_of_the_others():
     assert ops(program) == {"Pointwise": 1, "Conv": 3}  # the input's layout
 
 
+def patches(channels: int, first: bool, batch: int = 2) -> onnx.ModelProto:
+    """An image's patches as tokens, beside a first one or not, with their positions added"""
+    rng = np.random.default_rng(5)
+    weights = {"w": (channels, 3, 2, 2), "b": (channels,), "one": (batch, 1, channels), "p": (1, 12 + first, channels)}
+    values = {name: rng.standard_normal(shape, np.float32) / 3 for name, shape in weights.items()}
+    nodes = [
+        ("Conv", "x w b", "c", {"strides": [2, 2]}),
+        ("Reshape", "c shape", "r", {}),
+        ("Transpose", "r", "t", {"perm": [0, 2, 1]}),
+        ("Concat", "one t", "k", {"axis": 1}),
+        ("Add", ("k" if first else "t") + " p", "e", {}),
+        ("MatMul", "e v", "y", {}),
+    ]
+    if not first:
+        del nodes[3], values["one"]
+    more = {"shape": np.array([batch, channels, 12]), "v": rng.standard_normal((channels, 8), np.float32)}
+    return model(nodes, {"x": (batch, 3, 6, 8)}, values | more)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_convolution_writes_tokens_among_others(batch):
+    program = fused(patches(16, first=True, batch=batch))
+    assert ops(program) == {"Pointwise": 2, "Conv": 1, "Gemm": 1}  # the input's columns and the first token
+    conv = next(op for op in program.ops if isinstance(op, Conv))
+    y = program.tensors[conv.y]
+    assert (y.base, y.shape, y.strides[1:], y.offset) == ("e", (batch, 16, 3, 4), (1, 64, 16), 16) and "Add_e" in conv.nodes
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_convolution_adds_what_a_matrix_of_its_pixels_is_added_to(batch):
+    program = fused(patches(16, first=False, batch=batch))
+    assert ops(program) == {"Pointwise": 1, "Conv": 1, "Gemm": 1}
+    assert program.tensors["e"].base is not None
+
+
+def test_tokens_with_padding_are_written_too_and_those_that_begin_in_a_vector_are_copied():
+    assert ops(fused(patches(12, first=True)))["Pointwise"] == 2
+    beside = patches(12, first=True)
+    graph = beside.graph
+    concat = next(node for node in graph.node if node.op_type == "Concat")
+    concat.attribute[0].i = 2
+    sizes = {"one": (2, 12, 12), "p": (1, 12, 24), "v": (24, 8)}
+    for tensor in graph.initializer:
+        if tensor.name in sizes:
+            values = np.random.default_rng(6).standard_normal(sizes[tensor.name], np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    del graph.value_info[:]
+    assert ops(fused(onnx.shape_inference.infer_shapes(beside, data_prop=True)))["Pointwise"] == 3
+
+
 def test_a_concatenation_that_is_a_model_output_is_copied():
     nodes = [("Conv", "x v", "a", {}), ("Conv", "x w", "b", {}), ("Concat", "a b", "y", {"axis": 1})]
     fused(model(nodes, {"x": (1, 8, 4, 4)}, {"v": weight(8, 8, 1, 1), "w": weight(8, 8, 1, 1)}))

@@ -1,7 +1,7 @@
 """What follows an op goes into its epilogue.
 
 f(op(x), y)                  =>  op(x) with epilogue f(acc, y)
-f(transpose(op(x)), y)       =>  transpose(op(x) with epilogue f(acc, y')), as a view
+f(transpose(op(x)), y)       =>  transpose(op(x) with epilogue f(acc, y')), as a view; a reshape too, also into a part of a tensor
 depth_to_space(conv(x, w))   =>  conv(x, permuted w) with a shuffled store; a part of it is a view
 """
 
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.expr import Epilogue, Expr, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.fuse.editor import Editor, canonical_view, fits, names, tidy
 from tccompile.ops.movement import depth_to_space_view
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense, renamed
+from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
 from tccompile.weights import Literal, transform
 
 SCATTERED_CHANNELS = 16
@@ -87,35 +87,59 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
 
 
 def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) -> Op | None:
-    """`producer` with the consumer's expression, where the consumer calls the axes differently but lies in memory just so.
+    """`producer` with the consumer's expression, where the consumer calls the axes differently: a product over (N, H, W, C), say,
+    and what adds it to an image (N, C, H, W), or an image's pixels as the rows of a matrix.
 
-    A matrix product over (N, H, W, C), say, and what adds it to an image (N, C, H, W). The consumer's result becomes a view.
+    Either both lie in memory just so, and the consumer's result becomes a view; or the consumer writes a part of a tensor, of
+    which the producer's result becomes a view.
     """
     t, y = e.tensors[producer.y], e.tensors[consumer.y]
-    if producer.epilogue.shuffle != 1 or not e.is_private(y.name) or y.dtype is not t.dtype or y.size != t.size:
+    if producer.epilogue.shuffle != 1 or y.dtype is not t.dtype or y.size != t.size:
         return None
-    axes: dict[int, int] = {}  # of y → of t
-    for a, i in enumerate(view.index):
-        if t.shape[a] == 1 and t.padded[a] == 1:
-            continue
-        if i.constant or i.affine is None or list(i.affine.values()) != [1]:
-            return None
-        (axis,) = i.affine
-        if (y.shape[axis], y.padded[axis], y.strides[axis]) != (t.shape[a], t.padded[a], t.strides[a]):
-            return None
-        axes[axis] = a
-    if any(n > 1 and axis not in axes for axis, n in enumerate(y.padded)):
+    found = _inverse(view, t, y)
+    if found is None or y.base in e.program.outputs or not (y.base or e.is_private(y.name)):
         return None
-    index = [coord(axes[axis]) if axis in axes else constant(0) for axis in range(y.rank)]
+    index, strides = found
     views = tuple(v.at(index, t.shape) for v in consumer.views)
     if any(v.valid or any(i.affine is None for i in v.index) for v in views):
         return None
+    if y.base is None and strides != t.strides:
+        return None
+    part = replace(t, strides=strides, base=y.base, offset=y.offset)
+    steps = [y.offset, *(s for a, s in enumerate(strides) if a != t.inner and t.padded[a] > 1)]
+    if y.base is not None and (part.inner != t.inner or any(n % PAD for n in steps)):
+        return None
     moved = replace(consumer, y=t.name, epilogue=tidy(consumer.epilogue.expr, views))
     merged = _joined(e, producer, moved, producer.epilogue)
-    if merged is not None:
+    if merged is None:
+        return None
+    if y.base is None:
         e.tensors[y.name] = replace(y, base=t.name, offset=0)
         e.viewed.add(t.name)
+    else:
+        e.tensors[t.name] = part
     return merged
+
+
+def _inverse(view: View, t: Tensor, y: Tensor) -> tuple[list[Index], Shape] | None:
+    """y's coordinates by those of t, of which `view` reads each element once, and what strides t's elements have in y; or None.
+
+    Where an axis of y is made of several of t, none of them has padding.
+    """
+    index, strides, missing = [constant(0)] * y.rank, list(t.strides), {a for a, n in enumerate(t.padded) if n > 1}
+    for axis, extent in enumerate(y.shape):
+        alone = [coord(0) if j == axis else constant(0) for j in range(y.rank)]
+        of = [a for a, i in enumerate(view.index) if i.at(alone, (extent,)).terms]
+        padded = [t.padded[a] for a in of] or [1]
+        if padded != [y.padded[axis]] and (math.prod(padded) != extent or y.padded[axis] != extent):
+            return None
+        missing -= {*of}
+        step = 1
+        for a in sorted(of, key=lambda a: t.strides[a]):
+            index[axis], strides[a], step = index[axis] + coord(a) * step, y.strides[axis] * step, step * t.shape[a]
+    same = canonical_view(identity_view(t.name, t.rank), t.shape).index
+    back = tuple(i.at(index, t.shape) for i in view.index)
+    return (index, tuple(strides)) if back == same and not missing else None
 
 
 def _joined(e: Editor, producer: Op, consumer: Pointwise, before: Epilogue) -> Op | None:

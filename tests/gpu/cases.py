@@ -208,7 +208,7 @@ def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: 
     """y: a tensor of its own (fp32 if so named), a model output (fp32, row-major), or a part of another along `axis`.
 
     Of the parts, slice and odd have none of the padding, at a multiple of 16 bytes and not; tail and odd_tail end the other;
-    gap has padding of its own, in the middle of the other.
+    gap has padding of its own, in the middle of the other. Of an image, tokens has the pixels as rows among others.
     """
     if to == "own":
         return b.result(shape, dtype, order)
@@ -221,6 +221,13 @@ def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: 
         padded = tuple(-(-n // 8) * 8 if a == axis else n for a, n in enumerate(shape))
         b.tensors[y] = replace(b.tensors[y], padded=padded)
         return y
+    if to == "tokens":
+        n, c, h, w = shape
+        whole = b.tensors["whole"] = dense("whole", (n, h * w + 2, c), dtype)
+        step = whole.strides[1]
+        padded, strides = (n, whole.padded[2], h, w), (whole.strides[0], 1, w * step, step)
+        b.tensors["y"] = Tensor("y", shape, dtype, padded, strides, "whole", step)
+        return "y"
     at, after = {"slice": (16, 24), "odd": (3, 6), "tail": (16, 0), "odd_tail": (3, 0)}[to]
     return b.slice_of(shape, axis, at + shape[axis] + after, at, dtype, order)
 
@@ -721,6 +728,8 @@ CASES: Cases = {
     "conv_to_odd": _case(conv, (3, 32, 9, 9), 20, (3, 3), ep="bias relu", to="odd"),
     "conv_to_gap": _case(conv, (2, 48, 15, 14), 35, (3, 3), ep="bias residual relu", to="gap"),
     "conv_to_odd_tail": _case(conv, (1, 32, 9, 9), 20, (1, 1), ep="bias residual", to="odd_tail"),
+    "conv_to_tokens": _case(conv, (2, 24, 9, 7), 40, (3, 3), ep="bias residual", to="tokens"),
+    "conv_to_tokens_odd": _case(conv, (1, 48, 5, 9), 29, (1, 1), ep="bias relu", to="tokens"),
     "conv_58": _case(conv, (3, 58, 14, 14), 58, (1, 1), ep="bias relu"),
     "conv_650": _case(conv, (1, 650, 7, 7), 26, (1, 1), ep="bias relu"),
     "conv_12_to_12": _case(conv, (1, 12, 13, 9), 12, (3, 3), ep="bias"),
