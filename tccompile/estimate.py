@@ -42,6 +42,7 @@ from tccompile.program import (
     Conv,
     Cumulate,
     Gemm,
+    Mlp,
     Norm,
     Op,
     Pointwise,
@@ -336,6 +337,15 @@ class _Run:
                 return self.product(x, 1, w, 1, math.prod(tensors[w].shape[1:]), groups).at(at[1])
             case Gemm(a=a, b=b):
                 return self.product(a, tensors[a].rank - 1, b, tensors[b].rank - 1, tensors[a].shape[-1]).at(at[-1])
+            case Mlp(x=x, w=w, v=v, b=b, hidden=hidden):
+                m = self.weighted(self.along(x, 1, tensors[x].shape[1]), w)
+                if b is not None:
+                    bias = self.constants.values(b).reshape(-1)
+                    m = _Moments(m.mean + bias, m.var, m.low + float(bias.min()), m.high + float(bias.max()))
+                drawn = m.drawn(_normal(self.bits((REDUCED, m.mean.size)))).astype(np.float32)
+                values = evaluate_expr(hidden, (), {}, drawn.shape, drawn).astype(np.float64)
+                h = _Moments(values.mean(0), values.var(0), *_interval(hidden, [], (m.low, m.high)))
+                return self.weighted(h, v).at(at[1])
             case Attention(v=v):
                 return self.along(v, 3).with_zero().at(at[3])
             case Softmax(x=x, axis=axis, log=log):
@@ -425,7 +435,10 @@ class _Run:
             # Computed from the same inputs they are not independent: keys and values of linear attention add up in one direction.
             var = (np.square(rms) - np.square(mean)).sum() * many + np.square(rms.sum() * many / RELATED)
             return _Moments(mean.sum() * many, var, 0.0 if x.low >= 0 and y.low >= 0 else -bound, bound)
-        x = self.along(a, k, self.program.tensors[a].shape[k])
+        return self.weighted(self.along(a, k, self.program.tensors[a].shape[k]), w, groups)
+
+    def weighted(self, x: _Moments, w: str, groups: int = 1) -> _Moments:
+        """Of the sums of K elements, or as many for each of the groups, times constant weights (O, K, …), for each O."""
         first, second, up, down = self.constants.summed(w)
         o = len(first)
 

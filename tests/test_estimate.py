@@ -69,9 +69,20 @@ def matrices() -> onnx.ModelProto:
     return n.model((1, 3, 8, 8), heads, n(filtered, "Relu"), n(n(many, "Reshape", np.array([7, 10000])), "ReduceMax", keepdims=0))
 
 
+def squeezed() -> onnx.ModelProto:
+    """Squeeze and excitation: two products of one pixel."""
+    n = Network(24)
+    x = n(n.conv("x", 64, 4, gain=30), "Relu")
+    mean = n(x, "GlobalAveragePool")
+    squeeze = n(n(mean, "Conv", n.weight(16, 64, 1, 1), n.weight(16, 1).reshape(16)), "Relu")
+    gate = n(n(squeeze, "Conv", n.weight(64, 16, 1, 1), n.weight(64, 1).reshape(64)), "Sigmoid")
+    return n.model((1, 4, 16, 16), n(n.conv(n(x, "Mul", gate), 8, 64), "Mul", np.array(1e-3, np.float32)))
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     **{f.__name__: f for f in (mixer, linear_attention, branches, growing, transformer, shuffled)},
     "matrices": matrices,
+    "squeezed": squeezed,
     "fsrcnn": lambda: skeleton("more/fsrcnn_opset23"),
     "blazeface": lambda: skeleton("more/blazeface"),
 }
