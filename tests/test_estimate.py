@@ -15,8 +15,10 @@ from tccompile.feeds import seeded
 from tccompile.load import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.program import Program
+from tccompile.program import OPS, Program
 from tccompile.ranges import activations
+from tests.gpu.cases import CASES
+from tests.gpu.cases import program_of as program_of_case
 from tests.networks import feeds, skeleton
 from tests.plans import without_code
 from tests.test_precision import Network, branches, errors, growing, linear_attention, mixer, on_tensor_cores
@@ -149,3 +151,20 @@ def test_a_network_in_range_stays_fp16_by_estimate_too(monkeypatch):
     for name in ("resnet18", "espcn_x3"):
         with pytest.warns(RuntimeWarning, match="estimated"):
             assert not to_program(skeleton(name), {}, Options(), Dump(None)).storage
+
+
+@pytest.fixture(scope="module")
+def small() -> list[Program]:
+    return sorted(map(program_of_case, CASES), key=lambda p: max(t.size for t in p.tensors.values()))
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_each_op_has_moments(small, kind):
+    """Programs of one op, sizes of all kinds: what is computed from inputs within the bounds stays within them."""
+    mine = [p for p in small if any(type(op) is kind for op in p.ops)][:4]
+    assert mine
+    for program in mine:
+        estimates = estimated(program, {})
+        for tensor, values in activations(program, [seeded(program, 4)], {}).items():
+            assert values.largest <= estimates[tensor].bound * (1 + 1e-5), program.ops[0].nodes
+            assert np.isfinite(estimates[tensor].largest)
