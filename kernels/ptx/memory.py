@@ -18,8 +18,8 @@ from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
 
 i64 = types.int64
 
-SPACES = ("global", "global.nc", "global.cg", "shared")
-"""State spaces: an address in shared memory is 32 bits, one in global memory 64. `cg` reads what other blocks write: from L2."""
+SPACES = ("global", "global.nc", "shared")
+"""State spaces: an address in shared memory is 32 bits, one in global memory 64."""
 
 
 @cache

@@ -29,7 +29,6 @@ from tccompile.kernels import (
     mlp,
     norm,
     norm_split,
-    norm_team,
     pointwise,
     pool,
     reduce,
@@ -235,15 +234,10 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
     every = range(x * y * z)
-    part = every if launch.cooperative or blocks is None or blocks >= len(every) else _some(every, blocks)
-    running = {n: _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx) for n in part}
-    shared = {n: SimpleNamespace(array=_Shared(cuda.threadIdx, launch.smem)) for n in part}
-    while running:  # blocks that wait for each other take turns, from barrier to barrier; others run one after the other
-        for n in list(running) if launch.cooperative else [next(iter(running))]:
-            cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = n % x, n // x % y, n // (x * y)
-            cuda.shared = shared[n]
-            if next(running[n], "done") == "done":
-                del running[n]
+    for number in every if blocks is None or blocks >= len(every) else _some(every, blocks):
+        cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
+        cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
+        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
 
 
 def _some(numbers: range, count: int) -> list[int]:
@@ -253,13 +247,10 @@ def _some(numbers: range, count: int) -> list[int]:
 
 
 class _Shared:
-    """`cuda.shared.array`: each thread's first, second … is the same array for all threads; floats are NaN at first.
+    """`cuda.shared.array`: each thread's first, second … is the same array for all threads; floats are NaN at first."""
 
-    One of no elements is all of the block's dynamic shared memory.
-    """
-
-    def __init__(self, index: SimpleNamespace, dynamic: int) -> None:
-        self.index, self.dynamic = index, dynamic
+    def __init__(self, index: SimpleNamespace) -> None:
+        self.index = index
         self.arrays: list[np.ndarray] = []
         self.taken: dict[int, int] = {}
 
@@ -267,18 +258,14 @@ class _Shared:
         number = self.taken.get(self.index.x, 0)
         self.taken[self.index.x] = number + 1
         dtype = {_i32: np.int32, int: np.int64}.get(kind, kind)
-        n = n or self.dynamic // np.dtype(dtype).itemsize
         if number == len(self.arrays):
             self.arrays.append(np.full(n, np.nan if dtype is np.float32 else -1, dtype))
         assert (len(self.arrays[number]), self.arrays[number].dtype) == (n, dtype), "threads declare different arrays"
         return self.arrays[number]
 
 
-def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> Generator[None]:
-    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values.
-
-    Suspended whenever all threads have come to a barrier.
-    """
+def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
+    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
     threads = {}
     for index.x in range(count):
         threads[index.x] = start()  # without barriers it is no generator, and has run
@@ -301,7 +288,6 @@ def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleN
                 assert len(asked) == 32, "a warp exchanges values without some of its threads"
                 answers = _EXCHANGES[kinds.pop()]({i: a[1:] for i, a in asked.items()})
         assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
-        yield
 
 
 def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
@@ -538,56 +524,6 @@ def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (norm_split.STATISTICS.count(",") + 1, loops.unravel_args(params["depth"]))
 
 
-def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
-    x = DType(params["x"])
-    blocks: list[np.ndarray] = []  # the dynamic shared memory of each
-    apart = 1 << 20
-
-    def shared_address(array: np.ndarray) -> int:
-        if not any(array is known for known in blocks):
-            blocks.append(array)
-        return next(i for i, known in enumerate(blocks) if known is array) * apart
-
-    def place(slot: int, size: int) -> np.ndarray:
-        at = slot % apart
-        assert slot % 16 == 0 and at + size <= blocks[slot // apart].nbytes, f"{size} bytes of shared memory at {at}"
-        return blocks[slot // apart].view(np.uint8)[at : at + size]
-
-    def copy(slot: int, address: int, inside: int) -> None:
-        place(slot, 16)[:] = np.array(memory.words(address, inside), np.uint32).view(np.uint8)
-
-    def held_values(slot: int, inside: int) -> tuple:
-        stored = place(slot, 8 * x.size).view(x.numpy) if inside else np.zeros(8, x.numpy)
-        return tuple(map(np.float32, from_storage(stored, x)))
-
-    def arrive(counters: int, tid: int) -> Generator[None]:
-        yield
-        if tid == 0:
-            memory.atomic_add(counters, 1)
-
-    def await_all(counters: int, blocks: int, tid: int) -> Generator[None]:
-        yield  # so that all threads of a block see the same number
-        while memory.atomic_add(counters, 0) < blocks:
-            yield
-
-    def leave(counters: int, blocks: int, tid: int) -> None:
-        if tid == 0 and memory.atomic_add(counters + 4, 1) == blocks - 1:
-            memory.atomic_add(counters, -blocks)
-            memory.atomic_add(counters + 4, -blocks)
-
-    words = _words("x", x, 8, memory)
-    scope = {
-        "shared_address": shared_address, "copy": copy, "held_values": held_values,
-        "arrive": arrive, "await_all": await_all, "leave": leave,
-        "commit": lambda: None, **{f"landed{i}": lambda: None for i in range(norm_team.PARTS)},
-        "read_words": words["read_x"], "floats": words["unpack_x"], "inner": unravel(params["depth"], 1),
-        "get": memory.load(DType.F32, 1, True), "put": memory.store(DType.F32, 1, False), "quotient": lambda a, b: a // b,
-    }  # fmt: skip
-    text = _body("norm_team", f"{norm_team.PARAMS}, wk", norm_team.source(x, params["grouped"]))
-    text = re.sub(r" (arrive|await_all)\(", r" yield from \1(", text)
-    return text, scope, (norm_team.PARAMS.count(",") + 1, loops.unravel_args(params["depth"]))
-
-
 SOURCES: dict[str, Any] = {
     "attention": attention.source,
     "pointwise": pointwise.source,
@@ -606,7 +542,6 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "depthwise_mma": _depthwise_mma,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
-    "norm_team": _norm_team,
     "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),
