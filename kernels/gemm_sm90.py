@@ -29,7 +29,6 @@ from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import (
     I32,
-    LAUNCH_US,
     Arg,
     Config,
     Function,
@@ -101,7 +100,7 @@ class Copies:
         return a, replace(self.b, box=b_box)
 
 
-TILED_CYCLES = 1.95
+TILED_CYCLES = 1.4
 """What the copy engine takes for a row of a tiled box."""
 
 
@@ -759,9 +758,10 @@ class Hopper(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(op, program)
         _, t = self._tile(op, program, config, arch)
-        computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(op, program)))
+        constant = problem.w.storage in program.constants
+        computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(op, program)), constant)
         moving = traffic_us(op, program, arch)
-        return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving)
+        return starting_us(problem, how, t, arch) + max(computing, moving) + 0.36 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(op, program)
@@ -828,40 +828,50 @@ TOGETHER = {1: 132, 2: 132, 4: 120, 8: 112}
 """Multiprocessors that clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
 
 
-def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int) -> float:
+def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
+    """Blocks, multiprocessors that they can fill, and how many of them one holds."""
+    tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
+    return tiles * t.split, TOGETHER[t.split], resident(t, arch) if t.split < 8 else 1
+
+
+def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch) -> float:
+    """Microseconds from the launch before to the first stage: less if blocks find room while that one's still run."""
+    blocks, sms, most = _blocks(problem, t, arch)
+    crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
+    early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
+    return 1.35 + 0.27 * early * crowded[0] + 0.3 * crowded[1] + (0.29 if t.split > 2 else 0.0)
+
+
+def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, constant: bool) -> float:
     """Microseconds from the first block's start to the last one's end, if memory is fast enough; `loads` of the epilogue by row.
 
-    Fitted to 119 times of ResNet-50's layers at batch 32 and of GEMMs on an H200, from which it is 11 % off (in the mean of
-    squares), the configs that it takes among those measured 2 % slower than the best; and at batch 1 to 239 times of whole
-    networks that differed in one layer's config. The constants are near what they stand for, at the clock that a GPU keeps
-    under load.
+    Fitted to 3300 times of 411 GEMMs on an H200, each launched several times in a row by programmatic edges, from which it is
+    13 % off (in the mean of squares); the configs that it takes are 2 % slower than the best of those measured. What loads cost
+    is from ResNet-50's layers. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
-    tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
-    blocks, sms = tiles * t.split, TOGETHER[t.split]
-    together = min(resident(t, arch) if t.split < 8 else 1, -(-blocks // sms))
+    blocks, sms, most = _blocks(problem, t, arch)
+    together = min(most, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
-    # Cycles of a stage: of the copy engine, the L2 cache, the Tensor Cores, and shared memory, which both use
+    tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
+    # Cycles of a stage: of the copy engine, the Tensor Cores, and shared memory, which both use
     rows_a = t.bm * (_row_cycles(problem.padded, how.chunk) * (BK // how.chunk) if how.im2col else TILED_CYCLES)
     copying = rows_a + t.bn * TILED_CYCLES
-    fetching = t.stage_bytes / 67
     multiplying = _multiplying(t.bm, t.bn)
-    sharing = 0.9 * (t.bm + t.bn + t.bm // 64 * (64 + t.bn))
-    step = max(max(copying, fetching, multiplying, sharing) * together, 250) / 1560
-    begin = 0.25
+    sharing = t.bm + t.bn + t.bm // 64 * (64 + t.bn)
+    busy = 1 + 0.25 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
+    latency = 0.6 + 0.8 / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
+    step = max(max(copying / 1560, multiplying * busy / 1630, sharing / 2300) * together, 0.11, latency / t.stages)
     if t.bn & (t.bn - 1):  # 96 and 192 columns were slower than others at the same rate of operations
-        step *= 1.04
-        begin += 0.3
-    results = max(t.bm * together, 80) * t.bn / (128 * 128)  # a warpgroup alone takes nearly as long as one beside another
-    storing = (1.2 + 0.25 * loads if t.boxed else 1.8 + 0.45 * loads) * results
-    reduction = 0.0
-    if (
-        t.split > 1
-    ):  # each block of a cluster stores its share of the rows, whose loads begin late; one of 8 finds room less easily
-        storing = 1.8 * results / t.split + 0.4 * loads
-        reduction = 0.65 + 0.9 * t.bm * t.bn / (128 * 128) + (0.35 if t.split == 8 else 0.0)
-    last = min(blocks, sms * together) * t.bm * t.bn / t.split * 2  # bytes that are stored while nothing is multiplied
-    draining = last / 6e6
-    return begin + waves * (-(-how.steps // t.split) * step + storing) + reduction + draining
+        step *= 1.07
+    # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
+    early = 0.22 * min(steps, t.stages) * (1 - min(max(2 * blocks / arch.sms - 1, 0.0), 1.0)) if constant else 0.0
+    inside = min(1.0, problem.rows / t.bm)  # of a tile's rows
+    results = max(t.bm * together, 107) * t.bn / (128 * 128) * inside  # a warpgroup alone takes as long as one beside another
+    if t.split > 1:  # each block of a cluster stores its share of the rows, whose loads begin late
+        storing = 0.24 + 0.56 * results + 0.4 * loads + (2.0 * inside + 0.14) * t.bm * t.bn / (128 * 128)
+    else:
+        storing = (0.37 + 0.25 * loads if t.boxed else 0.56 + 0.45 * loads) * results
+    return waves * (steps * step + storing) - early * step
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

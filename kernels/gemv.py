@@ -180,7 +180,9 @@ class _Gemv(Kernel):
         if splits > 1:
             part = rows * warp.few * 4
             finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
-        return LAUNCH_US + 0.3 + 0.1 * min(turns / ahead, 10) + longest + 0.5 * ragged + finish
+        # Few blocks find room while those of the launch before still run (measured with one row of up to 1400).
+        room = max(0.0, 0.9 - 2 * blocks / slots)
+        return LAUNCH_US - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + 0.5 * ragged + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

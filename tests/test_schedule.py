@@ -24,13 +24,13 @@ def copies(reads: dict[str, str]) -> Program:
 
 
 def projections(count: int) -> Program:
-    """A copy of 128 rows, and its products with `count` matrices of 768×768."""
-    tensors = {name: dense(name, (1, 128, 768), DType.F16, pad=1) for name in ("x", "h")}
+    """A copy of 128 rows, and its products with `count` matrices of 1024×1024."""
+    tensors = {name: dense(name, (1, 128, 1024), DType.F16, pad=1) for name in ("x", "h")}
     ops: list[Op] = [Pointwise(nodes=("copy",), y="h", epilogue=Epilogue(load(0), (identity_view("x", 3),)))]
     for i in range(count):
-        tensors |= {f"w{i}": dense(f"w{i}", (768, 768), DType.F16), f"y{i}": dense(f"y{i}", (1, 128, 768), DType.F16, pad=1)}
+        tensors |= {f"w{i}": dense(f"w{i}", (1024, 1024), DType.F16), f"y{i}": dense(f"y{i}", (1, 128, 1024), DType.F16, pad=1)}
         ops.append(Gemm(nodes=(f"gemm{i}",), y=f"y{i}", a="h", b=f"w{i}"))
-    constants = {f"w{i}": Source(f"w{i}", (768, 768), "float16") for i in range(count)}
+    constants = {f"w{i}": Source(f"w{i}", (1024, 1024), "float16") for i in range(count)}
     return Program(("x",), tuple(f"y{i}" for i in range(count)), tensors, constants, tuple(ops))
 
 
