@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels.spec import LAUNCH_US
-from tccompile.program import Conv, Gemm, Op, Program, Tensor
+from tccompile.program import Conv, Gemm, Op, Program, Tensor, merged
 
 CHUNK = 8
 """Halves that are copied at once: 16 bytes."""
@@ -142,14 +142,14 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
     a, b, y = (program.tensors[n] for n in (op.a, op.b, op.y))
     shape = program.op_shape(op)
     if b.rank > 2:
-        leading = _merged(shape[:-2], [a.strides[:-2], b.strides[:-2]], 2)
+        leading = _loops(shape[:-2], [a.strides[:-2], b.strides[:-2]], 2)
         if leading is None:
             return f"its batches {shape[:-2]} lie at more than two different strides"
         batch, (a_batch, b_batch) = leading
         pixels: tuple[int, ...] = (1, 1, shape[-2])
         rows: tuple[int, ...] = (0, 0, a.strides[-2])
     else:
-        leading = _merged(shape[:-1], [a.strides[:-1]], 3)
+        leading = _loops(shape[:-1], [a.strides[:-1]], 3)
         if leading is None:
             return f"its rows {shape[:-1]} lie at more than three different strides"
         pixels, (rows,) = leading
@@ -182,22 +182,14 @@ def _stored(op: Op, program: Program, axis: int) -> int:
     return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
 
 
-def _merged(
+def _loops(
     extents: tuple[int, ...], strides: list[tuple[int, ...]], depth: int
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]] | None:
-    """Nested loops with neighbours merged where all strides allow it, filled up to `depth` with loops of one turn; or None."""
-    loops: list[tuple[int, list[int]]] = []
-    for i, n in enumerate(extents):
-        steps = [s[i] for s in strides]
-        if n == 1:
-            continue
-        if loops and all(outer == n * inner for outer, inner in zip(loops[-1][1], steps, strict=True)):
-            loops[-1] = loops[-1][0] * n, steps
-        else:
-            loops.append((n, steps))
+    """`merged` loops, filled up to `depth` with loops of one turn; None if there are more."""
+    loops = merged(extents, strides)
     if len(loops) > depth:
         return None
-    loops = [(1, [0] * len(strides))] * (depth - len(loops)) + loops
+    loops = [(1, (0,) * len(strides))] * (depth - len(loops)) + loops
     return tuple(n for n, _ in loops), [tuple(steps[k] for _, steps in loops) for k in range(len(strides))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import or_
@@ -75,6 +75,23 @@ def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None =
     for axis in reversed(order):
         strides[axis], step = step, step * padded[axis]
     return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
+
+
+def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Nested loops over some axes, neighbours merged where all strides allow it: how often each turns, and the steps it takes.
+
+    strides  of each tensor that the loops go through, one an axis
+    """
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for i, n in enumerate(extents):
+        steps = tuple(s[i] for s in strides)
+        if n == 1:
+            continue
+        if loops and all(outer == n * inner for outer, inner in zip(loops[-1][1], steps, strict=True)):
+            loops[-1] = loops[-1][0] * n, steps
+        else:
+            loops.append((n, steps))
+    return loops
 
 
 # --- Ops -------------------------------------------------------------------------------------------------------------

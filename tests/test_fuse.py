@@ -504,3 +504,27 @@ def test_a_product_of_one_column_stays_apart_from_what_pads_its_rows():
     program = fused(net.out(net("Mul", column, "x"), net("Softmax", column, axis=1)).model())
     assert ops(program)["Pointwise"] >= 2
     schedule(program, ARCHS["sm_61"])
+
+
+def test_attention_stays_apart_from_an_image_of_one_head():
+    """An image's padding lies along its channels; Attention's kernels write theirs along the elements of a head."""
+    net = Net(x=(2, 1, 5, 8))
+    y = net("Attention", "x", net("Relu", "x"), "x")
+    program = fused(net.out(net("Conv", y, net.normal(8, 1, 2, 2))).model(), 2e-6)
+    schedule(program, ARCHS["sm_61"])
+
+
+def test_rows_at_more_than_three_strides_are_copied():
+    """Channels shuffled ahead of a product: as a view its rows would lie at four."""
+    net = Net(x=(2, 8, 3, 5))
+    x = net("Relu", "x")
+    y = net("Transpose", net("Reshape", x, np.array([2, 4, 2, 3, 5])), perm=[0, 2, 1, 3, 4])
+    program = fused(net.out(net("MatMul", y, net.normal(5, 6)), net("Softmax", x)).model(), 2e-6)
+    schedule(program, ARCHS["sm_61"])
+
+
+def test_matrices_of_a_batch_at_more_than_two_strides_are_copied():
+    net = Net(x=(2, 8, 3, 5))
+    y = net("Transpose", net("Reshape", net("Relu", "x"), np.array([2, 4, 2, 3, 5])), perm=[2, 1, 0, 3, 4])
+    program = fused(net.out(net("MatMul", y, net("Transpose", y, perm=[0, 1, 2, 4, 3]))).model(), 2e-6)
+    schedule(program, ARCHS["sm_61"])

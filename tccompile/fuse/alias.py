@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tccompile.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.fuse.editor import Editor, copies
-from tccompile.program import PAD, Attention, Program, Tensor
+from tccompile.program import PAD, Attention, Gemm, Program, Tensor, merged
 
 
 def alias(program: Program) -> Program:
@@ -24,8 +24,22 @@ def alias(program: Program) -> Program:
 
 
 def _suits_readers(e: Editor, view: Tensor) -> bool:
-    """Tensor Cores are fed with rows whose elements lie side by side: Attention's operands are copied where they do not."""
-    return view.strides[-1] == 1 or not any(isinstance(e.ops[i], Attention) for i in e.readers[view.name])
+    """Whether those that read it as an operand can: else the copy stays.
+
+    Tensor Cores are fed with rows whose elements lie side by side, which Attention's kernels rely on. Gemm's count rows by three
+    strides at most, and the matrices of a batch by two.
+    """
+    for i in e.readers[view.name]:
+        op = e.ops[i]
+        if isinstance(op, Attention) and view.strides[-1] != 1:
+            return False
+        if isinstance(op, Gemm):
+            a, b = (view if name == view.name else e.tensors[name] for name in op.operands)
+            batch = merged(a.shape[:-2], [a.strides[:-2], b.strides[:-2]]) if b.rank > 2 else []
+            rows = merged(a.shape[:-1], [a.strides[:-1]]) if b.rank == 2 else []
+            if len(batch) > 2 or len(rows) > 3:
+                return False
+    return True
 
 
 def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:

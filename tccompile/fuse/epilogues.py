@@ -15,7 +15,7 @@ import numpy as np
 from tccompile.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.fuse.editor import Editor, canonical_view, fits, names, tidy
 from tccompile.ops.movement import depth_to_space_view
-from tccompile.program import PAD, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
+from tccompile.program import PAD, Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
 from tccompile.weights import Literal, transform
 
 SCATTERED_CHANNELS = 16
@@ -80,7 +80,7 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
         return None
     if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
         return None
-    lane = {Conv: 1, Gemm: t.rank - 1}.get(type(producer), y.inner)
+    lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
     if any(n != padded and axis != lane for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True))):
         return None  # its kernels write the padding along their lanes only
     return _joined(e, producer, consumer, producer.epilogue)
