@@ -25,6 +25,7 @@ from tccompile import contrib, contrib_transformers
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
+from tccompile.weights import SMALL
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ MAX_NODES = 2**20
 MAX_BYTES = 2**40  # of one tensor
 MAX_EXTENT = 2**31
 LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
+SPARSE = 2**10  # how often a large sparse constant may be what its values take
 LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing is done with it
+ROOM = 2**30  # bytes that all folded constants may take together, beside 16 times what the model's own take
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 LEFT = {"Dropout", "TfIdfVectorizer"}  # the time that the latter takes is an attribute's to choose
@@ -111,6 +114,7 @@ class Folder:
         from tccompile.unroll import Unroller  # which uses this module
 
         self.control = Unroller(self)
+        self.room = ROOM + 16 * sum(w.values.nbytes for w in constants.values())
 
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
@@ -151,6 +155,8 @@ class Folder:
                     if name:
                         del self.types[name]
                         self.set_constant(name, weight)
+                        if not any(np.may_share_memory(weight.values, c.values) for c in inputs):  # type: ignore[union-attr]
+                            self.room -= weight.values.nbytes
                 return
         if standard and _is_function(node) and (body := self.body(node)):
             for name in filter(None, node.output):
@@ -238,6 +244,11 @@ class Folder:
                 return True
             case "EyeLike" if len(x.shape) == 2:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(_attribute(node, "dtype", x.elem))
+                if math.prod(x.shape) * dtype.itemsize > LARGE:
+                    raise UnsupportedError(
+                        f"{title(node)} of {x.shape} would be a constant of more than {LARGE} bytes; "
+                        "multiplying by it changes nothing: leave it out"
+                    )
                 self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
                 return True
         return False
@@ -309,6 +320,8 @@ class Folder:
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
         if weight.values.ndim == 0:  # of this size each, and what is left
             step = max(int(sizes[0]), 1)
+            if n > step * MAX_NODES:
+                raise UnsupportedError(f"{title(node)} makes {-(-n // step)} tensors; at most 2^20 are supported")
             sizes = np.minimum(step, n - np.arange(0, n, step))
         self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]
         self.instead(
@@ -447,7 +460,9 @@ class Folder:
             return False
         made_of = sum(w.values.nbytes for w in inputs)
         made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)
-        return made <= max(LARGE_VIEW if node.op_type in ("ConstantOfShape", "Expand") else LARGE, 4 * made_of)
+        if node.op_type in ("ConstantOfShape", "Expand"):
+            return made <= max(LARGE_VIEW, 4 * made_of)
+        return made <= min(max(LARGE, 4 * made_of), max(self.room, SMALL))
 
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
@@ -580,6 +595,12 @@ def constant_node(node: onnx.NodeProto) -> Weight:
 def dense_values(sparse: onnx.SparseTensorProto) -> np.ndarray:
     """The values of a sparse tensor, zeros filled in."""
     values, indices = widened(onnx.numpy_helper.to_array(sparse.values)), onnx.numpy_helper.to_array(sparse.indices)
+    if math.prod(sparse.dims) * values.itemsize > max(LARGE, SPARSE * values.nbytes):
+        shape = "×".join(map(str, sparse.dims))
+        raise UnsupportedError(
+            f"the sparse constant {sparse.values.name!r} of {shape} holds {values.size} values, too few to fill "
+            "zeros in; store it densely"
+        )
     out = np.zeros(tuple(sparse.dims), values.dtype)
     if indices.ndim == 1:
         out.reshape(-1)[indices] = values

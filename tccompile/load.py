@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from tccompile.weights import SMALL, Source
 BF16 = onnx.TensorProto.BFLOAT16
 IR_VERSION = 11  # the first that knows opset 23
 PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # several values a byte
+
+MAX_PROTO = 2**31  # bytes of what ONNX's C++ takes
 
 Model = str | Path | onnx.ModelProto
 
@@ -84,6 +86,7 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     _opset(proto)
     if len(proto.graph.node) > MAX_NODES:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
+    _guard("the model is not valid ONNX", _bring_in, proto, path)
     weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
@@ -142,8 +145,8 @@ def _hold_aside(graph: onnx.GraphProto, path: Path | None) -> dict[str, np.ndarr
         hold(sparse.values.name, values, sparse.values.data_type, tuple(sparse.dims))
     kept = []
     for node in graph.node:
-        tensor = node.attribute[0].t if node.op_type == "Constant" and len(node.attribute) == 1 else None
-        if tensor is not None and node.attribute[0].name == "value" and math.prod(tensor.dims) * 4 > SMALL:
+        tensor = _large_constant(node)
+        if tensor is not None:
             hold(node.output[0], _values(tensor, node.output[0], path), tensor.data_type, tuple(tensor.dims))
         else:
             kept.append(node)
@@ -152,6 +155,44 @@ def _hold_aside(graph: onnx.GraphProto, path: Path | None) -> dict[str, np.ndarr
         del graph.node[:]
         graph.node.extend(kept)
     return weights
+
+
+def _large_constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor of a Constant that is held aside."""
+    if node.op_type != "Constant" or len(node.attribute) != 1 or node.attribute[0].name != "value":
+        return None
+    tensor = node.attribute[0].t
+    return tensor if math.prod(tensor.dims) * 4 > SMALL else None
+
+
+def _bring_in(proto: onnx.ModelProto, path: Path | None) -> None:
+    """Puts into the model what lies in files and is not held aside: ONNX would look for these files where the process runs."""
+    inside = [(t, sparse.values.name) for sparse in proto.graph.sparse_initializer for t in (sparse.values, sparse.indices)]
+    for part in (proto.graph, *proto.functions):
+        nodes = (n for n in part.node if part is not proto.graph or _large_constant(n) is None)
+        inside += [(t, t.name or next(iter(n.output), n.name)) for n in nodes for t in _tensors(n)]
+    size = 0
+    for tensor, name in inside:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            values = _values(tensor, name, path)
+            size += values.nbytes
+            if size > MAX_PROTO:
+                raise UnsupportedError(f"constants inside nodes, as {name!r}, take more than 2^31 bytes; make them initializers")
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+
+def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """The constants inside a node."""
+    for a in node.attribute:
+        yield from (*([a.t] if a.HasField("t") else []), *a.tensors)
+        for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+    for graph in subgraphs(node):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for inner in graph.node:
+            yield from _tensors(inner)
 
 
 def _values(tensor: onnx.TensorProto, name: str, path: Path | None) -> np.ndarray:
@@ -215,11 +256,30 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
     opset = _opset(proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     if proto.functions:
+        _check_calls(proto)
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
     _set_opset(proto.opset_import, max(opset, UNIFORM))
     _widen(proto.graph, weights)
     return proto
+
+
+def _check_calls(proto: onnx.ModelProto) -> None:
+    """Raises UnsupportedError where functions that call functions stand for too many nodes."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def size(nodes: Sequence[onnx.NodeProto]) -> int:
+        total = len(nodes)
+        for node in nodes:
+            key = node.domain, node.op_type, node.overload
+            if key in functions and key not in sizes:
+                sizes[key] = size(functions[key].node)
+            total += sizes.get(key, 0) + sum(size(graph.node) for graph in subgraphs(node))
+        return total
+
+    if size(proto.graph.node) > MAX_NODES:
+        raise UnsupportedError("the model's functions, which call each other, stand for more than 2^20 nodes")
 
 
 def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
@@ -287,8 +347,8 @@ def _widen_nodes(graph: onnx.GraphProto) -> None:
                 attribute.i = onnx.TensorProto.FLOAT
             elif attribute.name == "value" and attribute.t.data_type == BF16:
                 attribute.t.CopyFrom(onnx.numpy_helper.from_array(widened(onnx.numpy_helper.to_array(attribute.t))))
-            for inner in subgraphs(node):
-                _widen_nodes(inner)
+        for inner in subgraphs(node):
+            _widen_nodes(inner)
 
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ class Unroller:
             n.name = f"{n.name}[{iteration}]" if n.name and iteration is not None else n.name
             nodes.append(n)
         if iteration is not None:
-            self.made += len(nodes)
+            self.made += max(1, len(nodes))
             if self.made > MOST:
                 raise UnsupportedError(
                     f"{prefix!r}: iterations of its loop, of {len(nodes)} nodes each, make more than {MOST} nodes; "

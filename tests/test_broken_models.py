@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 from tccompile.dump import Dump
 from tccompile.errors import ModelError, TccompileError, UnsupportedError
+from tccompile.load import load
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tests.plans import without_code
@@ -46,6 +48,8 @@ BROKEN: dict[str, Case] = {
     "repeated too often": (17, (2, 2), lambda n: n("Tile", "x", i([HUGE, 4]))),
     "a range without an end": (17, (2, 2), lambda n: n("Add", "x", n("Range", i(0), i(2**62), i(1)))),
     "a constant of a huge shape": (17, (2, 2), lambda n: n("Add", "x", n("ConstantOfShape", i([2**33, 2])))),
+    "a huge matrix of ones": (17, (2**15, 2**15), lambda n: n("Add", "x", n("EyeLike", "x"))),
+    "countless parts": (17, (2**21,), lambda n: n("SequenceAt", n("SplitToSequence", "x", i(1)), i(0))),
     "a scale of infinity": (17, (1, 1, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, np.inf, 1e30]))),
 }  # fmt: skip
 
@@ -106,6 +110,65 @@ def test_a_loop_of_countless_trips():
     node = helper.make_node("Loop", ["trips", "yes", "x"], ["y"], body=body)
     with pytest.raises(UnsupportedError):
         to_program(_model([node], initializer=constants), {}, Options(), Dump(None))
+
+
+def test_a_loop_without_nodes():
+    x = helper.make_tensor_value_info
+    ends = [x("n", TensorProto.INT64, ()), x("go", TensorProto.BOOL, ()), x("v", TensorProto.FLOAT, None)]
+    body = helper.make_graph([], "body", ends, ends[1:])
+    yes = helper.make_tensor("yes", TensorProto.BOOL, (), [1])
+    node = helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)
+    with pytest.raises(UnsupportedError, match="'y': iterations of its loop, of 0 nodes each"):
+        to_program(_model([node], initializer=[yes]), {}, Options(), Dump(None))
+
+
+def test_branches_in_branches_take_no_more_time_each():
+    shape = helper.make_tensor_value_info("y0", TensorProto.FLOAT, None)
+    node = helper.make_node("Relu", ["x"], ["y0"])
+    for depth in range(22):
+        inner = helper.make_graph([node], "inner", [], [helper.make_tensor_value_info(f"y{depth}", TensorProto.FLOAT, None)])
+        other = helper.make_graph([helper.make_node("Neg", ["x"], ["y0"])], "other", [], [shape])
+        node = helper.make_node("If", ["yes"], [f"y{depth + 1}"], then_branch=inner, else_branch=other)
+    model = _model(
+        [node, helper.make_node("Exp", ["y22"], ["y"])], initializer=[helper.make_tensor("yes", TensorProto.BOOL, (), [1])]
+    )
+    begin = time.process_time()
+    assert [n.op for n in load(model).nodes] == ["Relu", "Exp"]
+    assert time.process_time() - begin < 20
+
+
+def test_functions_that_stand_for_countless_nodes():
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = []
+    for level in range(10):
+        called = ("Relu", "") if level == 0 else (f"f{level - 1}", "own")
+        nodes = [helper.make_node(called[0], [f"a{k}"], [f"a{k + 1}"], domain=called[1]) for k in range(8)]
+        functions.append(helper.make_function("own", f"f{level}", ["a0"], ["a8"], nodes, imports))
+    model = _model([helper.make_node("f9", ["x"], ["y"], domain="own")])
+    model.functions.extend(functions)
+    model.opset_import.append(imports[1])
+    with pytest.raises(UnsupportedError, match=r"functions.* stand for more than 2\^20 nodes"):
+        load(model)
+
+
+def test_constants_fold_as_far_as_there_is_room(monkeypatch):
+    """16 times what the model's own take, and ROOM: what is made of a few bytes by many nodes stays a node."""
+    monkeypatch.setattr("tccompile.fold.ROOM", 2**20)
+    net = Net(opset=17, x=(2, 2))
+    c = net.normal(16, 16)
+    for _ in range(14):
+        c = net("Concat", c, c, axis=0)
+    nodes = load(as_it_is(net, net("Add", "x", net("ReduceSum", c, keepdims=0)))).nodes
+    assert 3 <= [n.op for n in nodes].count("Concat") <= 5
+    assert sum(t.values.nbytes for n in nodes for t in n.inputs if hasattr(t, "values")) < 2**21
+
+
+def test_few_values_that_claim_to_be_many():
+    few = [helper.make_tensor("w", TensorProto.FLOAT, (1,), [1]), helper.make_tensor("i", TensorProto.INT64, (1,), [0])]
+    sparse = helper.make_sparse_tensor(*few, [2**17, 2**17])
+    model = _model([helper.make_node("Add", ["x", "w"], ["y"])], (2**17, 2**17), sparse_initializer=[sparse])
+    with pytest.raises(UnsupportedError, match="'w' of 131072×131072 holds 1 values"):
+        load(model)
 
 
 def test_random_damage():

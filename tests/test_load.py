@@ -422,6 +422,40 @@ def test_weights_in_a_file_of_their_own_are_mapped(tmp_path):
         load(onnx.load(tmp_path / "m.onnx", load_external_data=False))
 
 
+def _inside(tensor: TensorProto) -> dict[str, onnx.GraphProto]:
+    """Graphs of one model each that computes x + tensor, which lies in a node, in a branch, or among few values of many."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,)) for name in "xy")
+    add = helper.make_node("Add", ["x", tensor.name], ["y"])
+    node = helper.make_node("Constant", [], [tensor.name], value=tensor)
+    branch = helper.make_graph([add], "branch", [], [y], [tensor])
+    yes = numpy_helper.from_array(i(True), "yes")
+    choice = helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)
+    few = onnx.SparseTensorProto(values=tensor, indices=numpy_helper.from_array(np.arange(4)), dims=[4])
+    return {
+        "node": helper.make_graph([node, add], "g", [x], [y]),
+        "branch": helper.make_graph([choice], "g", [x], [y], [yes]),
+        "sparse": helper.make_graph([add], "g", [x], [y], sparse_initializer=[few]),
+    }
+
+
+@pytest.mark.parametrize("place", ["node", "branch", "sparse"])
+def test_constants_inside_nodes_lie_beside_the_model_too(place, tmp_path, monkeypatch):
+    """Not in the folder where the process runs, whose files ONNX would read."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    model = helper.make_model(_inside(tensor)[place], opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    np.full(4, 6, f).tofile(tmp_path / "w.bin")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"'w' lies in 'w\.bin', and there is no such file beside the model"):
+        load(folder / "m.onnx")
+    np.arange(4, dtype=f).tofile(folder / "w.bin")
+    (node,) = load(folder / "m.onnx").nodes
+    np.testing.assert_array_equal(node.inputs[1].values, np.arange(4))
+
+
 # --- real networks ---
 
 
