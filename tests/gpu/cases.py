@@ -380,6 +380,9 @@ def rnn(
     return b.program(Rnn(nodes=(case,), y="y", x="x", r="r", cell=cell, backward=backward, functions=each, **operands, **how))
 
 
+LOWEST = float(np.finfo(np.float32).min)
+
+
 def attention(
     case: str,
     q: tuple[int, ...],
@@ -389,12 +392,18 @@ def attention(
     mask: tuple[int, ...] | None = None,
     kind: DType = F32,
     causal: int | None = None,
+    hidden: float = -np.inf,
+    unseen: bool = False,
     packed: bool = False,
     ep: str = "",
     to: str = "own",
     dtype: DType = F16,
 ) -> Program:
-    """q (B, H, M, D) with n rows of k and v; `packed`: q, k and v (n = M) lie side by side, as one projection writes them."""
+    """q (B, H, M, D) with n rows of k and v; `packed`: q, k and v (n = M) lie side by side, as one projection writes them.
+
+    hidden  what a mask adds where it hides
+    unseen  whether in the last batch every fifth row of the mask hides all
+    """
     b = Builder(case)
     batch, heads, m, d = q
     e, inner = e or d, (0, 2, 1, 3)
@@ -409,8 +418,10 @@ def attention(
         b.normal("v", (batch, heads // share, n, e), dtype, inner)
     if mask is not None:
         values = b.rng.standard_normal(mask)
-        hidden = b.rng.random(mask) < 0.4
-        b.values("mask", ~hidden if kind is DType.BOOL else np.where(hidden, -np.inf, values), kind)
+        hides = b.rng.random(mask) < 0.4
+        if unseen:
+            hides[-1, :, ::5] = True
+        b.values("mask", ~hides if kind is DType.BOOL else np.where(hides, hidden, values), kind)
     shape = (batch, heads, m, e)
     y = _destination(b, shape, 3, to, dtype, inner)
     names = {"q": "q", "k": "k", "v": "v", "mask": None if mask is None else "mask"}
@@ -896,8 +907,19 @@ CASES: Cases = {
     "attention_mask": _case(attention, (2, 3, 90, 32), 75, mask=(2, 1, 90, 75), ep="scale bias"),
     "attention_mask_row": _case(attention, (2, 3, 90, 64), 70, mask=(2, 1, 1, 70), kind=DType.BOOL),
     "attention_mask_causal": _case(attention, (1, 3, 80, 64), 80, mask=(1, 3, 80, 80), causal=0),
+    "attention_mask_keys": _case(attention, (2, 3, 90, 64), 130, mask=(2, 1, 1, 130), hidden=LOWEST, unseen=True),
+    "attention_mask_keys_half": _case(attention, (2, 3, 65, 40), 199, mask=(2, 1, 1, 199), kind=F16, unseen=True, causal=140),
+    "attention_mask_windows": _case(attention, (4, 3, 49, 32), 49, mask=(4, 3, 49, 49), packed=True),
+    "attention_mask_bias": _case(attention, (2, 3, 100, 64), 150, mask=(1, 3, 100, 150), kind=F16),
+    "attention_mask_bool": _case(attention, (2, 2, 70, 64), 190, mask=(2, 1, 70, 190), kind=DType.BOOL, unseen=True),
+    "attention_mask_lowest": _case(attention, (2, 2, 70, 64), 330, mask=(2, 2, 70, 330), hidden=LOWEST, unseen=True),
+    "attention_mask_long": _case(attention, (1, 2, 200, 128), 700, mask=(1, 2, 200, 700), causal=500, ep="residual"),
     "attention_unseen": _case(attention, (1, 2, 40, 64), 40, causal=-9),
     "attention_decode": _case(attention, (3, 4, 1, 64), 259),
+    "attention_decode_long": _case(attention, (1, 4, 1, 64), 3000),
+    "attention_decode_few": _case(attention, (2, 3, 9, 128), 1100, mask=(2, 1, 1, 1100), causal=1091, ep="residual"),
+    "attention_decode_grouped": _case(attention, (1, 8, 3, 80), 2000, share=4, causal=1997),
+    "attention_few_tiles": _case(attention, (1, 1, 100, 64), 2100, to="tail"),
     "attention_odd": _case(attention, (1, 2, 33, 20), 35, e=12, ep="residual"),
     "attention_fp32": _case(attention, (2, 2, 40, 36), 45, dtype=F32, causal=5),
     "attention_output": _case(attention, (1, 2, 50, 64), 64, to="output"),

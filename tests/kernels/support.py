@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.expr import DType
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.plan import pack_constant
@@ -22,15 +24,22 @@ def cases_of(op: type) -> list[str]:
     return [case for case in CASES if isinstance(program_of(case).ops[0], op)]
 
 
-def check(kernel: Kernel, program: Program, config: Config | None = None, once: bool = True) -> None:
+def check(
+    kernel: Kernel,
+    program: Program,
+    config: Config | None = None,
+    once: bool = True,
+    arch: Arch = ARCH,
+    run: Callable[..., simulator.Memory] = simulator.run,
+) -> None:
     """Run the program's one op in the simulator: right values, all of y's padded extents written (once), and nothing else."""
     (op,) = program.ops
-    assert kernel.supports(op, program, ARCH) is None
+    assert kernel.supports(op, program, arch) is None
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     expected = compute(op, program, values | _parts(program, values))
     y = program.tensors[op.y]
-    for chosen in [config] if config else kernel.configs(op, program, ARCH):
-        memory = simulator.run(kernel.work(op, program, chosen, ARCH), program, values, op.y)
+    for chosen in [config] if config else kernel.configs(op, program, arch):
+        memory = run(kernel.work(op, program, chosen, arch), program, values, op.y)
         memory.check_written(once)
         assert error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
 

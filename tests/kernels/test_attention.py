@@ -1,8 +1,10 @@
-"""Attention: the plain kernel thread by thread, what each refuses, code for every generation."""
+"""Attention: the kernels' code thread by thread, what each refuses, code for every generation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,8 @@ from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.spec import Config, Kernel, TiledMap
 from tccompile.program import Attention, Program
-from tests.gpu.cases import attention, program_of
+from tests.gpu.cases import LOWEST, attention, program_of
+from tests.kernels import machine
 from tests.kernels.support import check
 
 KERNEL, MMA, SM90 = AttentionKernel(), AttentionMma(), AttentionSm90()
@@ -29,6 +32,39 @@ TINY = {
 @pytest.mark.parametrize("case", TINY)
 def test_values(case: str) -> None:
     check(KERNEL, TINY[case])
+
+
+RUN: dict[str, tuple[Any, ...]] = {
+    "mma.m16n8k16": (
+        MMA,
+        "sm_80",
+        {"bn": 64},
+        attention("a", (1, 3, 70, 40), 130, share=3, causal=60),
+        attention("b", (1, 1, 5, 33), 1),
+    ),
+    "mma.m16n8k8, a mask": (
+        MMA,
+        "sm_75",
+        {"bn": 32},
+        attention("a", (2, 1, 17, 8), 70, mask=(2, 1, 1, 70), hidden=LOWEST, unseen=True),
+    ),
+    "wgmma": (
+        SM90,
+        "sm_90a",
+        {"warpgroups": 1, "bn": 64},
+        attention("a", (1, 2, 100, 64), 199),
+        attention("b", (1, 1, 1, 64), 1),
+    ),
+    "wgmma, in turns": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64}, attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
+}
+"""Kernels as they are compiled: generation, config, and programs of the same code."""
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_compiled_code_computes(case: str) -> None:
+    kernel, arch, config, *programs = RUN[case]
+    for program in programs:
+        check(kernel, program, config, arch=ARCHS[arch], run=partial(machine.run, arch=ARCHS[arch]))
 
 
 def test_says_why_not() -> None:

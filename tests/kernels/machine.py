@@ -1,0 +1,843 @@
+"""Runs a kernel's PTX as it was compiled, without a GPU: all threads of a block at once in NumPy, block after block.
+
+For kernels whose bodies are Python that Numba compiles (`simulator` runs those of generated text). Of the threads that can run,
+those at the lowest address do, so that a warp's come together again where its branches join. What is asynchronous comes as late
+as it may: cp.async when its group is waited for, the copy engine's boxes when nobody can run otherwise. Products of wgmma are
+there at once. Memory is `simulator.Memory`, which knows what may be accessed; shared memory and registers begin as NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from tccompile import emit
+from tccompile.arch import Arch
+from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels.spec import F32, I32, Code, Launch, TiledMap, Work
+from tccompile.program import Program
+from tests.kernels.simulator import SPACE, Memory
+
+SHARED = 1 << 62
+"""Generic addresses of shared memory."""
+
+MAPS = 1 << 61
+"""The address of a launch's first tensor map; others lie 128 bytes apart."""
+
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+Step = Callable[[np.ndarray], Any]
+"""Executes an instruction in the threads of a mask."""
+
+
+def dtype_of(kind: str) -> Any:
+    """NumPy's type of a PTX one."""
+    letter, bits = kind[0], int(kind[1:])
+    return np.dtype({"f": "f", "s": "i"}.get(letter, "u") + str(bits // 8))
+
+
+# --- Text to statements ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parsed:
+    """An entry: (guard, opcode, operands) or a label each, kinds of registers, and parameters' kinds."""
+
+    statements: list[tuple[str | None, str, list[str]] | str] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)  # names in shared memory, and where they lie
+    sizes: list[int] = field(default_factory=list)
+    params: list[str] = field(default_factory=list)
+
+
+def parse(text: str) -> Parsed:
+    """PTX of one entry. Registers that are declared in inner braces get names of their own."""
+    out = Parsed()
+    head, _, body = text.partition("{\n")
+    out.params = re.findall(r"\.param \.(\w+) ", head)
+    declared = re.findall(r"\.shared (?:\.align \d+ )?\.b(\d+) ([\w$]+)\[(\d*)\]", text)
+    for bits, name, count in sorted(declared, key=lambda d: not d[2]):  # what the launch gives comes last
+        out.shared[name] = sum(out.sizes)
+        out.sizes.append(-(-int(bits) // 8 * int(count or 0) // 128) * 128)
+    scopes: list[dict[str, str]] = [{}]
+    i, number = 0, 0
+    while True:
+        while body[i].isspace():
+            i += 1
+        if body[i] == "{":
+            scopes.append({})
+            i += 1
+        elif body[i] == "}":
+            scopes.pop()
+            i += 1
+            if not scopes:
+                return out
+        elif label := re.compile(r"([\w$]+):").match(body, i):
+            out.statements.append(label[1])
+            i = label.end()
+        else:
+            end = body.index(";", i)
+            line, i = body[i:end].strip(), end + 1
+            if line.startswith(".reg"):
+                _, kind, names = line.split(None, 2)
+                for name in (n.strip() for n in names.split(",")):
+                    if numbered := re.fullmatch(r"(%\w+?)<(\d+)>", name):
+                        out.registers |= {f"{numbered[1]}{k}": kind[1:] for k in range(int(numbered[2]))}
+                    else:
+                        number += 1
+                        scopes[-1][name] = f"{name}@{number}"
+                        out.registers[f"{name}@{number}"] = kind[1:]
+                continue
+            if line.startswith("."):  # .loc, .pragma, .shared
+                continue
+            names = {k: v for scope in scopes for k, v in scope.items()}
+            line = re.sub(r"(?<![\w$.%@])[a-zA-Z_]\w*(?![\w$.:])", lambda m: names.get(m[0], m[0]), line)  # noqa: B023
+            guard = None
+            if line.startswith("@"):
+                guard, line = line[1:].split(None, 1)
+                bare = guard.lstrip("!")
+                guard = guard.replace(bare, names.get(bare, bare))
+            opcode, _, rest = line.partition(" ") if " " in line else line.partition("\t")
+            opcode = opcode.strip()
+            operands = [o.strip() for o in re.findall(r"\[[^\]]*\]|\{[^}]*\}|[^,\[\{]+", rest) if o.strip(" ,\t\n")]
+            out.statements.append((guard, opcode, operands))
+
+
+# --- A block ---------------------------------------------------------------------------------------------------------
+
+
+class Barrier:
+    """An mbarrier."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.pending = count
+        self.bytes, self.phase = 0, 0
+
+    def settle(self) -> None:
+        assert self.pending >= 0, "more arrivals than a barrier counts"
+        if self.pending == 0 and self.bytes == 0:
+            self.pending, self.phase = self.count, self.phase ^ 1
+
+
+class Machine:
+    """A launch: its instructions bound to registers of all threads of a block."""
+
+    def __init__(self, launch: Launch, text: str, memory: Memory) -> None:
+        self.parsed, self.memory, self.n = parse(text), memory, launch.block
+        self.grid, self.smem = launch.grid, launch.smem
+        self.maps: list[TiledMap] = []
+        args: list[int | float] = []
+        for arg in launch.args:
+            if isinstance(arg, TiledMap):
+                args.append(MAPS + 128 * len(self.maps))
+                self.maps.append(arg)
+            else:
+                args.append(arg.value if isinstance(arg, I32 | F32) else memory.pointer(arg))  # type: ignore[arg-type]
+        assert len(args) == len(self.parsed.params)
+        self.args = [
+            np.array([a if k[0] == "f" else int(a) & (1 << int(k[1:])) - 1], dtype_of(k)).view(UNSIGNED[int(k[1:]) // 8])
+            for a, k in zip(args, self.parsed.params, strict=True)
+        ]
+        self.shared = np.zeros(sum(self.parsed.sizes) + launch.smem, np.uint8)
+        self.files: dict[int, np.ndarray] = {}
+        self.registers: dict[str, np.ndarray] = {}
+        by_size: dict[int, list[str]] = {}
+        for name, kind in self.parsed.registers.items():
+            by_size.setdefault(1 if kind == "pred" else int(kind[1:]) // 8, []).append(name)
+        for size, names in by_size.items():
+            self.files[size] = np.zeros((len(names), self.n), bool if size == 1 else UNSIGNED[size])
+            self.registers |= dict(zip(names, self.files[size], strict=True))
+        tid, one = np.arange(self.n, dtype=np.uint32), np.ones(1, np.uint32)
+        self.block = {axis: np.zeros(1, np.uint32) for axis in "xyz"}
+        self.special = {"%tid.x": tid, "%ntid.x": one * self.n, "%laneid": tid % 32, "%dynamic_smem_size": one * self.smem}
+        self.special |= {f"%ctaid.{a}": self.block[a] for a in "xyz"}
+        self.special |= {f"%nctaid.{a}": one * g for a, g in zip("xyz", self.grid, strict=True)}
+        self.labels: dict[str, int] = {}
+        statements: list[tuple[str | None, str, list[str]]] = []
+        for statement in self.parsed.statements:
+            if isinstance(statement, str):
+                self.labels[statement] = len(statements)
+            else:
+                statements.append(statement)
+        self.joins = set(self.labels.values())
+        self.code = [(" ".join((s[1], *s[2])), self.bind(i, *s)) for i, s in enumerate(statements)]
+
+    # Operands
+
+    def source(self, operand: str, kind: str) -> np.ndarray:
+        """The values of an operand: of all threads, or one for all."""
+        if kind == "pred":
+            return self.registers[operand]
+        t = dtype_of(kind)
+        if operand in self.registers:
+            r = self.registers[operand]
+            assert r.itemsize >= t.itemsize
+            return r.view(t)[:: r.itemsize // t.itemsize]  # a wider register's low bits
+        if operand in self.special:
+            return self.special[operand].view(t)
+        if operand in self.parsed.shared:
+            return np.array([self.parsed.shared[operand]], np.uint64)
+        if operand[:2] == "0f":
+            return np.array([int(operand[2:], 16)], np.uint32).view(t)
+        return np.array([int(operand.rstrip("U"), 0) & (1 << 8 * t.itemsize) - 1], UNSIGNED[t.itemsize]).view(t)
+
+    def target(self, operand: str) -> Callable[[Any, np.ndarray], None]:
+        """Assigns to a register; narrower unsigned values are extended by zeros, signed ones by their sign."""
+        r = self.registers[operand]
+        kinds = {
+            np.dtype(k + str(r.itemsize)): r.view(k + str(r.itemsize))
+            for k in "uif"
+            if r.dtype != bool and (k != "f" or r.itemsize > 1)
+        }
+
+        def assign(values: Any, mask: np.ndarray) -> None:
+            view = kinds.get(values.dtype)
+            if view is None:
+                signed = values.dtype.kind == "i"
+                view = r if r.dtype == bool else kinds[np.dtype(("i" if signed else "u") + str(r.itemsize))]
+                values = values.astype(view.dtype)
+            np.copyto(view, values, where=mask)
+
+        return assign
+
+    def address(self, operand: str) -> Callable[[], np.ndarray]:
+        """[register + offset], as 64-bit numbers."""
+        m = re.fullmatch(r"\[\s*([^\s+\]]+)\s*(?:\+\s*(-?\w+))?\s*\]", operand)
+        assert m, operand
+        base, offset = m[1], int(m[2] or "0", 0)
+        if base in self.parsed.shared:
+            return lambda: np.full(self.n, self.parsed.shared[base] + offset, np.int64)
+        r = self.registers[base]
+        return lambda: np.broadcast_to(r.astype(np.int64) + offset, (self.n,))
+
+    # Memory
+
+    def read(self, space: str, at: np.ndarray, size: int) -> np.ndarray:
+        """(threads, size) bytes."""
+        spread = np.arange(size)
+        if space == "shared":
+            assert (at % size == 0).all(), "an access that is not aligned"
+            assert (at >= 0).all() and (at + size <= len(self.shared)).all(), "an access outside shared memory"
+            return self.shared[at[:, None] + spread]
+        out = np.empty((len(at), size), np.uint8)
+        for k, mine, offset in self.places(at, size):
+            out[mine] = self.memory.buffers[k].view(np.uint8)[offset[:, None] + spread]
+        return out
+
+    def write(self, space: str, at: np.ndarray, data: np.ndarray) -> None:
+        size = data.shape[1]
+        spread = np.arange(size)
+        if space == "shared":
+            assert (at % size == 0).all(), "an access that is not aligned"
+            assert (at >= 0).all() and (at + size <= len(self.shared)).all(), "an access outside shared memory"
+            self.shared[at[:, None] + spread] = data
+            return
+        for k, mine, offset in self.places(at, size):
+            self.memory.buffers[k].view(np.uint8)[offset[:, None] + spread] = data[mine]
+            np.add.at(self.memory.written[k], offset[:, None] + spread, 1)
+
+    def places(self, at: np.ndarray, size: int) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """For each buffer: its number, which threads access it, and where."""
+        numbers = at // SPACE
+        out = []
+        for k in np.unique(numbers):
+            mine = np.flatnonzero(numbers == k)
+            offset = at[mine] % SPACE - SPACE // 2
+            assert 0 <= k < len(self.memory.buffers), "an access outside all tensors"
+            assert (offset % size == 0).all(), "an access that is not aligned"
+            inside = (offset >= 0) & (offset + size <= self.memory.buffers[k].nbytes)
+            assert inside.all(), f"an access {offset[~inside][:1]} bytes into {self.memory.buffers[k].nbytes}"
+            out.append((int(k), mine, offset))
+        return out
+
+    # Running
+
+    def run_block(self, number: int) -> None:
+        x, y, _ = self.grid
+        for axis, value in zip("xyz", (number % x, number // x % y, number // (x * y)), strict=True):
+            self.block[axis][0] = value
+        for size, registers in self.files.items():
+            registers[:] = True if size == 1 else ~registers.dtype.type(0)
+        self.shared[:] = 0xFF
+        self.barriers: dict[int, Barrier] = {}
+        self.named: dict[int, tuple[np.ndarray, int]] = {}  # barrier → who waits, how many arrived
+        self.expected: dict[int, int] = {}
+        self.reduced: list[tuple[np.ndarray, Any, Any]] = []
+        self.copies: list[Callable[[], None]] = []
+        self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(self.n)]
+        self.pc, self.blocked = np.zeros(self.n, np.int64), np.zeros(self.n, bool)
+        end = len(self.code)
+        while True:
+            ready = ~self.blocked & (self.pc < end)
+            if not ready.any():
+                if (self.pc >= end).all():
+                    return
+                assert self.copies, f"all threads wait, at {self.waiting()}"
+                self.copies.pop(0)()
+                continue
+            at = int(self.pc[ready].min())
+            mask = ready & (self.pc == at)
+            while True:
+                if self.code[at][1](mask):  # a jump, a wait or an end: it has set pc
+                    break
+                at += 1
+                if at >= end or at in self.joins:
+                    self.pc[mask] = at
+                    break
+
+    def waiting(self) -> set[str]:
+        return {self.code[p][0] for p in self.pc[self.pc < len(self.code)]}
+
+    def wake(self) -> None:
+        """Those who wait for an mbarrier look again."""
+        held = np.zeros(self.n, bool)
+        for mask, _ in self.named.values():
+            held |= mask
+        self.blocked[~held] = False
+
+    # Instructions
+
+    def bind(self, number: int, guard: str | None, opcode: str, operands: list[str]) -> Step:
+        """The instruction in the place `number`. Executing it gives True if it has set pc."""
+        parts = opcode.split(".")
+        bound = getattr(self, f"do_{parts[0]}", None)
+        if bound is None:
+            raise NotImplementedError(f"{opcode} {', '.join(operands)}")
+        always: Step = bound(parts, operands)
+        jumps = parts[0] in ("bra", "ret")
+        p, wanted = self.registers[guard.lstrip("!")] if guard else None, guard and guard[0] != "!"
+
+        def step(mask: np.ndarray) -> bool:
+            self.here = number
+            if p is not None:
+                if jumps:
+                    self.pc[mask] = number + 1
+                mask = mask & (p == wanted)
+                if not mask.any():
+                    return jumps
+            return bool(always(mask))
+
+        return step
+
+    def do_bra(self, parts: list[str], operands: list[str]) -> Step:
+        to = self.labels[operands[0]]
+
+        def step(mask: np.ndarray) -> bool:
+            self.pc[mask] = to
+            return True
+
+        return step
+
+    def do_ret(self, parts: list[str], operands: list[str]) -> Step:
+        def step(mask: np.ndarray) -> bool:
+            self.pc[mask] = len(self.code)
+            self.release()
+            return True
+
+        return step
+
+    def nothing(self, parts: list[str], operands: list[str]) -> Step:
+        return lambda mask: None
+
+    do_fence = do_membar = do_prefetch = do_griddepcontrol = do_setmaxnreg = nothing
+
+    # Arithmetic
+
+    def plain(self, operands: list[str], kind: str, compute: Callable[..., np.ndarray]) -> Step:
+        assign, sources = self.target(operands[0]), [self.source(o, kind) for o in operands[1:]]
+        return lambda mask: assign(compute(*sources), mask)
+
+    def do_mov(self, parts: list[str], operands: list[str]) -> Step:
+        kind, (to, source) = parts[-1], operands
+        if to[0] == "{" or source[0] == "{":
+            half = f"u{int(kind[1:]) // 2}"
+            if to[0] == "{":
+                names = [n.strip() for n in to[1:-1].split(",")]
+                whole, assigns = self.source(source, kind), [None if n == "_" else self.target(n) for n in names]
+
+                def split(mask: np.ndarray) -> None:
+                    pair = np.ascontiguousarray(np.broadcast_to(whole, (self.n,))).view(dtype_of(half)).reshape(-1, 2)
+                    for assign, values in zip(assigns, pair.T, strict=True):
+                        if assign:
+                            assign(values, mask)
+
+                return split
+            low, high = (self.source(n.strip(), half) for n in source[1:-1].split(","))
+            assign, t = self.target(to), dtype_of(f"u{kind[1:]}")
+            bits = int(kind[1:]) // 2
+            return lambda mask: assign(low.astype(t) | high.astype(t) << t.type(bits), mask)
+        if kind == "pred":
+            return self.plain(operands, "pred", lambda a: a)
+        return self.plain(operands, f"u{kind[1:]}" if kind[0] == "b" else kind, lambda a: a)
+
+    def do_cvta(self, parts: list[str], operands: list[str]) -> Step:
+        by = np.uint64(SHARED)
+        return self.plain(operands, "u64", (lambda a: a - by) if parts[1] == "to" else (lambda a: a + by))
+
+    def binary(self, parts: list[str], operands: list[str]) -> Step:
+        base, kind = parts[0], parts[-1]
+        if kind == "pred":
+            return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
+        kind = f"u{kind[1:]}" if kind[0] == "b" else kind
+        t = dtype_of(kind)
+        if "wide" in parts:
+            wide = f"{kind[0]}{2 * int(kind[1:])}"
+            w = dtype_of(wide)
+            if base == "mad":
+                assign, c = self.target(operands[0]), self.source(operands[3], wide)
+                a, b = (self.source(o, kind) for o in operands[1:3])
+                return lambda mask: assign(a.astype(w) * b.astype(w) + c, mask)
+            return self.plain(operands, kind, lambda a, b: a.astype(w) * b.astype(w))
+        if "hi" in parts:
+            bits = 8 * t.itemsize
+            high = np.frompyfunc(lambda a, b: int(a) * int(b) >> bits, 2, 1)
+            return self.plain(operands, kind, lambda a, b: high(a, b).astype(t))
+        if base == "shl":
+            assign, a, by = self.target(operands[0]), self.source(operands[1], kind), self.source(operands[2], "u32")
+            return lambda mask: assign(a << by.astype(t), mask)
+        if base == "shr":
+            assign, a, by = self.target(operands[0]), self.source(operands[1], kind), self.source(operands[2], "u32")
+            return lambda mask: assign(a >> by.astype(t), mask)
+        if base == "fma" or (base == "mad" and t.kind == "f"):
+            return self.plain(operands, kind, lambda a, b, c: (a.astype(np.float64) * b.astype(np.float64) + c).astype(t))
+        if base in ("div", "rem") and t.kind != "f":
+            exact = np.frompyfunc(
+                lambda a, b: 0 if not b else abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1), 2, 1
+            )
+            rest = np.frompyfunc(lambda a, b: 0 if not b else abs(int(a)) % abs(int(b)) * (1 if a >= 0 else -1), 2, 1)
+            f = exact if base == "div" else rest
+            return self.plain(operands, kind, lambda a, b: f(a, b).astype(t))
+        functions: dict[str, Callable[..., np.ndarray]] = {
+            "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "mad": lambda a, b, c: a * b + c,
+            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "neg": np.negative,
+            "min": np.fmin if t.kind == "f" else np.minimum, "max": np.fmax if t.kind == "f" else np.maximum,
+            "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "sqrt": np.sqrt,
+        }  # fmt: skip
+        return self.plain(operands, kind, functions[base])
+
+    do_add = do_sub = do_mul = do_mad = do_fma = do_min = do_max = do_div = do_rem = do_and = do_or = do_xor = binary
+    do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = binary
+
+    def do_not(self, parts: list[str], operands: list[str]) -> Step:
+        if parts[-1] == "pred":
+            return self.plain(operands, "pred", np.logical_not)
+        return self.binary(parts, operands)
+
+    def do_bfe(self, parts: list[str], operands: list[str]) -> Step:
+        kind = parts[-1]
+        assign, a = self.target(operands[0]), self.source(operands[1], kind)
+        at, n = (self.source(o, "u32") for o in operands[2:])
+        bits, t = int(kind[1:]), dtype_of(kind)
+        return lambda mask: assign((a << (bits - at - n).astype(t)) >> (bits - n).astype(t), mask)
+
+    def do_bfi(self, parts: list[str], operands: list[str]) -> Step:
+        kind = f"u{parts[-1][1:]}"
+        assign, (a, b) = self.target(operands[0]), (self.source(o, kind) for o in operands[1:3])
+        at, n = (self.source(o, "u32") for o in operands[3:])
+        t = dtype_of(kind)
+
+        def step(mask: np.ndarray) -> None:
+            field_ = (t.type(1) << n.astype(t)) - t.type(1)
+            assign((b & ~(field_ << at.astype(t))) | (a & field_) << at.astype(t), mask)
+
+        return step
+
+    def do_prmt(self, parts: list[str], operands: list[str]) -> Step:
+        assign = self.target(operands[0])
+        a, b, selector = (self.source(o, "u32") for o in operands[1:])
+
+        def step(mask: np.ndarray) -> None:
+            both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+            out = np.zeros(1, np.uint32)
+            for k in range(4):
+                pick = (selector >> np.uint32(4 * k) & np.uint32(15)).astype(np.uint64)
+                assert (pick < 8).all()
+                out = out | ((both >> pick * np.uint64(8)) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * k)
+            assign(out, mask)
+
+        return step
+
+    def do_setp(self, parts: list[str], operands: list[str]) -> Step:
+        kind = parts[-1]
+        kind = f"u{kind[1:]}" if kind[0] == "b" else kind
+        compare = {
+            "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+            "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+            "neu": lambda a, b: ~(a == b) | np.isnan(a) | np.isnan(b), "leu": lambda a, b: ~(a > b),
+            "ltu": lambda a, b: ~(a >= b),
+            "geu": lambda a, b: ~(a < b), "gtu": lambda a, b: ~(a <= b), "equ": lambda a, b: ~((a < b) | (a > b)),
+            "nan": lambda a, b: np.isnan(a) | np.isnan(b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+        }[parts[1]]  # fmt: skip
+        assign, (a, b) = self.target(operands[0]), (self.source(o, kind) for o in operands[1:3])
+        if parts[1] == "ne" and kind[0] == "f":  # ordered
+            return lambda mask: assign((a < b) | (a > b), mask)
+        if len(operands) == 3:
+            return lambda mask: assign(compare(a, b), mask)
+        join = {"and": np.logical_and, "or": np.logical_or}[parts[2]]
+        other, wanted = self.registers[operands[3].lstrip("!")], operands[3][0] != "!"
+        return lambda mask: assign(join(compare(a, b), other == wanted), mask)
+
+    def do_selp(self, parts: list[str], operands: list[str]) -> Step:
+        kind = parts[-1]
+        kind = f"u{kind[1:]}" if kind[0] == "b" else kind
+        assign, (a, b) = self.target(operands[0]), (self.source(o, kind) for o in operands[1:3])
+        p = self.registers[operands[3]]
+        return lambda mask: assign(np.where(p, a, b), mask)
+
+    def do_cvt(self, parts: list[str], operands: list[str]) -> Step:
+        to, kind = parts[-2:]
+        if to == "f16x2":
+            high, low = (self.source(o, "f32") for o in operands[1:])
+            assign = self.target(operands[0])
+
+            def pack(mask: np.ndarray) -> None:
+                words = [np.broadcast_to(v.astype(np.float16), (self.n,)).view(np.uint16).astype(np.uint32) for v in (low, high)]
+                assign(words[0] | words[1] << np.uint32(16), mask)
+
+            return pack
+        t, rounds = dtype_of(to), {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil, "rzi": np.trunc}
+        rounding = next((rounds[p] for p in parts if p in rounds), None)
+        if dtype_of(kind).kind == "f" and t.kind != "f":
+            info = np.iinfo(t)
+            assert rounding
+            return self.plain(
+                operands, kind, lambda a: np.clip(np.nan_to_num(rounding(a.astype(np.float64))), info.min, info.max).astype(t)
+            )
+        return self.plain(operands, kind, (lambda a: rounding(a).astype(t)) if rounding else (lambda a: a.astype(t)))
+
+    # Loads and stores
+
+    def accessed(self, parts: list[str]) -> tuple[str, int, Any]:
+        space = next(p for p in parts if p in ("global", "shared", "param"))
+        return space, next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1), dtype_of(parts[-1])
+
+    def do_ld(self, parts: list[str], operands: list[str]) -> Step:
+        space, n, t = self.accessed(parts)
+        assigns = [self.target(o.strip()) for o in operands[0].strip("{}").split(",")]
+        assert len(assigns) == n
+        if space == "param":
+            value = self.args[int(re.search(r"_param_(\d+)", operands[1])[1])]  # type: ignore[index]
+            return lambda mask: assigns[0](value.astype(UNSIGNED[t.itemsize]).view(t), mask)
+        address = self.address(operands[1])
+
+        def step(mask: np.ndarray) -> None:
+            who = np.flatnonzero(mask)
+            values = self.read(space, address()[who], n * t.itemsize).view(t)
+            whole = np.zeros(self.n, t)
+            for assign, column in zip(assigns, values.T, strict=True):
+                whole[who] = column
+                assign(whole, mask)
+
+        return step
+
+    def do_st(self, parts: list[str], operands: list[str]) -> Step:
+        space, n, t = self.accessed(parts)
+        address = self.address(operands[0])
+        kind = f"u{8 * t.itemsize}"
+        sources = [self.source(o.strip(), kind) for o in operands[1].strip("{}").split(",")]
+        assert len(sources) == n
+
+        def step(mask: np.ndarray) -> None:
+            who = np.flatnonzero(mask)
+            data = np.stack([np.broadcast_to(s, (self.n,))[who] for s in sources], 1)
+            self.write(space, address()[who], np.ascontiguousarray(data).view(np.uint8))
+
+        return step
+
+    def do_atom(self, parts: list[str], operands: list[str]) -> Step:
+        assert parts[1:] == ["global", "add", "u32"]
+        assign, address, value = self.target(operands[0]), self.address(operands[1]), self.source(operands[2], "u32")
+
+        def step(mask: np.ndarray) -> None:
+            at, by, out = address(), np.broadcast_to(value, (self.n,)), np.zeros(self.n, np.uint32)
+            for i in np.flatnonzero(mask):
+                out[i] = np.uint32(self.memory.atomic_add(int(at[i]), int(by[i].view(np.int32))) & 0xFFFFFFFF)
+            assign(out, mask)
+
+        return step
+
+    # Warps
+
+    def lanes(self, mask: np.ndarray) -> np.ndarray:
+        """The lanes of all warps in a mask, a row each."""
+        whole = mask.reshape(-1, 32)
+        assert (whole.all(1) | ~whole.any(1)).all(), "a warp exchanges values without some of its threads"
+        return np.flatnonzero(mask).reshape(-1, 32)
+
+    def do_shfl(self, parts: list[str], operands: list[str]) -> Step:
+        assign, a = self.target(operands[0]), self.source(operands[1], "u32")
+        by = self.source(operands[2], "u32")
+        assert parts[2] in ("bfly", "idx")
+
+        def step(mask: np.ndarray) -> None:
+            rows, out = self.lanes(mask), np.zeros(self.n, np.uint32)
+            other = (
+                np.broadcast_to(by, (self.n,))[rows] if parts[2] == "idx" else rows % 32 ^ np.broadcast_to(by, (self.n,))[rows]
+            )
+            out[rows] = np.take_along_axis(a[rows], other.astype(np.int64), 1)
+            assign(out, mask)
+
+        return step
+
+    def do_ldmatrix(self, parts: list[str], operands: list[str]) -> Step:
+        assigns = [self.target(o.strip()) for o in operands[0].strip("{}").split(",")]
+        assert "x4" in parts and len(assigns) == 4
+        address, turned = self.address(operands[1]), "trans" in parts
+
+        def step(mask: np.ndarray) -> None:
+            rows = self.lanes(mask)
+            halves = self.read("shared", address()[rows].ravel(), 16).view(np.uint16).reshape(-1, 4, 8, 8)
+            halves = halves.swapaxes(2, 3) if turned else halves
+            words = np.ascontiguousarray(halves).view(np.uint32).reshape(-1, 4, 32)
+            for i, assign in enumerate(assigns):
+                out = np.zeros(self.n, np.uint32)
+                out[rows] = words[:, i]
+                assign(out, mask)
+
+        return step
+
+    def halves(self, registers: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+        """Words of lanes as float32 pairs: (warps, 8, 4, registers, 2)."""
+        words = np.stack([r[rows] for r in registers], -1)
+        return np.ascontiguousarray(words).view(np.float16).astype(np.float32).reshape(len(rows), 8, 4, len(registers), 2)
+
+    def left(self, registers: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+        """The left operand of a warp's product, (warps, 16, 8 or 16)."""
+        pairs = self.halves(registers, rows)
+        k = len(registers) // 2
+        return pairs.reshape(-1, 8, 4, k, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 8 * k)
+
+    def do_mma(self, parts: list[str], operands: list[str]) -> Step:
+        assert parts[3] in ("m16n8k8", "m16n8k16"), parts
+        a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:])
+        assigns = [self.target(n.strip()) for n in operands[0].strip("{}").split(",")]
+
+        def step(mask: np.ndarray) -> None:
+            rows = self.lanes(mask)
+            right = self.halves(b, rows).transpose(0, 3, 2, 4, 1).reshape(len(rows), 8 * len(b), 8)
+            product = (self.left(a, rows) @ right).reshape(-1, 2, 8, 4, 2)
+            for i, assign in enumerate(assigns):
+                out = np.zeros(self.n, np.float32)
+                before = c[i].view(np.float32)[rows]
+                out[rows] = before + product[:, i // 2, :, :, i % 2].reshape(-1, 32)
+                assign(out, mask)
+
+        return step
+
+    # Barriers of the block
+
+    def do_bar(self, parts: list[str], operands: list[str]) -> Step:
+        if parts[1] == "warp":
+            return lambda mask: self.lanes(mask) is None
+        reduces = parts[1] == "red"
+        at = 1 if reduces else 0
+        number = self.source(operands[at], "u32")
+        count = int(operands[at + 1]) if len(operands) > at + 1 and operands[at + 1].isdigit() else 0
+        p = self.registers[operands[-1].lstrip("!")] if reduces else None
+        assign = self.target(operands[0]) if reduces else None
+
+        def step(mask: np.ndarray) -> Any:
+            self.lanes(mask)
+            names = np.broadcast_to(number, (self.n,))
+            for name in np.unique(names[mask]):
+                mine = mask & (names == name)
+                who, arrived = self.named.get(int(name), (np.zeros(self.n, bool), 0))
+                self.named[int(name)] = (who if parts[1] == "arrive" else who | mine, arrived + int(mine.sum()))
+                self.expected[int(name)] = count
+            if parts[1] != "arrive":
+                self.blocked[mask] = True
+                self.pc[mask] = self.here + 1
+            if p is not None:
+                self.reduced.append((mask, p[mask].any(), assign))
+            self.release()
+            return True if parts[1] != "arrive" else None
+
+        return step
+
+    def release(self) -> None:
+        """Lets go of those at barriers that are complete."""
+        for name, (who, arrived) in list(self.named.items()):
+            needed = self.expected[name] or int((self.pc < len(self.code)).sum())
+            assert arrived <= needed, "more threads at a barrier than it counts"
+            if arrived == needed:
+                del self.named[name]
+                self.blocked[who] = False
+                for mask, _, assign in self.reduced:
+                    assign(np.array([any(value for _, value, _ in self.reduced)]), mask)
+                self.reduced = []
+
+    # mbarriers
+
+    def do_mbarrier(self, parts: list[str], operands: list[str]) -> Step:
+        what = parts[1]
+        if what == "try_wait":
+            assign, address, parity = self.target(operands[0]), self.address(operands[1]), self.source(operands[2], "u32")
+
+            def wait(mask: np.ndarray) -> Any:
+                at, phase = address(), np.broadcast_to(parity, (self.n,))
+                done = np.array([bool(mask[i]) and self.barriers[int(at[i])].phase != phase[i] for i in range(self.n)])
+                assign(np.ones(1, bool), done)
+                self.pc[mask] = self.here
+                self.pc[done] = self.here + 1
+                self.blocked[mask & ~done] = True
+                return True
+
+            return wait
+        address = self.address(operands[0 if what == "init" else 1])
+        value = self.source(operands[-1], "u32") if what == "init" or "expect_tx" in parts else None
+
+        def step(mask: np.ndarray) -> None:
+            at = address()
+            for i in np.flatnonzero(mask):
+                number = 0 if value is None else int(np.broadcast_to(value, (self.n,))[i])
+                if what == "init":
+                    self.barriers[int(at[i])] = Barrier(number)
+                    continue
+                barrier = self.barriers[int(at[i])]
+                barrier.bytes += number
+                barrier.pending -= 1
+                barrier.settle()
+            self.wake()
+
+        return step
+
+    # Copies
+
+    def do_cp(self, parts: list[str], operands: list[str]) -> Step:
+        if parts[2] == "commit_group":
+
+            def commit(mask: np.ndarray) -> None:
+                for i in np.flatnonzero(mask):
+                    self.groups[i].append([])
+
+            return commit
+        if parts[2] == "wait_group":
+            pending = int(operands[0])
+
+            def wait(mask: np.ndarray) -> None:
+                for i in np.flatnonzero(mask):
+                    while len(self.groups[i]) > pending + 1:
+                        for copy in self.groups[i].pop(0):
+                            copy()
+
+            return wait
+        if parts[2] == "bulk":
+            return self.copy_box(operands)
+        assert parts[1:5] == ["async", "cg", "shared", "global"] and operands[2] == "16"
+        to, source, count = self.address(operands[0]), self.address(operands[1]), self.source(operands[3], "u32")
+
+        def step(mask: np.ndarray) -> None:
+            at, where, size = to(), source(), np.broadcast_to(count, (self.n,))
+            for i in np.flatnonzero(mask):
+                self.groups[i][-1].append(partial(self.copy16, int(at[i]), int(where[i]), int(size[i])))
+
+        return step
+
+    def copy16(self, to: int, source: int, size: int) -> None:
+        assert size in (0, 16)
+        data = self.read("global", np.array([source]), 16) if size else np.zeros((1, 16), np.uint8)
+        self.write("shared", np.array([to]), data)
+
+    def copy_box(self, operands: list[str]) -> Step:
+        inner = operands[1].strip("[]")
+        name, coordinates = re.fullmatch(r"\s*(\S+)\s*,\s*\{(.*)\}\s*", inner).groups()  # type: ignore[union-attr]
+        to, barrier, which = self.address(operands[0]), self.address(operands[2]), self.registers[name]
+        at = [self.source(c.strip(), "s32") for c in coordinates.split(",")]
+
+        def step(mask: np.ndarray) -> None:
+            (i,) = np.flatnonzero(mask)
+            map_ = self.maps[(int(which[i]) - MAPS) // 128]
+            corner = [int(np.broadcast_to(c, (self.n,))[i]) for c in at]
+            self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
+
+        return step
+
+    def place(self, map_: TiledMap, corner: list[int], to: int, barrier: int) -> None:
+        """A box of halves to shared memory, zeros outside the array; chunks of 16 bytes swizzled by where they come to lie."""
+        assert map_.swizzle == 128 and set(map_.steps) == {1} and to % 1024 == 0
+        t = self.memory.program.tensors[map_.tensor]
+        base = self.memory.base[t.storage] % SPACE - SPACE // 2 + t.offset * 2 + map_.bytes
+        data = self.memory.buffers[self.memory.base[t.storage] // SPACE].view(np.uint16)
+        grids = np.meshgrid(*(c + np.arange(n) for c, n in zip(corner[::-1], map_.box[::-1], strict=True)), indexing="ij")
+        inside, offset = np.ones(grids[0].shape, bool), np.full(grids[0].shape, base)
+        for g, n, s in zip(grids, map_.extents[::-1], (*map_.strides[::-1], 2), strict=True):
+            inside &= (g >= 0) & (g < n)
+            offset = offset + g * s
+        halves = np.where(inside, data[np.where(inside, offset, 0) // 2], 0).astype(np.uint16).reshape(-1, 8)
+        lie = to + 16 * np.arange(len(halves))
+        lie ^= (lie >> 7 & 7) << 4
+        self.write("shared", lie, halves.view(np.uint8).reshape(-1, 16))
+        self.barriers[barrier].bytes -= halves.nbytes
+        self.barriers[barrier].settle()
+        self.wake()
+
+    # wgmma
+
+    def matrix(self, descriptor: int, rows: int, k_major: bool) -> np.ndarray:
+        """What a descriptor of 128-byte swizzle leads to: (rows, 16 of K)."""
+        assert descriptor >> 62 == 1
+        start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
+        r, k = np.arange(rows)[:, None], np.arange(16)
+        if k_major:
+            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * 128 + 2 * k
+        else:
+            at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
+        at ^= (at >> 7 & 7) << 4
+        return self.read("shared", at.ravel(), 2).view(np.float16).astype(np.float32).reshape(rows, 16)
+
+    def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
+        if parts[1] != "mma_async":
+            return lambda mask: None
+        columns = int(re.fullmatch(r"m64n(\d+)k16", parts[4])[1])  # type: ignore[index]
+        names = [n.strip() for n in operands[0].strip("{}").split(",")]
+        assigns, acc = [self.target(n) for n in names], [self.registers[n].view(np.float32) for n in names]
+        words = [self.registers[n.strip()] for n in operands[1].strip("{}").split(",")]
+        from_registers, right, more = operands[1][0] == "{", self.registers[operands[2]], self.registers[operands[3]]
+        turned = [bool(int(o)) for o in operands[6:]]
+
+        def step(mask: np.ndarray) -> None:
+            for first in range(0, self.n - 127, 128):
+                if not mask[first]:
+                    continue
+                who = np.arange(first, first + 128)
+                assert mask[who].all(), "a warpgroup multiplies without some of its threads"
+                rows = who.reshape(4, 32)
+                if from_registers:
+                    a = self.left(words, rows).reshape(64, 16)
+                else:
+                    a = self.matrix(int(words[0][first]), 64, not turned[0])
+                b = self.matrix(int(right[first]), columns, not turned[-1])
+                # (row of the warp's 8, which 8, column of 8 by pairs)
+                product = (a @ b.T).reshape(4, 2, 8, columns // 8, 4, 2)
+                of = np.zeros(self.n, bool)
+                of[who] = True
+                for i, assign in enumerate(assigns):
+                    out = np.zeros(self.n, np.float32)
+                    out[who] = product[:, i % 4 // 2, :, i // 4, :, i % 2].reshape(128)
+                    if more[first]:
+                        out[who] += acc[i][who]
+                    assign(out, of)
+
+        return step
+
+
+@lru_cache(maxsize=4)
+def ptx_of(code: Code, arch: Arch) -> str:
+    return emit.ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
+
+
+def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
+    """Run a kernel's launches as they are compiled for a generation."""
+    memory = Memory(program, values, y, work.scratch, work.counters)
+    with np.errstate(all="ignore"):
+        for launch in work.launches:
+            machine = Machine(launch, ptx_of(launch.code, arch), memory)
+            for number in range(math.prod(launch.grid)):
+                machine.run_block(number)
+    return memory
