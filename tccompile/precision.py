@@ -2,9 +2,10 @@
 
 Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm, Mlp and Rnn, because
-Tensor Cores read both; biases, scales and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of
-Attention: -inf and the lowest float32 mean different things where they mask a whole row. With "fp32" nothing changes. "mixed"
-is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
+Tensor Cores read both; weights are rounded such that their sums stay, as what they multiply is often of one sign. Biases, scales
+and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the lowest float32
+mean different things where they mask a whole row. With "fp32" nothing changes. "mixed" is "fp16" but for tensors whose values it
+would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
 
   within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
                                                   that read it multiply in fp32, in expressions they evaluate anyway
@@ -72,6 +73,9 @@ LEAST = 2.0**-14
 STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
 """Functions that leave fp16's range soon after their argument leaves 1; powers with a constant exponent do not count."""
 
+MANY = 32
+"""Terms of a sum from which on its weights are rounded such that they add up: among few, each that goes the longer way counts."""
+
 SMALL = 1 << 16
 """Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
 
@@ -104,13 +108,20 @@ def precision(program: Program, mode: str, ranges: Mapping[str, Spread] | None =
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
     """The program with each tensor stored as `storage` says; a view and its base must get the same answer."""
     tensors = {name: replace(t, dtype=storage(t)) for name, t in program.tensors.items()}
-    constants = {
-        name: recipe
-        if tensors[name].dtype is program.tensors[name].dtype
-        else transform("cast", recipe, dtype=tensors[name].dtype.value)
-        for name, recipe in program.constants.items()
-    }
+    terms = {name: _terms(op, program.tensors[name]) for op in program.ops for name in multiplied(op)}
+    constants = dict(program.constants)
+    for name, recipe in program.constants.items():
+        t = tensors[name]
+        if t.dtype is DType.F16 and math.prod(t.shape[t.rank - terms.get(name, 0) :]) >= MANY:
+            constants[name] = transform("rounded", recipe, terms=terms[name])
+        elif t.dtype is not program.tensors[name].dtype:
+            constants[name] = transform("cast", recipe, dtype=t.dtype.value)
     return replace(program, tensors=tensors, constants=constants)
+
+
+def _terms(op: Op, w: Tensor) -> int:
+    """How many of the last axes of an op's weights it sums over."""
+    return w.rank - 1 if isinstance(op, Conv | Mlp) else 1
 
 
 def storage_note(program: Program, mode: str) -> str:
