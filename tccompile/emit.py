@@ -394,7 +394,7 @@ class Worker:
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-c", "from tccompile.emit import serve; serve()"]
+        command = [sys.executable, "-P", "-c", "from tccompile.emit import serve; serve()"]  # -P: import nothing from here
         # In a group of its own: the terminal's interrupt reaches only the parent, which lets workers end what they are at.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0)
 

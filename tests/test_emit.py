@@ -381,6 +381,14 @@ def test_many_in_processes(fresh):
     assert compile_code(*jobs[2]) == images[jobs[2]]
 
 
+def test_processes_import_nothing_from_where_they_run(tmp_path, monkeypatch):
+    """A folder that a model came in may hold anything."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit(open('was-imported', 'w').close())\n")
+    monkeypatch.chdir(tmp_path)
+    emit.Worker().close()
+    assert [p.name for p in tmp_path.iterdir()] == ["pickle.py"]
+
+
 def test_a_failure_in_a_process(monkeypatch):
     """The first in the order asked for, as the same kind of error; no process stays"""
     jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]
