@@ -425,7 +425,7 @@ def _sliced(index: tuple[Index, ...], values: np.ndarray, shape: Shape) -> np.nd
         else:
             ((axis, k),) = i.affine.items()
             last = i.constant + k * (shape[axis] - 1)
-            if axis in axes or k < 0 or i.constant < 0 or last >= extent:
+            if axis in axes or k < 1 or i.constant < 0 or last >= extent:
                 return None
             cut.append(slice(i.constant, last + 1, k))
             axes.append(axis)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tccompile.errors import InputError
 from tccompile.expr import (
     ACC,
+    Coord,
     DType,
     Index,
     Range,
@@ -92,6 +93,12 @@ def test_reshape_views_read_in_row_major_order(shape):
 def test_a_reshape_that_splits_rows_keeps_the_last_axis():
     (_, _, last) = reshape_view("x", (4, 6, 16), (24, 16)).index
     assert last == coord(1)
+
+
+def test_a_coordinate_taken_zero_times():
+    """The compiler writes no such term; a plan may hold one."""
+    view = View("x", (Index(((Coord(0), 0),), 2),))
+    assert np.broadcast_to(view.read({"x": np.arange(4.0)}, (3,)), (3,)).tolist() == [2, 2, 2]
 
 
 def test_a_view_reads_its_fill_where_it_is_not_valid():
