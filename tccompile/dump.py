@@ -36,9 +36,18 @@ class Dump:
         if self.folder is not None:
             import onnx
             import onnx_graphsurgeon as gs
+            from onnx.external_data_helper import set_external_data
+            from onnx_graphsurgeon.logger import G_LOGGER
 
             path = self.folder / f"{number:02}-{stage}{self.suffix}.onnx"
-            onnx.save(gs.export_onnx(graph), path, save_as_external_data=True, location=path.name + ".weights")
+            weights = path.with_suffix(".onnx.weights")
+            weights.unlink(missing_ok=True)  # onnx would append to those of an earlier dump
+            with G_LOGGER.suppress():
+                model = gs.export_onnx(graph)
+            for tensor in model.graph.initializer:
+                if len(tensor.raw_data) >= 1024:
+                    set_external_data(tensor, weights.name)
+            onnx.save(model, path)
 
     def program(self, number: int, stage: str, program: Program) -> None:
         self._text(f"{number:02}-{stage}{self.suffix}.txt", program_text(program))
