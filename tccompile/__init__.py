@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tccompile.pipeline import compile as compile
     from tccompile.plan import Plan as Plan
-    from tccompile.plan import read_plan as load
     from tccompile.runtime.session import Session as Session
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Session", "compile", "load"]
+__all__ = ["Plan", "Session", "compile"]
 
 _WHERE = {
     "Plan": ("tccompile.plan", "Plan"),
     "Session": ("tccompile.runtime.session", "Session"),
     "compile": ("tccompile.pipeline", "compile"),
-    "load": ("tccompile.plan", "read_plan"),
 }
 
 

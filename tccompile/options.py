@@ -55,19 +55,34 @@ class Options:
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if not self.entries:
             raise UsageError("no entry: give at least one set of input shapes")
+        texts = [_entry_text(shapes) for shapes in self.entries]
+        if twice := next((text for i, text in enumerate(texts) if text in texts[:i]), None):
+            raise UsageError(f"two entries of the same shapes, {twice}; leave one away")
         if self.tune and self.timing_cache is None:
             raise UsageError("nowhere to write what is measured: give a timing cache")
+
+
+def _entry_text(shapes: Shapes) -> str:
+    """A set of shapes as --entry takes it. Raises UsageError for what is none."""
+    example = "as {'x': (1, 3, 224, 224)}"
+    if not isinstance(shapes, Mapping):
+        raise UsageError(f"shapes go by the inputs' names, {example}, not as {shapes!r}")
+    for name, shape in shapes.items():
+        if not isinstance(shape, Iterable) or not all(hasattr(n, "__index__") for n in shape):
+            raise UsageError(f"the shape of {name!r} must be integers, {example}, not {shape!r}")
+    return ",".join(f"{name}={'x'.join(map(str, shapes[name]))}" for name in sorted(shapes))
 
 
 def parse_archs(text: str) -> tuple[str, ...]:
     """`sm_80,sm_90a` or `all`"""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    return tuple(ARCHS) if names == ("all",) else names
+    return tuple(ARCHS) if "all" in names else names
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """`NAME=1x3x224x224`; a scalar input is `NAME=`. The name may contain `=`."""
     name, sign, dims = text.rpartition("=")
+    name = name.strip()
     try:
         shape = tuple(int(d) for d in dims.split("x")) if dims else ()
     except ValueError:

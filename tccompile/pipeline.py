@@ -25,7 +25,7 @@ import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
-from tccompile.errors import InputError, ModelError, PlanError, TccompileError, blamed_on
+from tccompile.errors import InputError, ModelError, PlanError, TccompileError, UsageError, blamed_on
 from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
@@ -82,7 +82,12 @@ def compile(
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
     """
-    sets = tuple(entries) if entries is not None else (dict(shapes or {}),)
+    if shapes and entries is not None:
+        raise UsageError("shapes are those of the only entry; with entries, give all of them there")
+    for what, names in (("archs", archs), ("fp32", fp32)):
+        if isinstance(names, str):
+            raise UsageError(f"{what} is a list of names, as [{names!r}]")
+    sets = tuple(entries) if entries is not None else (shapes or {},)
     cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(
         sets,

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import tccompile
+from tccompile.errors import UsageError
 from tccompile.load import sources
 from tccompile.plan import fill, read_plan, to_bytes
 from tests.networks import feeds, reference, skeleton
@@ -25,6 +26,23 @@ def espcn() -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def plan(espcn) -> tccompile.Plan:
     return tccompile.compile(espcn, archs=("sm_80",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"archs": "sm_86"}, r"archs is a list of names, as \['sm_86'\]"),
+        ({"fp32": "conv"}, r"fp32 is a list of names, as \['conv'\]"),
+        ({"shapes": {"x": "1x3x8x8"}}, r"the shape of 'x' must be integers, as \{'x': \(1, 3, 224, 224\)\}, not '1x3x8x8'"),
+        ({"shapes": {"x": (None, 3)}}, "the shape of 'x' must be integers"),
+        ({"shapes": (1, 3, 8, 8)}, "shapes go by the inputs' names"),
+        ({"shapes": {"x": (1,)}, "entries": [{"x": (1,)}]}, "with entries, give all of them there"),
+        ({"entries": [{"x": (1, 3)}, {"x": [1, 3]}]}, "two entries of the same shapes, x=1x3"),
+    ],
+)
+def test_arguments_that_do_not_make_sense(espcn, arguments, says):
+    with pytest.raises(UsageError, match=says):
+        tccompile.compile(espcn, **arguments)
 
 
 def test_compile_save_load_run(espcn, plan, tmp_path):

@@ -71,7 +71,7 @@ class Session:
 
     def _open(self, device: str) -> Device | None:
         """The device that was asked for, with the first entry loaded on it."""
-        name, colon, number = device.partition(":")
+        name, colon, number = str(device).partition(":")
         if name not in ("auto", "cpu", "gpu") or (colon and (name != "gpu" or not number.isdecimal())):
             raise UsageError(f"unknown device {device!r}; choose auto, cpu, gpu, or gpu:N")
         if self._check_finite and name == "gpu":
@@ -114,6 +114,7 @@ class Session:
 
     def describe(self) -> str:
         """The device, and the code that runs on it."""
+        self._check_open()
         engine = self._engines[0]
         if self._device is None:
             return f"CPU (NumPy, the steps for {engine.section.arch})"
@@ -162,9 +163,11 @@ class Session:
         comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete.
         Raises InputError, and LaunchError if the GPU fails.
         """
+        if not isinstance(feeds, Mapping):
+            example = ", ".join(f"{name!r}: array" for name in self.plan.entries[0].program.inputs)
+            raise InputError(f"inputs are given by name, as {{{example}}}, not as a {type(feeds).__name__}")
         with self._lock:
-            if not self._engines:
-                raise UsageError("the session is closed")
+            self._check_open()
             names = self._output_names(output_names, outputs or {})
             if self._device is None:
                 return self._run_on_cpu(names, feeds, outputs or {})
@@ -302,7 +305,10 @@ class Session:
         """
         from tccompile.runtime.profile import Profile, profiled, roof
 
+        if iterations < 1:
+            raise UsageError(f"{iterations} iterations measure nothing; give at least 1")
         with self._lock:
+            self._check_open()
             if feeds is None:
                 feeds = seeded(self.plan.entries[0].program, 0)
             if self._device is None:
@@ -333,8 +339,14 @@ class Session:
 
     # --- Checking ----------------------------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if not self._engines:
+            raise UsageError("the session is closed")
+
     def _output_names(self, asked: Sequence[str] | None, given: Mapping[str, Any]) -> list[str]:
         there = self.plan.entries[0].program.outputs
+        if isinstance(asked, str):
+            raise InputError(f"the outputs asked for are a list, as [{asked!r}], or None for all of them")
         for name in (*(asked or ()), *given):
             if name not in there:
                 raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
@@ -383,11 +395,9 @@ class Session:
         got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
         if got == t.dtype.value or (t.dtype is DType.BF16 and got == "uint16"):
             return
-        way_out = (
-            f"; convert it with .astype(np.{t.dtype.value})"
-            if isinstance(array, np.ndarray) and t.dtype is not DType.BF16
-            else ""
-        )
+        way_out = f"; convert it with .astype(np.{t.dtype.value})" if isinstance(array, np.ndarray) else ""
+        if t.dtype is DType.BF16:
+            way_out = "; NumPy has no such type: give its bits as uint16"
         raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
 
     def _check_order(self, what: str, array: np.ndarray | DeviceBuffer) -> None:

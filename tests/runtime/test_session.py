@@ -749,6 +749,21 @@ def test_wrong_inputs(fake, feeds, message):
             Session(plan(), device).run(None, feeds)
 
 
+def test_arguments_of_another_kind(fake):
+    fake()
+    session = Session(plan(), "cpu")
+    with pytest.raises(InputError, match=r"by name, as \{'x': array\}, not as a ndarray"):
+        session.run(None, x_of())
+    with pytest.raises(InputError, match=r"a list, as \['y'\], or None"):
+        session.run("y", {"x": x_of()})
+    with pytest.raises(UsageError, match="0 iterations measure nothing"):
+        session.profile(0)
+    session.close()
+    for method in (session.describe, session.profile):
+        with pytest.raises(UsageError, match="the session is closed"):
+            method()
+
+
 def test_wrong_outputs(fake):
     api = fake()
     read_only = np.zeros((2, 3), np.float32)
@@ -781,7 +796,7 @@ def test_another_gpu(fake):
         session.run(None, {"x": y})
 
 
-@pytest.mark.parametrize("device", ["cuda", "gpu:", "gpu:x", "cpu:0", "gpu:-1", ""])
+@pytest.mark.parametrize("device", ["cuda", "gpu:", "gpu:x", "cpu:0", "gpu:-1", "", 0, None])
 def test_unknown_devices(device):
     with pytest.raises(UsageError, match="unknown device"):
         Session(plan(), device)
@@ -831,6 +846,8 @@ print(json.dumps([seconds, [m for m in heavy if m in sys.modules]]))
 def test_the_top_of_the_package():
     assert tccompile.Session is Session and tccompile.Plan is Plan
     assert set(tccompile.__all__) <= set(dir(tccompile))
+    submodules = {p.stem for p in Path(tccompile.__file__).parent.iterdir()}
+    assert not submodules & set(tccompile.__all__)  # a module that is imported would take the name's place
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = tccompile.nope
     assert f'version = "{tccompile.__version__}"' in Path("pyproject.toml").read_text()
