@@ -7,6 +7,7 @@ Results go to stdout, progress and errors to stderr. Every failure ends in one s
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -46,7 +47,8 @@ class Command(click.Command):
         """The command's exit code, after its failure has been printed."""
         try:
             code = super().main(args, prog_name, standalone_mode=False, **extra)
-            sys.stdout.flush()
+            if sys.stdout:  # it may have been closed
+                sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
             _fail(error.format_message())
@@ -88,9 +90,14 @@ def _bug(message: str) -> None:
     """Say that a failure is ours, with a file that holds what we know of it."""
     import platform
 
-    with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        file.write(f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n")
-        file.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+    text = f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    text += f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        _fail(f"{message}\nthis is a bug of tccompile's; please send this, as no file can be written:\n{text}")
+        return
     _fail(f"{message}\nthis is a bug of tccompile's; please send the file {file.name}")
 
 
@@ -110,6 +117,14 @@ def _check_output(path: Path, *inputs: Path | None) -> None:
     for source in inputs:
         if source is not None and source.exists() and path.exists() and path.samefile(source):
             raise UsageError(f"the output {path} would replace the file {source}, which is read; choose another name")
+
+
+def _check_plan_output(path: Path) -> None:
+    """Refuse to replace a file that is no plan, such as one that holds the model's weights."""
+    from tccompile.plan import is_plan
+
+    if path.exists() and path.stat().st_size and not is_plan(path):
+        raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")
 
 
 def _need_compiler(purpose: str) -> None:
@@ -222,10 +237,13 @@ def tccompile(
     data_file = Path(verify) if verify and verify != "-" else None
     if data_file is not None and not data_file.is_file():
         raise UsageError(f"--verify takes a file of inputs, or nothing, not {data_file}; put MODEL.onnx before it")
+    if tolerance is not None and not math.isfinite(tolerance):
+        raise UsageError(f"--tolerance {tolerance} is no error that can be measured; give a number such as 1e-2")
     if (layers or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
     if not check:
         _check_output(output, model, timing_cache, calibrate, data_file)
+        _check_plan_output(output)
         if tune and timing_cache:
             _check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
@@ -407,6 +425,8 @@ def tcrun(
     for path in (output, page):
         if path is not None:
             _check_output(path, plan, input_file, weights)
+    if output is not None and output.suffix not in (".npy", ".npz"):
+        raise UsageError(f"outputs are written as arrays, into .npy or .npz, not {output}; choose {output.with_suffix('.npy')}")
     loaded = read_plan(plan)
     program = loaded.entries[0].program
     if selftest and (input_file or output or bench or profile):
@@ -415,7 +435,7 @@ def tcrun(
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     if input_file is None and output is not None and program.inputs:
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
-    if output is not None and output.suffix != ".npz" and len(program.outputs) > 1:
+    if output is not None and output.suffix == ".npy" and len(program.outputs) > 1:
         raise UsageError(
             f"the model has {len(program.outputs)} outputs ({', '.join(program.outputs)}): "
             f"write them with -o {output.with_suffix('.npz')}"

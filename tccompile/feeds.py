@@ -38,8 +38,18 @@ def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str,
     """The arrays of a .npy or .npz file by the name of the input they are for. Raises InputError."""
     what = f"{os.fspath(path)} is not a .npy or .npz file of plain arrays"
     try:
-        data = np.load(path, allow_pickle=False)
-        arrays: Any = data if isinstance(data, np.ndarray) else {name: data[name] for name in data.files}
+        with open(path, "rb") as file:
+            begin = file.read(len(_NPY))
+        if not begin.startswith((_NPY, *_ZIP)):
+            raise ValueError("numpy.save and numpy.savez write such files")
+        if begin == _NPY:
+            arrays: Any = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header may claim any size
+        else:
+            with np.load(path, allow_pickle=False) as data:
+                _check_size(sum(m.file_size for m in data.zip.infolist()), os.path.getsize(path))
+                arrays = {name: data[name] for name in data.files}
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # the readers of zip archives and headers raise types of many kinds
         raise InputError(f"{what}: {error}") from None
     if isinstance(arrays, dict):
@@ -47,15 +57,28 @@ def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str,
             if not isinstance(array, np.ndarray):
                 raise InputError(f"{what}: {name} is no array")
         return arrays
+    if not names:
+        raise InputError(f"the model has no inputs, and {os.fspath(path)} is one; leave it away")
     if len(names) != 1:
         raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz file with an array for each")
     return {names[0]: arrays}
 
 
+_NPY, _ZIP = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
+"""What files begin with: of one array, and archives."""
+
+
+def _check_size(unpacked: int, packed: int) -> None:
+    """Refuse an archive that swells when it is read."""
+    if unpacked > max(1 << 30, 64 * packed):
+        raise ValueError(f"{packed} bytes would become {unpacked}; numpy.savez does not compress")
+
+
 def samples(program: Program, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
     """The sets of inputs that arrays hold: each has its input's shape, or one axis more in front, an element a set.
 
-    None if they fit the program's input shapes in neither way. Raises InputError for a missing or unknown name, or another type.
+    None if they fit the program's input shapes in neither way. Raises InputError for a name that is missing or unknown,
+    another type, and NaN.
     """
     for name in arrays:
         if name not in program.inputs:
@@ -66,7 +89,9 @@ def samples(program: Program, arrays: Mapping[str, np.ndarray]) -> list[dict[str
             raise InputError(f"input {name!r} is missing")
         t, array = program.tensors[name], arrays[name]
         if array.dtype != t.dtype.numpy:
-            raise InputError(f"input {name!r} has type {t.dtype.value}, got {array.dtype.name}")
+            raise InputError(f"input {name!r} has type {t.dtype.value}, got {array.dtype.name}; convert it with .astype")
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise InputError(f"the array for input {name!r} holds NaN, by which nothing can be measured; give others")
         shapes[name] = array.shape
     if all(shapes[n] == program.tensors[n].shape for n in program.inputs):
         return [dict(arrays)]

@@ -14,6 +14,7 @@ import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from tccompile.constants import Weight
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
@@ -395,16 +396,16 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
         )
     if len(shape) != len(said):
         raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} has {len(shape)} extents; the input is {text}")
+    dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)
+    if max(shape, default=0) >= MAX_EXTENT or math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        asked = "x".join(map(str, shape))
+        raise UnsupportedError(f"the input {name!r} is {asked}; extents below 2^31 and at most 2^40 bytes are supported")
     for dim, extent, fixed in zip(dims, shape, said, strict=True):
         if extent < 0 or (isinstance(fixed, int) and fixed != extent):
             raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} does not fit: the input is {text}")
         if isinstance(fixed, str) and fixed != "?" and symbols.setdefault(fixed, extent) != extent:
             raise UsageError(f"{fixed!r} is {symbols[fixed]} in one input and {extent} in {name!r}: it is one extent")
         dim.dim_value = extent
-    dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)
-    size = math.prod(shape) * dtype.itemsize
-    if max(shape, default=0) >= MAX_EXTENT or size > MAX_BYTES:
-        raise UnsupportedError(f"the input {name!r} is {text}; extents below 2^31 and at most 2^40 bytes are supported")
 
 
 # --- gs.Graph --------------------------------------------------------------------------------------------------------
@@ -420,7 +421,8 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
     proto.graph.value_info.extend(onnx.helper.make_value_info(name, t) for name, t in known.items())
     for value in proto.graph.output:
         value.type.CopyFrom(known.get(value.name, value.type))
-    graph = _guard("the model cannot be imported", gs.import_onnx, proto)
+    with G_LOGGER.suppress():  # it prints warnings where results go
+        graph = _guard("the model cannot be imported", gs.import_onnx, proto)
     for name, tensor in graph.tensors().items():
         if name in constants:
             tensor.to_constant(constants[name].values)

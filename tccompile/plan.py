@@ -614,9 +614,17 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # writing says only that the disk is full
+            error.filename = os.fspath(path)
         raise
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file begins as plans do."""
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tccompile.arch import Arch
-from tccompile.errors import TccompileError
+from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.program import Conv, Gemm, Op, Program, earlier, needs
@@ -106,7 +106,7 @@ def share(work: Work, arch: Arch) -> float:
 
 
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
-    """All configs of all kernels that support the op, the cheapest first. Raises TccompileError if there are none."""
+    """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none."""
     kernels = [k for k in KERNELS if isinstance(op, k.realises)]
     refusals = {k.name: k.supports(op, program, arch) for k in kernels}
     found = [
@@ -117,7 +117,10 @@ def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
     ]
     if not found:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
-        raise TccompileError(f"no kernel for {type(op).__name__} {op.nodes[0]!r} on {arch.name}: {why}")
+        raise UnsupportedError(
+            f"node {op.nodes[0]!r} ({type(op).__name__}): no kernel on {arch.name} takes it ({why}); "
+            "give the model smaller inputs, or split it there"
+        )
     return sorted(found, key=lambda c: c.cost)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(conv(opset=30), folder / "newer.onnx")
     onnx.save(two(), folder / "two.onnx")
     onnx.save(unsupported(), folder / "unsupported.onnx")
+    for name, elem in (("relu", FLOAT), ("bf16", TensorProto.BFLOAT16)):
+        x, y = (helper.make_tensor_value_info(n, elem, (2, 4)) for n in ("x", "y"))
+        onnx.save(model([helper.make_node("Relu", ["x"], ["y"])], [x], [y]), folder / f"{name}.onnx")
+    onnx.save(conv(), folder / "outside.onnx", save_as_external_data=True, location="outside.data")
+    np.save(folder / "nan.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     (folder / "truncated.onnx").write_bytes((folder / "conv.onnx").read_bytes()[:3000])
     (folder / "text.onnx").write_text("hello, world: this is no model\n" * 5)
     (folder / "empty.onnx").write_bytes(b"")
@@ -154,6 +160,12 @@ def plans(models: Path) -> Path:
     (models / "cut.npy").write_bytes((models / "x.npy").read_bytes()[:200])
     (models / "cut.npz").write_bytes((models / "x.npz").read_bytes()[:200])
     (models / "text.npy").write_text("1, 2, 3")
+    (models / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    with zipfile.ZipFile(models / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for i in range(20):
+            bomb.writestr(f"{i}.npy", bytes(1 << 26))
+    with open(models / "huge.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
     return models
 
 
@@ -190,6 +202,19 @@ COMPILING = {
     "unknown node": ("conv.onnx --fp32 nobody", 2, "--fp32 nobody", "--explain"),
     "calibrate in fp16": ("conv.onnx --precision fp16 --calibrate text.onnx", 2, "calibrate", "mixed"),
     "calibrate with no arrays": ("conv.onnx --calibrate text.onnx", 7, "text.onnx", "plain arrays"),
+    "an extent beyond 64 bits": ("open.onnx --shape x=1x3x99999999999999999999x8", 3, "x", "1x3x99999999999999999999x8", "2^31"),
+    "an index beyond 32 bits": (
+        "open.onnx --shape x=1x3x100000000x8 --arch sm_86 --precision fp16",
+        3,
+        "'first'",
+        "no kernel",
+        "32 bits",
+        "smaller inputs",
+    ),
+    "two entries of one shape": ("open.onnx --entry x=1x3x8x8 --entry x=1x3x8x8", 2, "two entries", "x=1x3x8x8"),
+    "no tolerance": ("conv.onnx --verify --tolerance nan", 2, "--tolerance nan", "1e-2"),
+    "NaN to calibrate with": ("conv.onnx --calibrate nan.npy", 7, "'x'", "NaN"),
+    "output is the weights": ("outside.onnx -o outside.data", 2, "outside.data", "no plan", "another name"),
     "no such folder": ("conv.onnx -o nowhere/conv.plan", 2, "nowhere", "make it first"),
     "output is the model": ("conv.onnx -o conv.onnx", 2, "conv.onnx", "another name"),
     "output is a device": ("conv.onnx -o /dev/null", 2, "/dev/null", "regular file"),
@@ -231,6 +256,10 @@ RUNNING = {
     "name": ("conv.plan wrong.npz --device cpu", 7, "'picture'", "'x'"),
     "missing key": ("two.plan half.npz --device cpu", 7, "'z'", "missing"),
     "npy for two": ("two.plan x.npy --device cpu", 7, "x, z", ".npz"),
+    "an image": ("conv.plan x.png --device cpu", 7, "x.png", "numpy.save"),
+    "a bomb": ("conv.plan bomb.npz --device cpu", 7, "bomb.npz", "would become 1342177"),
+    "a header that lies": ("conv.plan huge.npy --device cpu", 7, "huge.npy"),
+    "outputs into an image": ("conv.plan x.npy --device cpu -o y.png", 2, "y.png", ".npz", "y.npy"),
     "pickled": ("conv.plan pickled.npy --device cpu", 7, "pickled.npy", "plain arrays"),
     "pickled inside": ("conv.plan pickled.npz --device cpu", 7, "pickled.npz", "plain arrays"),
     "npy cut off": ("conv.plan cut.npy --device cpu", 7, "cut.npy"),
@@ -297,6 +326,32 @@ def test_a_bug_of_ours_leaves_a_file_to_send(run, models, tmp_path, monkeypatch)
     assert str(report) in result.err
     assert "Traceback" in report.read_text() and "by accident" in report.read_text()
     assert not (tmp_path / "m.plan").exists()
+
+
+def test_a_bug_of_ours_is_told_where_no_file_can_be_written(run, models, monkeypatch):
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tccompile.pipeline.lower", lambda *_: 1 / 0)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", no_room)
+    monkeypatch.setattr("traceback.format_exc", lambda: "where it was")
+    result = run("tccompile", models / "conv.onnx", "-o", "m.plan")
+    assert result.code == 70 and "no file can be written" in result.err and result.err.endswith("where it was\n")
+
+
+def test_a_full_disk_is_named(run, plans, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", full)
+    result = run("tcrun", plans / "conv.plan", plans / "x.npy", "-o", "y.npy", "--device", "cpu", "-q")
+    assert result.code == 2 and "y.npy: No space left on device" in result.err and list(tmp_path.iterdir()) == []
+
+
+def test_output_that_is_closed(plans):
+    command = [Path(sys.executable).parent / "tcrun", plans / "conv.plan", plans / "x.npy", "--device", "cpu", "-q"]
+    done = subprocess.run(command, preexec_fn=lambda: os.close(1), stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(run, models, monkeypatch):
@@ -489,8 +544,23 @@ def test_verify_and_selftest(run, models, tmp_path):
     assert not (tmp_path / "conv.plan").exists()
 
 
+def test_layers_of_a_model_that_becomes_one_step(run, models):
+    result = run("tccompile", models / "relu.onnx", "--arch", "sm_86", "--verify", "--layers", "--json")
+    data = json.loads(result.out)
+    assert data["verify"]["passed"] and "layers" not in data["verify"]
+
+
+def test_nothing_but_json_is_printed(run, models):
+    """onnx-graphsurgeon prints warnings of bf16."""
+    result = run("tccompile", models / "bf16.onnx", "--arch", "sm_86", "--json")
+    assert json.loads(result.out)["entries"][0]["inputs"][0]["dtype"] == "bfloat16"
+
+
 def test_dump_writes_every_stage(run, models, tmp_path):
     assert run("tccompile", models / "conv.onnx", "--arch", "sm_86", "-q", "--dump", "stages").code == 0
+    sizes = {p: p.stat().st_size for p in (tmp_path / "stages").iterdir()}
+    assert run("tccompile", models / "conv.onnx", "--arch", "sm_86", "-q", "--dump", "stages").code == 0
+    assert {p: p.stat().st_size for p in sizes} == sizes
     names = sorted(p.name for p in (tmp_path / "stages").iterdir() if p.suffix in (".onnx", ".txt"))
     assert [n[:2] for n in names] == ["00", "01", "02", "03", "04", "05", "06"]
     assert len(list((tmp_path / "stages" / "kernels").glob("*-*.sm_86.cubin"))) >= 3
