@@ -528,3 +528,25 @@ def test_matrices_of_a_batch_at_more_than_two_strides_are_copied():
     y = net("Transpose", net("Reshape", net("Relu", "x"), np.array([2, 4, 2, 3, 5])), perm=[2, 1, 0, 3, 4])
     program = fused(net.out(net("MatMul", y, net("Transpose", y, perm=[0, 1, 2, 4, 3]))).model(), 2e-6)
     schedule(program, ARCHS["sm_61"])
+
+
+# --- Channel shuffles --------------------------------------------------------------------------------------------------------
+
+
+def shuffled(x: str, y: str, shape: tuple[int, ...], groups: int) -> tuple[list, dict[str, np.ndarray]]:
+    """The nodes of a channel shuffle from x to y, and their constants."""
+    n, c, *space = shape
+    axes = [0, 2, 1, *range(3, len(shape) + 1)]
+    nodes = [("Reshape", f"{x} {y}.in", f"{y}.a", {}), ("Transpose", f"{y}.a", f"{y}.b", {"perm": axes})]
+    shapes = {f"{y}.in": np.array([n, groups, c // groups, *space]), f"{y}.out": np.array(shape)}
+    return [*nodes, ("Reshape", f"{y}.b {y}.out", y, {})], shapes
+
+
+def test_an_image_in_another_layout_is_copied_for_a_convolution():
+    """A shuffled image that is added to what a convolution makes of it: Tensor Cores read its channels side by side."""
+    nodes, shapes = shuffled("a", "d", (1, 24, 6, 7), 3)
+    nodes = [("Conv", "x v", "a", {}), *nodes]
+    nodes += [("Conv", "d u", "e", {}), ("Add", "e d", "f", {}), ("MaxPool", "a", "z", {"kernel_shape": [2, 2]})]
+    weights = {"v": weight(24, 24, 1, 1), "u": weight(24, 24, 1, 1)} | shapes
+    program = fused(model(nodes, {"x": (1, 24, 6, 7)}, weights, ("f", "z")))
+    assert all(program.tensors[op.x].strides[1] == 1 for op in program.ops if isinstance(op, Conv))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tccompile.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.fuse.editor import Editor, copies
-from tccompile.program import PAD, Attention, Gemm, Program, Tensor, merged
+from tccompile.program import PAD, Attention, Conv, Gemm, Program, Tensor, merged
 
 
 def alias(program: Program) -> Program:
@@ -26,12 +26,14 @@ def alias(program: Program) -> Program:
 def _suits_readers(e: Editor, view: Tensor) -> bool:
     """Whether those that read it as an operand can: else the copy stays.
 
-    Tensor Cores are fed with rows whose elements lie side by side, which Attention's kernels rely on. Gemm's count rows by three
-    strides at most, and the matrices of a batch by two.
+    Tensor Cores are fed with rows whose elements lie side by side: Attention's kernels rely on it, and Conv's are those of CUDA
+    cores where an image's channels lie apart. Gemm's count rows by three strides at most, and the matrices of a batch by two.
     """
     for i in e.readers[view.name]:
         op = e.ops[i]
         if isinstance(op, Attention) and view.strides[-1] != 1:
+            return False
+        if isinstance(op, Conv) and op.x == view.name and view.strides[1] != 1:
             return False
         if isinstance(op, Gemm):
             a, b = (view if name == view.name else e.tensors[name] for name in op.operands)
