@@ -24,6 +24,7 @@ from tccompile.kernels.implicit_gemm import (
     IMAGES,
     MATRICES,
     SCALARS,
+    OneWay,
     Problem,
     Rates,
     describe,
@@ -39,7 +40,6 @@ from tccompile.kernels.spec import (
     Config,
     Counters,
     Function,
-    Kernel,
     Launch,
     Ptr,
     Scratch,
@@ -410,13 +410,13 @@ def build_tile(
 # --- The kernel families ---------------------------------------------------------------------------------------------
 
 
-class _Mma(Kernel):
+class _Mma(OneWay):
     tensor_cores = True
 
-    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+    def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
         if arch.mma is None:
             return f"{arch.name} has no Tensor Cores"
-        problem = describe(op, program)
+        problem = describe(way, program)
         if isinstance(problem, str):
             return problem
         if problem.rows >= 2**31 - 256:
@@ -427,11 +427,11 @@ class _Mma(Kernel):
             return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"
         return None
 
-    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        problem = describe(op, program)
+    def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        problem = describe(way, program)
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
-        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
+        loads, moving = len(epilogue.loads_by_row(way, program)), traffic_us(way, program, arch)
         for tile in TILES:
             if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
                 continue
@@ -445,20 +445,20 @@ class _Mma(Kernel):
         for _, config in ranked[:12]:
             yield config
 
-    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        problem = describe(op, program)
+    def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
+        problem = describe(way, program)
         assert isinstance(problem, Problem)
-        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
+        loads, moving = len(epilogue.loads_by_row(way, program)), traffic_us(way, program, arch)
         return _time(problem, _tile(config), int(config["splits"]), arch, loads, moving)  # type: ignore[arg-type]
 
-    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
-        problem = describe(op, program)
+    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem = describe(way, program)
         assert isinstance(problem, Problem)
         if problem.batches * problem.rows * problem.stored == 0:
             return Work(())
         tile = _tile(config)
         splits, each = split_steps(-(-problem.depth // tile.bk), int(config["splits"]))  # type: ignore[arg-type]
-        stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
+        stored = epilogue.describe(way, program, epilogue.frame_of(way, program))
         instruction = instruction_of(arch)
         stages = stages_of(tile, arch)
         args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]

@@ -25,7 +25,7 @@ from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.implicit_gemm import Problem, describe, unfit
+from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import (
     I32,
@@ -33,7 +33,6 @@ from tccompile.kernels.spec import (
     Config,
     Function,
     Im2colMap,
-    Kernel,
     Launch,
     TiledMap,
     Value,
@@ -722,7 +721,7 @@ def _function(
 # --- The kernel ----------------------------------------------------------------------------------------------------------
 
 
-class Hopper(Kernel):
+class Hopper(OneWay):
     """Convolutions and matrix products by TMA and wgmma; one instance for each of the two ops."""
 
     tensor_cores = True
@@ -730,10 +729,10 @@ class Hopper(Kernel):
     def __init__(self, name: str, realises: type[Op]) -> None:
         self.name, self.realises = name, realises
 
-    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+    def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
         if arch.mma != "wgmma":
             return f"{arch.name} has no wgmma instructions"
-        problem = describe(op, program)
+        problem = describe(way, program)
         if isinstance(problem, str):
             return problem
         if reason := unfit(problem, program):
@@ -741,8 +740,8 @@ class Hopper(Kernel):
         found = copies(problem, program)
         return found if isinstance(found, str) else None
 
-    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        problem, how = self._described(op, program)
+    def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        problem, how = self._described(way, program)
         whole = 1 if how.k_major[1] else 64  # columns of a box
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
@@ -753,20 +752,20 @@ class Hopper(Kernel):
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
             if split == 1 or (bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        yield from sorted(candidates, key=lambda c: self.cost(op, program, c, arch))[:16]
+        yield from sorted(candidates, key=lambda c: self.cost_of(way, program, c, arch))[:16]
 
-    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        problem, how = self._described(op, program)
-        _, t = self._tile(op, program, config, arch)
+    def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
+        problem, how = self._described(way, program)
+        _, t = self._tile(way, program, config, arch)
         constant = problem.w.storage in program.constants
-        computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(op, program)), constant)
-        moving = traffic_us(op, program, arch)
+        computing = time_us(problem, how, t, arch, len(epilogue.loads_by_row(way, program)), constant)
+        moving = traffic_us(way, program, arch)
         return starting_us(problem, how, t, arch) + max(computing, moving) + 0.36 * min(computing, moving)
 
-    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
-        problem, how = self._described(op, program)
-        boxed, t = self._tile(op, program, config, arch)
-        spec = boxed.epilogue if boxed else epilogue.describe(op, program, epilogue.frame_of(op, program))
+    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem, how = self._described(way, program)
+        boxed, t = self._tile(way, program, config, arch)
+        spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
         order = _order(tiles_m, tiles_n, problem.batches)

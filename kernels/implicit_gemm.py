@@ -8,11 +8,12 @@ the host, shared by the kernels of all generations.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
 from tccompile.expr import DType
-from tccompile.kernels.spec import LAUNCH_US
+from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work
 from tccompile.program import Conv, Gemm, Op, Program, Tensor, merged
 
 CHUNK = 8
@@ -191,6 +192,60 @@ def _loops(
         return None
     loops = [(1, (0,) * len(strides))] * (depth - len(loops)) + loops
     return tuple(n for n, _ in loops), [tuple(steps[k] for _, steps in loops) for k in range(len(strides))]
+
+
+# --- Groups ----------------------------------------------------------------------------------------------------------
+
+
+def ways(op: Op, program: Program) -> list[Op]:
+    """The op, and if it is a grouped convolution, what is the same in fewer groups, with joined weights."""
+    if not isinstance(op, Conv):
+        return [op]
+    channels = program.tensors[op.x].shape[1]
+    found = program.joined.get((op.w, op.groups), ())
+    return [op, *(replace(op, w=w, groups=channels // program.tensors[w].shape[1]) for w in found)]
+
+
+class OneWay(Kernel):
+    """A kernel that may take a grouped convolution in fewer groups: its configs then say in how many. The subclass's methods see
+    one of the op's `ways` at a time.
+    """
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        refusals = [self.refusal(way, program, arch) for way in ways(op, program)]
+        return None if None in refusals else refusals[0]
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        for way in ways(op, program):
+            if self.refusal(way, program, arch) is None:
+                groups = {"groups": way.groups} if isinstance(way, Conv) and way != op else {}
+                yield from ({**config, **groups} for config in self.configs_of(way, program, arch))
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        return self.cost_of(_chosen(op, program, config), program, config, arch)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        return self.work_of(_chosen(op, program, config), program, config, arch)
+
+    def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
+        """As `supports`."""
+        raise NotImplementedError
+
+    def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        raise NotImplementedError
+
+    def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
+        raise NotImplementedError
+
+    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+        raise NotImplementedError
+
+
+def _chosen(op: Op, program: Program, config: Config) -> Op:
+    """The way that a config of the op names."""
+    if "groups" not in config:
+        return op
+    return next(way for way in ways(op, program) if isinstance(way, Conv) and way.groups == config["groups"])
 
 
 # --- What Tensor Core kernels need -----------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from tccompile.arch import ARCHS
 from tccompile.emit import Job
 from tccompile.errors import UnsupportedError
 from tccompile.expr import DType
+from tccompile.groups import without_unread
 from tccompile.place import Placement
-from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.plan import Address, Entry, Image, Map, PlacedLaunch, Plan, Section, Step, pack_constant
 from tccompile.program import Program, Tensor, multiplied, renamed
 from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
@@ -49,7 +50,7 @@ def pack(
     weights: dict[str, bytes] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
-        program = _with_own_constants(program, packed, number)
+        program = _with_own_constants(without_unread(program, _read(builds)), packed, number)
         users = _users(program)
         for constant, recipe in program.constants.items():
             tensor = program.tensors[constant]
@@ -84,6 +85,13 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
         steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after))
     return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
+
+
+def _read(builds: Sequence[Build]) -> frozenset[str]:
+    """The constants, inputs and outputs whose addresses launches take."""
+    args = (arg for build in builds for step in build.placement.args for launch in step for arg in launch)
+    addresses = (arg.address if isinstance(arg, Map) else arg for arg in args)
+    return frozenset(address.name for address in addresses if isinstance(address, Address))
 
 
 def _users(program: Program) -> dict[str, str]:

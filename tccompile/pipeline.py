@@ -4,7 +4,7 @@
   rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
   lower        gs.Graph → Program        typed ops; NHWC and padding
   fuse         Program → Program         epilogues, views instead of copies
-  precision    Program → Program         fp16 or fp32 storage, scales
+  precision    Program → Program         fp16 or fp32 storage, scales; weights that kernels may take in other forms
 for each GPU generation:
   schedule     Program × Arch → choices  which kernel, which config, which launches, and why
   place        choices → placement       liveness, arena, edges between steps
@@ -30,6 +30,7 @@ from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
+from tccompile.groups import join_groups
 from tccompile.kernels.spec import Code, Work
 from tccompile.limits import check_program
 from tccompile.load import load, sources
@@ -180,7 +181,7 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
 
     progress("precision", 4, 5)
     spreads = measured(model, program, options) if options.precision == "mixed" else {}
-    program = precision(program, options.precision, spreads, options.fp32)
+    program = join_groups(precision(program, options.precision, spreads, options.fp32))
     verify(program)
     dump.program(4, "precision", program)
     return program

@@ -432,6 +432,8 @@ class Program:
                      and order of axes that its entry in `tensors` says
     storage          of tensors whose precision or scale is a choice of their own, by the tensor that owns the memory. The ops'
                      expressions hold the scales already: this is for whoever looks at memory or asks why
+    joined           for the weights of a convolution in so many groups, constants that hold them with groups joined, which a
+                     kernel may multiply by in their place: see `groups.py`. A plan has those that its steps read
     """
 
     inputs: tuple[str, ...]
@@ -440,6 +442,7 @@ class Program:
     constants: Mapping[str, Recipe]
     ops: tuple[Op, ...]
     storage: Mapping[str, Storage] = field(default_factory=dict)
+    joined: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, metadata={"stored": False})
 
     def op_shape(self, op: Op) -> Shape:
         """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""

@@ -25,6 +25,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import Job, SpillError, emit
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.expr import DType
+from tccompile.groups import join_groups
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
 from tccompile.pack import Build, section
@@ -179,6 +180,8 @@ def _images(wanted: Sequence[Sequence[Job]], progress: Progress, jobs: int | Non
 def _repetitions(trial: Trial) -> int:
     tensors = trial.program.tensors
     owners = {tensors[n].storage for n in trial.op.inputs} & set(trial.program.constants)
+    if isinstance(trial.op, Conv):
+        owners |= set(trial.program.joined.get((trial.op.w, trial.op.groups), ()))
     size = sum(tensors[n].span * tensors[n].dtype.size for n in owners)
     slowest = max(c.cost for c in trial.candidates)
     return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
@@ -205,7 +208,7 @@ def repeated(op: Op, program: Program, times: int) -> Program:
         ops.append(renamed(op, names))
         outputs += [names[op.y]] * (op.y in program.outputs)
     inputs = tuple(n for n in program.inputs if n in op.inputs)
-    return Program(inputs, tuple(outputs), tensors, constants, tuple(ops))
+    return join_groups(Program(inputs, tuple(outputs), tensors, constants, tuple(ops)))
 
 
 def _results(
@@ -224,6 +227,7 @@ def _results(
     index = {image: i for i, image in enumerate(used)}
     entries = [_entry(program, c, works, arch, images, index) for c, works in kept]
     weights = {n: data[recipe.name] for n, recipe in program.constants.items() if isinstance(recipe, Source)}
+    weights |= _joined(program, data)
     plan = Plan("tune", {}, tuple(entries), tuple(index), weights)
     y = program.tensors[program.ops[-1].y]
     memory = {n: Memory(flush.gpu, len(data[n]), n) for n in program.inputs}
@@ -288,6 +292,22 @@ def _data(op: Op, program: Program) -> dict[str, bytes]:
             values = np.resize(block > 0, t.shape).astype(t.dtype.numpy)
         data[t.name] = pack_constant(t, values)
     return data
+
+
+def _joined(program: Program, data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The bytes of weights with joined groups, which are equal in all repetitions."""
+    made: dict[tuple[int, ...], bytes] = {}
+    out = {}
+    for (w, _), names in program.joined.items():
+        source, t = program.constants[w], program.tensors[w]
+        assert isinstance(source, Source)
+        values = elements(np.frombuffer(data[source.name], t.dtype.numpy), t)
+        for name in names:
+            own = program.tensors[name]
+            if own.shape not in made:
+                made[own.shape] = pack_constant(own, evaluate(program.constants[name], {source.name: values}))
+            out[name] = made[own.shape]
+    return out
 
 
 def _sample(engine: GpuEngine, addresses: Mapping[str, int], y: Tensor, where: int | None) -> np.ndarray:

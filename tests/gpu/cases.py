@@ -30,6 +30,7 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.groups import join_groups
 from tccompile.program import (
     GATES,
     Attention,
@@ -176,7 +177,7 @@ def conv(
     weights: DType | None = None,
 ) -> Program:
     """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), or plain;
-    `weights`: their type, if it is another one.
+    `weights`: their type, if it is another one. Kernels may take groups together, as in a network.
     """
     b = Builder(case)
     spatial = len(window)
@@ -201,7 +202,7 @@ def conv(
     op = Conv(
         nodes=(case,), y=y, x="x", w="w", strides=one, pads=pads, dilations=(dilation,) * spatial, groups=groups, epilogue=ep_
     )
-    return b.program(op)
+    return join_groups(b.program(op))
 
 
 def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
