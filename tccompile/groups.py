@@ -14,7 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.expr import DType
-from tccompile.program import PAD, Conv, Program, Tensor, dense
+from tccompile.fuse.editor import Editor, channels_of, without_dead_code
+from tccompile.fuse.epilogues import with_epilogue
+from tccompile.fuse.gather import ZEROS
+from tccompile.program import PAD, Conv, Pointwise, Program, Tensor, dense
 from tccompile.weights import Literal, Recipe, transform
 
 WIDE = 64
@@ -23,6 +26,35 @@ takes convolutions of one group only."""
 
 LARGE = 1 << 22
 """Elements of joined weights beyond which only the narrowest that Tensor Cores can be fed with are worth their memory."""
+
+
+def absorb_shuffles(program: Program) -> Program:
+    """shuffle_channels(conv(x, w))  =>  conv(x, permuted w'), where all groups become one, for convolutions in fp16"""
+    e = Editor(program)
+    for i, op in enumerate(program.ops):
+        for view in op.views if isinstance(op, Pointwise) else ():
+            conv = e.writer(view.tensor)
+            whole = _in_one_group(e, conv) if isinstance(conv, Conv) else None
+            x, y = e.tensors[view.tensor].shape, e.tensors[op.y].shape
+            if conv is None or whole is None or x != y or channels_of(view, x, y) is None:
+                continue
+            assert isinstance(op, Pointwise)
+            if merged := with_epilogue(e, whole, op):
+                e.drop(e.position[conv.y])
+                e.put(i, merged)
+                break
+    return without_dead_code(e.result())
+
+
+def _in_one_group(e: Editor, conv: Conv) -> Conv | None:
+    """The convolution with all groups joined; None if it is not for Tensor Cores, or that costs more than copying its result."""
+    w = e.tensors[conv.w]
+    zeros = (conv.groups - 1) * math.prod(w.shape[1:])  # for each result
+    if conv.groups == 1 or zeros > ZEROS or not _is_joinable(conv, e.tensors, e.constants):
+        return None
+    t, recipe = _joined(conv, w, e.constants[w.name], conv.groups)
+    e.add_constant(t, recipe)
+    return replace(conv, w=t.name, groups=1)
 
 
 def join_groups(program: Program) -> Program:

@@ -30,7 +30,7 @@ from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
-from tccompile.groups import join_groups
+from tccompile.groups import absorb_shuffles, join_groups
 from tccompile.kernels.spec import Code, Work
 from tccompile.limits import check_program
 from tccompile.load import load, sources
@@ -181,7 +181,7 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
 
     progress("precision", 4, 5)
     spreads = measured(model, program, options) if options.precision == "mixed" else {}
-    program = join_groups(precision(program, options.precision, spreads, options.fp32))
+    program = join_groups(absorb_shuffles(precision(program, options.precision, spreads, options.fp32)))
     verify(program)
     dump.program(4, "precision", program)
     return program

@@ -542,6 +542,35 @@ def shuffled(x: str, y: str, shape: tuple[int, ...], groups: int) -> tuple[list,
     return [*nodes, ("Reshape", f"{y}.b {y}.out", y, {})], shapes
 
 
+@pytest.mark.parametrize("space", [(6, 7), (9,)])
+def test_a_shuffle_of_channels_goes_into_the_weights(space):
+    shape = (2, 24, *space)
+    nodes, shapes = shuffled("c", "d", shape, 3)
+    conv = ("Conv", "x w b", "a", {"pads": [1] * 2 * len(space)})
+    nodes = [conv, ("Relu", "a", "c", {}), *nodes, ("Add", "d x", "e", {}), ("Sigmoid", "e", "f", {}), ("Conv", "f u", "y", {})]
+    weights = {"w": weight(24, 24, *[3] * len(space)), "b": weight(24), "u": weight(40, 24, *[1] * len(space))}
+    program = fused(model(nodes, {"x": shape}, weights | shapes))
+    assert ops(program) == {"Conv": 2, "Pointwise": 2}  # the layouts of input and output
+
+
+@pytest.mark.parametrize("case", ["grouped", "read twice", "before it an image", "a channel twice"])
+def test_a_shuffle_of_channels_that_stays(case):
+    nodes, shapes = shuffled("c", "d", (1, 24, 6, 7), 3)
+    groups, before = (2 if case == "grouped" else 1), "Add" if case == "before it an image" else "Mul"
+    scale = "x" if case == "before it an image" else "s"
+    nodes = [("Conv", "x w", "a", {"group": groups}), (before, f"a {scale}", "c", {}), *nodes]
+    nodes += [("MaxPool", "d", "y", {"kernel_shape": [2, 2]})]
+    weights = {"w": weight(24, 24 // groups, 1, 1), "s": weight(1, 24, 1, 1)} | shapes
+    outputs = ("y",)
+    if case == "read twice":
+        nodes, outputs = [*nodes, ("MaxPool", "c", "z", {"kernel_shape": [2, 2]})], ("y", "z")
+    if case == "a channel twice":
+        nodes[2:5] = [("Gather", "c i", "d", {"axis": 1})]
+        weights["i"] = np.array([0, *range(23)])
+    program = fused(model(nodes, {"x": (1, 24, 6, 7)}, weights, outputs))
+    assert ops(program)["Pointwise"] == 3 + (case == "read twice")
+
+
 def test_an_image_in_another_layout_is_copied_for_a_convolution():
     """A shuffled image that is added to what a convolution makes of it: Tensor Cores read its channels side by side."""
     nodes, shapes = shuffled("a", "d", (1, 24, 6, 7), 3)
@@ -550,3 +579,38 @@ def test_an_image_in_another_layout_is_copied_for_a_convolution():
     weights = {"v": weight(24, 24, 1, 1), "u": weight(24, 24, 1, 1)} | shapes
     program = fused(model(nodes, {"x": (1, 24, 6, 7)}, weights, ("f", "z")))
     assert all(program.tensors[op.x].strides[1] == 1 for op in program.ops if isinstance(op, Conv))
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("channels", [58, 24, 20])
+def test_channels_of_a_shuffled_image_are_read_where_they_are(channels, half):
+    """As in a ShuffleNet of the second version: of two halves shuffled, one is convolved, the other one goes on as it is."""
+    shape = (2, 2 * channels, 6, 5)
+    nodes, shapes = shuffled("c", "d", shape, 2)
+    parts = ["p q", "q p"][half]
+    nodes = [("Conv", "x v", "a", {}), ("Relu", "x", "b", {}), ("Concat", "a b", "c", {"axis": 1}), *nodes]
+    nodes += [("Split", "d", parts, {"num_outputs": 2, "axis": 1}), ("Conv", "p w", "e", {"pads": [1] * 4, "strides": [2, 1]})]
+    nodes += [("AveragePool", "q", "f", {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 1]})]
+    weights = {"v": weight(channels, channels, 1, 1), "w": weight(channels, channels, 3, 3)} | shapes
+    program = fused(model(nodes, {"x": (2, channels, 6, 5)}, weights, ("e", "f")))
+    convs = [op for op in program.ops if isinstance(op, Conv)]
+    assert convs[1].x == "c" and program.tensors[convs[1].w].shape[1] == 2 * channels
+    assert not {"d", "p"} & {op.y for op in program.ops}
+
+
+@pytest.mark.parametrize(
+    ("case", "copied"), [("few", 0), ("3x3 of many", 1), ("grouped", 1), ("pooled too", 1), ("a channel twice", 1)]
+)
+def test_channels_that_are_copied_for_a_convolution(case, copied):
+    nodes = [("Conv", "x v", "a", {}), ("Gather", "a i", "b", {"axis": 1}), ("Conv", "b w", "y", {"pads": [1] * 4})]
+    order, outputs = np.arange(3, 27), ("y",)
+    weights = {"v": weight(48, 8, 1, 1), "w": weight(60 if case == "3x3 of many" else 8, 24, 3, 3)}
+    if case == "grouped":
+        nodes[2] = ("Conv", "b w", "y", {"pads": [1] * 4, "group": 2})
+        weights["w"] = weight(8, 12, 3, 3)
+    if case == "pooled too":
+        nodes, outputs = [*nodes, ("MaxPool", "b", "z", {"kernel_shape": [2, 2]})], ("y", "z")
+    if case == "a channel twice":
+        order = np.array([0, *range(23)])
+    program = fused(model(nodes, {"x": (1, 8, 6, 7)}, weights | {"i": order}, outputs))
+    assert ("b" in {op.y for op in program.ops}) == copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -14,13 +15,17 @@ from tccompile.arch import ARCHS
 from tccompile.expr import DType
 from tccompile.groups import join_groups
 from tccompile.kernels import KERNELS
+from tccompile.kernels.gemm_mma import ConvMma
 from tccompile.kernels.implicit_gemm import ways
 from tccompile.load import sources
 from tccompile.plan import Address, Map, Plan, Section, fill, pack_constant
-from tccompile.program import Conv, Program, dense
+from tccompile.program import Conv, Pointwise, Program, dense
 from tccompile.runtime.session import Session
 from tccompile.schedule import candidates, schedule
 from tccompile.weights import Literal, Source, evaluate
+from tests.gpu import cases
+from tests.kernels import machine
+from tests.kernels.support import check
 from tests.networks import feeds, relative_error
 from tests.networks import reference as onnx_runtime
 from tests.plans import without_code
@@ -130,6 +135,14 @@ def test_repetitions_that_are_measured_have_joined_weights_of_their_own():
         assert np.count_nonzero(got) == np.count_nonzero(w)
 
 
+@pytest.mark.parametrize("groups", [4, 2])
+def test_compiled_code_multiplies_groups_together(groups):
+    """mma.sync's kernel as it was compiled, on groups of 4 channels, thread by thread."""
+    program = cases.conv("joined", (1, 32, 5, 6), 32, (3, 3), groups=8, ep="bias relu")
+    config = {"bm": 16, "bn": 64, "bk": 64, "splits": 1, "groups": groups}
+    check(ConvMma(), program, config, arch=ARCHS["sm_80"], run=partial(machine.run, arch=ARCHS["sm_80"]))
+
+
 # --- Plans ---------------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +164,34 @@ def network() -> onnx.ModelProto:
     a = grouped(n("Conv", a, n.normal(153, 128, 1, 1, scale=0.1)), 153, 153, 17, 3)
     a = n("Sigmoid", grouped(n("Conv", a, n.normal(144, 153, 1, 1, scale=0.1)), 144, 24, 12, 3))
     return n.out(a).model()
+
+
+def unit(groups: int, wide: int) -> onnx.ModelProto:
+    """A unit of a ShuffleNet: a grouped convolution, its channels shuffled, a depthwise convolution, and another grouped one."""
+    n, c = Net(x=(2, wide, 6, 6)), 48
+    a = n("Relu", n("Conv", "x", n.normal(c, wide // groups, 1, 1, scale=2 * wide**-0.5), n.normal(c), group=groups))
+    a = n("Reshape", a, np.array([2, groups, c // groups, 6, 6]))
+    a = n("Reshape", n("Transpose", a, perm=[0, 2, 1, 3, 4]), np.array([2, c, 6, 6]))
+    a = n("Conv", a, n.normal(c, 1, 3, 3, scale=0.3), pads=[1, 1, 1, 1], group=c)
+    return n.out(n("Add", n("Conv", a, n.normal(wide, c // groups, 1, 1, scale=0.2), group=groups), "x")).model()
+
+
+@pytest.mark.parametrize(
+    ("groups", "wide", "precision", "copies"),
+    [(4, 96, "fp16", 0), (3, 96, "mixed", 0), (16, 96, "fp16", 0), (4, 680, "fp16", 0), (4, 688, "fp16", 1), (4, 96, "fp32", 1)],
+)
+def test_a_shuffle_goes_into_the_weights_where_all_groups_become_one(groups, wide, precision, copies):
+    model = unit(groups, wide)
+    plan = without_code(model, ("sm_80",), precision=precision)
+    program = plan.entries[0].program
+    first = next(op for op in program.ops if isinstance(op, Conv))
+    assert first.groups == (groups if copies else 1)
+    assert sum(isinstance(op, Pointwise) for op in program.ops) == 2 + copies  # the layouts of input and output
+    inputs = feeds(model, 1)
+    (expected,) = onnx_runtime(model, inputs).values()
+    with Session(plan, device="cpu") as session:
+        (got,) = session.run(None, inputs)
+    assert relative_error(got, expected) <= (1e-5 if precision == "fp32" else 2e-3)
 
 
 def taken(section: Section) -> Iterator[tuple[int, set[str]]]:

@@ -6,6 +6,7 @@ That runs the same steps, arena, layouts, padding and views as a GPU does, for t
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.place import place
 from tccompile.program import Attention, Conv, Gemm, Pointwise
+from tccompile.ranges import flops, total_flops
 from tccompile.report import live_bytes
 from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
@@ -123,3 +125,20 @@ def test_linear_layers_run_on_tensor_cores_or_say_why_not_and_the_arena_is_small
                 (own,) = re.findall(r"^estimated ([\d.]+) µs", choice.reason)
                 (cores,) = re.findall(r"no Tensor Cores: with them it is estimated to take ([\d.]+) µs$", choice.reason)
                 assert float(own) <= float(cores), why
+
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_shufflenet_runs_on_tensor_cores_without_moving_channels(arch):
+    """Groups of 6 to 136 channels: only its depthwise convolutions are left to CUDA cores, and only the image is copied."""
+    program = to_program(LIGHT / "light_shufflenet.onnx", {}, Options(precision="fp16"), Dump(None))
+    choices = schedule(program, GENERATIONS[arch])
+    convs = [(op, choice) for op, choice in zip(program.ops, choices, strict=True) if isinstance(op, Conv)]
+    assert len(convs) == 49
+    for op, choice in convs:
+        assert choice.kernel.tensor_cores or op.groups == program.tensors[op.x].shape[1], choice.reason
+    elsewhere = sum(flops(op, program) for op, choice in convs if not choice.kernel.tensor_cores)
+    assert elsewhere <= 0.05 * total_flops(program)
+    assert sum(isinstance(op, Pointwise) for op in program.ops) <= 1  # the image as the program holds it

@@ -12,8 +12,10 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
                           depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
+                          shuffle_channels(conv(x, w))   =>  conv(x, permuted w)
     two_products          conv(f(conv(x, w) + b), v)     =>  mlp(x, w, b, v), for images of one pixel
     alias                 y = copy(x)                    =>  y is a view of x
+    gather_channels       conv(some channels of x, w)    =>  conv(x, w'), with zeros for the channels that are left out
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
 """
 
@@ -26,6 +28,7 @@ from tccompile.fuse.editor import canonical, without_dead_code
 from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
+from tccompile.fuse.gather import gather_channels
 from tccompile.fuse.pad import split_pads
 from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
@@ -45,6 +48,7 @@ def fuse(program: Program) -> Program:
         epilogues,
         two_products,
         alias,
+        gather_channels,
         elide_concat,
     ):
         program = without_dead_code(equation(program))

@@ -27,13 +27,14 @@ def _suits_readers(e: Editor, view: Tensor) -> bool:
     """Whether those that read it as an operand can: else the copy stays.
 
     Tensor Cores are fed with rows whose elements lie side by side: Attention's kernels rely on it, and Conv's are those of CUDA
-    cores where an image's channels lie apart. Gemm's count rows by three strides at most, and the matrices of a batch by two.
+    cores where an image's channels lie apart, which are as good for few results. Gemm's count rows by three strides at most, and
+    the matrices of a batch by two.
     """
     for i in e.readers[view.name]:
         op = e.ops[i]
         if isinstance(op, Attention) and view.strides[-1] != 1:
             return False
-        if isinstance(op, Conv) and op.x == view.name and view.strides[1] != 1:
+        if isinstance(op, Conv) and op.x == view.name and view.strides[1] != 1 and e.tensors[op.w].shape[0] >= PAD:
             return False
         if isinstance(op, Gemm):
             a, b = (view if name == view.name else e.tensors[name] for name in op.operands)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tccompile.expr import View, identity_view, load, substitute
-from tccompile.fuse.editor import Editor, canonical_view, fits, names, shifted, tidy
+from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.program import Pointwise, Program, Tensor
 
 
 def compose(program: Program) -> Program:
     e = Editor(program)
-    for i in range(len(e.ops)):
-        while True:
-            op = e.ops[i]
-            if not isinstance(op, Pointwise):
-                break
-            merged = next((m for view in op.views if (m := _inlined(e, op, view)) is not None), None)
-            if merged is None:
-                break
-            e.put(i, merged)
-            _drop_unread(e)
+    for split in (False, True):  # how parts of a tensor are read shows once all else is composed
+        for i in range(len(e.ops)):
+            while True:
+                op = e.ops[i]
+                if not isinstance(op, Pointwise):
+                    break
+                merged = next((m for view in op.views if (m := _inlined(e, op, view, split)) is not None), None)
+                if merged is None:
+                    break
+                e.put(i, merged)
+                _drop_unread(e)
     return e.result()
 
 
@@ -30,7 +31,7 @@ def _drop_unread(e: Editor) -> None:
             e.drop(i)
 
 
-def _inlined(e: Editor, consumer: Pointwise, view: View) -> Pointwise | None:
+def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwise | None:
     """`consumer` with what `view` reads computed in place, or None where that is not allowed or would not pay."""
     name = view.tensor
     producer, t = e.writer(name), e.tensors[name]
@@ -42,8 +43,10 @@ def _inlined(e: Editor, consumer: Pointwise, view: View) -> Pointwise | None:
     if view.valid and (producer.views[0].valid and producer.views[0].fill != view.fill):
         return None
     y = e.tensors[consumer.y]
-    if len(e.readers[name]) > 1 and not (moves_only and _keeps_lanes(producer.views[0], e.tensors, t)):
-        return None
+    if len(e.readers[name]) > 1:
+        free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
+        if not free:
+            return None
     if not moves_only and consumer.epilogue.expr == load(0) and _joins_its_producer(e, producer):
         return None  # it becomes an epilogue, and the consumer a view
     if not moves_only and y.size > 2 * t.size:
@@ -71,6 +74,14 @@ def _joins_its_producer(e: Editor, op: Pointwise) -> bool:
         if e.tensors[name].shape == shape and view == canonical_view(identity_view(name, len(shape)), shape):
             return True
     return False
+
+
+def _is_split(e: Editor, t: Tensor) -> bool:
+    """Whether all who read the tensor copy parts of it, no more together than there is, in another layout: none can be a view."""
+    readers = [op for i in e.readers[t.name] if (op := e.ops[i]) is not None]
+    if not all(copies(e, op) and not _keeps_lanes(op.views[0], e.tensors, e.tensors[op.y]) for op in readers):
+        return False
+    return sum(e.tensors[op.y].size for op in readers) <= t.size
 
 
 def _keeps_lanes(view: View, tensors: dict[str, Tensor], y: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tccompile.expr import Epilogue, Expr, View, constant, coord, load, substitute, walk
+from tccompile.expr import Epilogue, Expr, Shape, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.program import Op, Pointwise, Program, Tensor
 from tccompile.weights import Recipe
 
@@ -148,3 +148,19 @@ def canonical(program: Program) -> Program:
 
 def canonical_view(view: View, shape: tuple[int, ...]) -> View:
     return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)
+
+
+def channels_of(view: View, shape: Shape, seen: Shape) -> list[int] | None:
+    """The channels of an image of `shape` that an image of the shape `seen` consists of, which the view reads; None if it is more
+    than a choice of channels, or has one of them twice.
+    """
+    if len(shape) != len(seen) or len(shape) < 3 or shape[:1] + shape[2:] != seen[:1] + seen[2:] or view.valid:
+        return None
+    straight = canonical_view(identity_view(view.tensor, len(shape)), seen).index
+    if any(i != s for axis, (i, s) in enumerate(zip(view.index, straight, strict=True)) if axis != 1):
+        return None
+    if any(True for _ in view.index[1].elements):
+        return None
+    channels = view.index[1].evaluate(seen)
+    found = channels.reshape(-1).tolist()
+    return found if channels.shape[1] == seen[1] and len({*found}) == len(found) == seen[1] else None

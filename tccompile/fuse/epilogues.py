@@ -3,6 +3,7 @@
 f(op(x), y)                  =>  op(x) with epilogue f(acc, y)
 f(transpose(op(x)), y)       =>  transpose(op(x) with epilogue f(acc, y')), as a view; a reshape too, also into a part of a tensor
 depth_to_space(conv(x, w))   =>  conv(x, permuted w) with a shuffled store; a part of it is a view
+f(channels of conv(x, w) in another order, y)  =>  conv(x, permuted w) with epilogue f(acc, y)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.fuse.editor import Editor, canonical_view, fits, names, tidy
+from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ops.movement import depth_to_space_view
 from tccompile.program import PAD, Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
 from tccompile.weights import Literal, transform
@@ -35,7 +36,7 @@ def epilogues(program: Program) -> Program:
         for p in sorted(producers, key=lambda p: (depths[p], p), reverse=True):
             producer = e.ops[p]
             assert producer is not None
-            merged = _with_epilogue(e, producer, op)
+            merged = with_epilogue(e, producer, op)
             if merged is not None:
                 e.drop(p)
                 e.put(i, merged)
@@ -54,7 +55,7 @@ def _depths(program: Program) -> list[int]:
     return [depth[op.y] for op in program.ops]
 
 
-def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
+def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     """`producer` storing what `consumer` makes of its result, or None where that cannot be an epilogue."""
     t, y = e.tensors[producer.y], e.tensors[consumer.y]
     if (
@@ -70,7 +71,16 @@ def _with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if len(own) != 1 or producer.epilogue.expr.dtype is not t.dtype.compute:
         return None
     (view,) = own
-    if t.shape != y.shape or view != canonical_view(identity_view(t.name, t.rank), t.shape):
+    plain = isinstance(producer, Conv) and producer.groups == 1 and producer.epilogue.shuffle == 1
+    straight = canonical_view(identity_view(t.name, t.rank), t.shape)
+    if plain and view != straight and t.shape == y.shape and (order := channels_of(view, t.shape, y.shape)):
+        permuted = _permute_channels(e, producer, order, f"for.{y.name}")  # type: ignore[arg-type]
+        if permuted is None:
+            return None
+        producer, view = permuted, straight
+        loads = tuple(view if v.tensor == t.name else v for v in consumer.views)
+        consumer = replace(consumer, epilogue=replace(consumer.epilogue, loads=loads))
+    if t.shape != y.shape or view != straight:
         if (merged := _under_other_axes(e, producer, consumer, view)) is not None:
             return merged
         return _with_shuffle(e, producer, consumer, view) if isinstance(producer, Conv) and not others else None
@@ -182,7 +192,7 @@ def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op 
     if y.shape != whole and not e.is_private(y.name):
         return None
     if mode == "CRD":
-        permuted = _permute_channels(e, conv, _crd_to_dcr(t.shape[1], block))
+        permuted = _permute_channels(e, conv, _crd_to_dcr(t.shape[1], block), "dcr")
         if permuted is None:
             return None
         conv, before = permuted, permuted.epilogue
@@ -207,7 +217,7 @@ def _crd_to_dcr(depth: int, block: int) -> list[int]:
     return [c * block * block + k for k in range(block * block) for c in range(channels)]
 
 
-def _permute_channels(e: Editor, conv: Conv, order: list[int]) -> Conv | None:
+def _permute_channels(e: Editor, conv: Conv, order: list[int], suffix: str) -> Conv | None:
     """The convolution with its output channels taken in `order`: weights, and every constant that varies along them."""
     new, take = {}, Literal(np.array(order, np.int64))
     along = {conv.w: 0}
@@ -220,7 +230,7 @@ def _permute_channels(e: Editor, conv: Conv, order: list[int]) -> Conv | None:
     if conv.w not in e.constants:
         return None
     for name, axis in along.items():
-        new[name] = f"{name}.dcr"
+        new[name] = f"{name}.{suffix}"
         recipe = transform("take", e.constants[name], take, axis=axis)
         e.add_constant(replace(e.tensors[name], name=new[name]), recipe)
     return renamed(conv, new)  # type: ignore[return-value]

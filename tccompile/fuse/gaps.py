@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor
-from tccompile.program import PAD, Conv, Op, Program, Tensor, dense, renamed
+from tccompile.program import PAD, Conv, Op, Program, Tensor, dense
 from tccompile.weights import Literal, transform
 
 LARGER = 1.5
@@ -49,13 +49,14 @@ def _pays(e: Editor, whole: Tensor, parts: list[Op]) -> bool:
         return False
     spread = sum(-(-n // PAD) * PAD for n in channels)
     readers = [e.ops[i] for i in e.readers[whole.name]]
-    convolved = all(isinstance(op, Conv) and _reads_as_input(op, whole.name) and op.w in e.constants for op in readers)
+    convolved = all(op is not None and mixes(e, op, whole.name) for op in readers)
     return convolved and any(n % PAD for n in channels[:-1]) and spread <= LARGER * at
 
 
-def _reads_as_input(op: Conv, name: str) -> bool:
-    """Whether the convolution mixes all channels of the tensor and does not read it otherwise too."""
-    return op.x == name and op.groups == 1 and all(name not in view.tensors for view in op.views)
+def mixes(e: Editor, op: Op, name: str) -> bool:
+    """Whether it is a convolution that mixes all channels of the tensor by constant weights, and reads it in no other way."""
+    plain = isinstance(op, Conv) and op.x == name and op.groups == 1 and op.w in e.constants
+    return plain and all(name not in view.tensors for view in op.views)
 
 
 def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
@@ -74,11 +75,15 @@ def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
     for i in list(e.readers[whole.name]):
         conv = e.ops[i]
         assert isinstance(conv, Conv)
-        w = e.tensors[conv.w]
-        name = f"{w.name}.gaps.{whole.name}"
-        after = tuple(int(a == 1) for a in range(w.rank))
-        zero = transform("pad", e.constants[w.name], before=(0,) * w.rank, after=after)  # the channel that is not there
-        shape = (w.shape[0], spread.shape[1], *w.shape[2:])
-        weights = dense(name, shape, w.dtype, tuple(sorted(range(w.rank), key=lambda a: -w.strides[a])))
-        e.add_constant(weights, transform("take", zero, Literal(taken), axis=1))
-        e.put(i, renamed(conv, {w.name: name}))
+        e.put(i, with_inputs(e, conv, taken, f"gaps.{whole.name}"))
+
+
+def with_inputs(e: Editor, conv: Conv, taken: np.ndarray, suffix: str) -> Conv:
+    """The convolution of an image with other channels; `taken`: which one each of them was, or how many there were if none."""
+    w = e.tensors[conv.w]
+    after = tuple(int(a == 1) for a in range(w.rank))
+    zero = transform("pad", e.constants[w.name], before=(0,) * w.rank, after=after)  # the channel that is not there
+    shape = (w.shape[0], len(taken), *w.shape[2:])
+    weights = dense(f"{w.name}.{suffix}", shape, w.dtype, tuple(sorted(range(w.rank), key=lambda a: -w.strides[a])))
+    e.add_constant(weights, transform("take", zero, Literal(taken), axis=1))
+    return replace(conv, w=weights.name)
