@@ -13,7 +13,7 @@ from tccompile.errors import UnsupportedError
 from tccompile.expr import DType
 from tccompile.groups import without_unread
 from tccompile.place import Placement
-from tccompile.plan import Address, Entry, Image, Map, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.plan import Address, Entry, Image, Map, PlacedLaunch, Plan, PlanArg, Section, Step, pack_constant
 from tccompile.program import Program, Tensor, multiplied, renamed
 from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
@@ -50,7 +50,10 @@ def pack(
     weights: dict[str, bytes] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
-        program = _with_own_constants(without_unread(program, _read(builds)), packed, number)
+        program = without_unread(program, _read(builds))
+        names = _own_names(program, packed, number)
+        program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
+        builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
         users = _users(program)
         for constant, recipe in program.constants.items():
             tensor = program.tensors[constant]
@@ -109,19 +112,39 @@ def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
         )
 
 
-def _with_own_constants(program: Program, earlier: Sequence[Entry], number: int) -> Program:
-    """The program with each constant renamed that another entry has under the same name with other values or layout."""
+def _own_names(program: Program, earlier: Sequence[Entry], number: int) -> dict[str, str]:
+    """A new name for each constant that another entry has under the same name with other values or layout."""
     names: dict[str, str] = {}
     for name, recipe in program.constants.items():
         for entry in earlier:
             other = entry.program.constants.get(name)
             if other is not None and not (same(other, recipe) and entry.program.tensors[name] == program.tensors[name]):
                 names[name] = f"{name}@{number}"
-    if not names:
-        return program
+    return names
+
+
+def _renamed(program: Program, names: Mapping[str, str]) -> Program:
+    """The program with constants by other names."""
     return replace(
         program,
-        tensors={names.get(n, n): replace(t, name=names.get(n, n)) for n, t in program.tensors.items()},
+        tensors={
+            names.get(n, n): replace(t, name=names.get(n, n), base=t.base and names.get(t.base, t.base))
+            for n, t in program.tensors.items()
+        },
         constants={names.get(n, n): r for n, r in program.constants.items()},
         ops=tuple(renamed(op, names) for op in program.ops),
     )
+
+
+def _moved(placement: Placement, names: Mapping[str, str]) -> Placement:
+    """The placement with the addresses of constants by other names."""
+
+    def moved(arg: PlanArg) -> PlanArg:
+        match arg:
+            case Address("weights", name):
+                return replace(arg, name=names.get(name, name))
+            case Map(address=Address("weights", name)):
+                return replace(arg, address=replace(arg.address, name=names.get(name, name)))
+        return arg
+
+    return replace(placement, args=tuple(tuple(tuple(map(moved, launch)) for launch in step) for step in placement.args))

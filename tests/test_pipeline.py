@@ -12,7 +12,7 @@ import pytest
 import tccompile
 from tccompile.errors import UsageError
 from tccompile.load import sources
-from tccompile.plan import fill, read_plan, to_bytes
+from tccompile.plan import Address, check_plan, fill, read_plan, to_bytes
 from tests.networks import feeds, reference, skeleton
 from tests.rewrites.common import Net
 
@@ -170,3 +170,17 @@ def test_a_plan_says_what_is_not_computed_in_its_own_type():
     net = Net(dtype=np.float64, x=(2, 3))
     plan = tccompile.compile(net.out(net("Relu", "x")).model(), archs=("sm_80",))
     assert plan.notes[-1] == "x, t0: float64, computed in float32"
+
+
+def test_entries_read_their_own_constants_of_one_name():
+    """Of a resampled image, the places and weights that depend on its shape."""
+    net = Net(x=(1, 8, "h", "w"))
+    model = net.out(net("Resize", "x", None, np.array([1, 1, 1.7, 1.7], np.float32), mode="linear")).model()
+    plan = tccompile.compile(model, archs=("sm_80",), entries=[{"x": (1, 8, 5, 6)}, {"x": (1, 8, 9, 7)}])
+    check_plan(plan)
+    taken = []
+    for entry in plan.entries:
+        args = [arg for step in entry.sections[0].steps for launch in step.launches for arg in launch.args]
+        taken.append({arg.name for arg in args if isinstance(arg, Address) and arg.space == "weights"})
+        assert taken[-1] == set(entry.program.constants)
+    assert len(taken[0]) == 4 and not taken[0] & taken[1]
