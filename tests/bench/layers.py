@@ -3,6 +3,8 @@
 zoo        every distinct Conv and Gemm of the networks, at each batch; a convolution with bias and ReLU, a Gemm with bias
 square     products of 1024 to 8192 rows, columns and K
 attention  heads of 64 and 128 elements, sequences of 512 to 4096, and those of networks; the peer is scaled_dot_product_attention
+masked     attention with masks of keys and of rows
+decoders   attention of few rows that see many
 inference  DeepBench's lists for server and device inference: weights as the kernels read them
 training   DeepBench's lists for training: operands as the lists store them, transposed or not; where their rows do not begin
            at multiples of 16 bytes, the copy that kernels read is timed too
@@ -178,38 +180,63 @@ class GemmLayer:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """softmax(q · kᵀ / √d) · v: q, k and v (batch, heads, length, d), as one projection writes them."""
+    """softmax(q · kᵀ / √d + mask) · v: q, k and v (batch, heads, length, d), as one projection writes them.
+
+    keys  rows of k and v, if they are not q's: then each is a tensor of its own
+    mask  fp32: "keys", one for each batch and row of k; "rows", for each head and row of q too; or none
+    """
 
     batch: int
     heads: int
     length: int
     d: int
     causal: bool = False
+    keys: int | None = None
+    mask: str = ""
+
+    @property
+    def columns(self) -> int:
+        return self.length if self.keys is None else self.keys
+
+    @property
+    def mask_shape(self) -> tuple[int, int, int, int]:
+        rows = (self.heads, self.length) if self.mask == "rows" else (1, 1)
+        return (self.batch, *rows, self.columns)
 
     @property
     def flop(self) -> float:
-        return 4.0 * self.batch * self.heads * self.length**2 * self.d * (0.5 if self.causal else 1.0)
+        return 4.0 * self.batch * self.heads * self.length * self.columns * self.d * (0.5 if self.causal else 1.0)
 
     @property
     def bytes(self) -> float:
-        return 8.0 * self.batch * self.heads * self.length * self.d
+        moved = 4.0 * self.batch * self.heads * (self.length + self.columns) * self.d
+        return moved + (4.0 * math.prod(self.mask_shape) if self.mask else 0)
 
     def __str__(self) -> str:
-        return f"attention {self.batch}×{self.heads}×{self.length}×{self.d}" + (", causal" if self.causal else "")
+        lengths = str(self.length) if self.keys is None else f"({self.length}, {self.keys})"
+        more = (", causal" if self.causal else "") + (f", a mask of {self.mask}" if self.mask else "")
+        return f"attention {self.batch}×{self.heads}×{lengths}×{self.d}{more}"
 
     def parts(self) -> list[tuple[Op, Program]]:
-        shape, width = (self.batch, self.heads, self.length, self.d), self.heads * self.d
-        whole = dense("qkv", (self.batch, self.length, 3 * width), F16)
-        strides = (whole.strides[0], self.d, whole.strides[1], 1)
-        tensors = [Tensor(name, shape, F16, shape, strides, "qkv", i * width) for i, name in enumerate("qkv")]
-        y = dense("y", shape, F16, (0, 2, 1, 3))
-        causal = 0 if self.causal else None
-        op = Attention(nodes=(str(self),), y="y", q="q", k="k", v="v", scale=self.d**-0.5, causal=causal)
-        return [one_op(op, [*tensors, whole, y], ())]
+        shape, width, inner = (self.batch, self.heads, self.length, self.d), self.heads * self.d, (0, 2, 1, 3)
+        if self.keys is None:
+            whole = dense("qkv", (self.batch, self.length, 3 * width), F16)
+            strides = (whole.strides[0], self.d, whole.strides[1], 1)
+            tensors = [whole, *(Tensor(name, shape, F16, shape, strides, "qkv", i * width) for i, name in enumerate("qkv"))]
+        else:
+            rows = {"q": self.length, "k": self.keys, "v": self.keys}
+            tensors = [dense(name, (self.batch, self.heads, n, self.d), F16, inner) for name, n in rows.items()]
+        if self.mask:
+            tensors.append(dense("mask", self.mask_shape, F32))
+        causal, mask = 0 if self.causal else None, "mask" if self.mask else None
+        op = Attention(nodes=(str(self),), y="y", q="q", k="k", v="v", mask=mask, scale=self.d**-0.5, causal=causal)
+        return [one_op(op, [*tensors, dense("y", shape, F16, inner)], ())]
 
     def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
-        qkv = [torch.randn(self.batch, self.heads, self.length, self.d, device="cuda").half() for _ in range(3)]
-        return partial(torch.nn.functional.scaled_dot_product_attention, is_causal=self.causal), qkv, ()
+        rows = (self.length, self.columns, self.columns)
+        qkv = [torch.randn(self.batch, self.heads, n, self.d, device="cuda").half() for n in rows]
+        mask = torch.randn(self.mask_shape, device="cuda").half() if self.mask else None
+        return partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=self.causal), qkv, ()
 
 
 Layer = ConvLayer | GemmLayer | AttentionLayer
@@ -266,6 +293,21 @@ ATTENTION = (
     AttentionLayer(1, 12, 128, 64),
 )  # fmt: skip
 """Sixteen thousand tokens at several lengths; sizes of networks."""
+
+
+MASKED = (
+    *(AttentionLayer(8, 12, n, 64, mask="keys") for n in (128, 512, 1024)), AttentionLayer(8, 12, 512, 64, mask="rows"),
+    AttentionLayer(64, 3, 49, 32, mask="rows"), AttentionLayer(4, 16, 1024, 128, mask="keys"),
+    AttentionLayer(4, 16, 1024, 128, mask="rows"), AttentionLayer(1, 20, 224, 64, keys=1500, mask="keys"),
+)  # fmt: skip
+"""Masks of padding and of positions: encoders of text, windows of an image."""
+
+DECODERS = (
+    *(AttentionLayer(1, 12, m, 64, keys=n) for m in (1, 4, 16) for n in (512, 2048, 8192, 32768)),
+    *(AttentionLayer(b, 32, 1, 128, keys=4096) for b in (1, 4, 16)), AttentionLayer(1, 20, 1, 64, keys=1500),
+    AttentionLayer(1, 12, 1, 64, keys=4096, mask="keys"),
+)  # fmt: skip
+"""Few rows that see many."""
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------------
@@ -430,7 +472,12 @@ def plot(rows: Sequence[Row], roof: tuple[float, float], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-ALONE: dict[str, Sequence[Layer]] = {"square": [GemmLayer(n, n, n) for n in (1024, 2048, 4096, 8192)], "attention": ATTENTION}
+ALONE: dict[str, Sequence[Layer]] = {
+    "square": [GemmLayer(n, n, n) for n in (1024, 2048, 4096, 8192)],
+    "attention": ATTENTION,
+    "masked": MASKED,
+    "decoders": DECODERS,
+}
 """Lists of which --quick takes all."""
 
 

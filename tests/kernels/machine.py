@@ -268,6 +268,7 @@ class Machine:
         self.barriers: dict[int, Barrier] = {}
         self.named: dict[int, tuple[np.ndarray, int]] = {}  # barrier → who waits, how many arrived
         self.expected: dict[int, int] = {}
+        self.apart = np.zeros(self.n, bool)  # who waits for the rest of a warp
         self.reduced: list[tuple[np.ndarray, Any, Any]] = []
         self.copies: list[Callable[[], None]] = []
         self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(self.n)]
@@ -296,7 +297,7 @@ class Machine:
 
     def wake(self) -> None:
         """Those who wait for an mbarrier look again."""
-        held = np.zeros(self.n, bool)
+        held = self.apart.copy()
         for mask, _ in self.named.values():
             held |= mask
         self.blocked[~held] = False
@@ -634,7 +635,7 @@ class Machine:
 
     def do_bar(self, parts: list[str], operands: list[str]) -> Step:
         if parts[1] == "warp":
-            return lambda mask: self.lanes(mask) is None
+            return self.meet
         reduces = parts[1] == "red"
         at = 1 if reduces else 0
         number = self.source(operands[at], "u32")
@@ -659,6 +660,17 @@ class Machine:
             return True if parts[1] != "arrive" else None
 
         return step
+
+    def meet(self, mask: np.ndarray) -> bool:
+        """Those in the mask wait for the rest of their warps."""
+        self.apart |= mask
+        self.blocked[mask] = True
+        self.pc[mask] = self.here + 1
+        whole = (self.apart | (self.pc >= len(self.code))).reshape(-1, 32).all(1)
+        there = np.repeat(whole, 32) & self.apart
+        self.apart &= ~there
+        self.blocked[there] = False
+        return True
 
     def release(self) -> None:
         """Lets go of those at barriers that are complete."""
