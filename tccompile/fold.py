@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_NODES = 2**20
 MAX_BYTES = 2**40  # of one tensor
+MAX_PARTS = 2**14  # tensors that one is split into
 MAX_EXTENT = 2**31
 LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
 SPARSE = 2**10  # how often a large sparse constant may be what its values take
@@ -320,8 +321,10 @@ class Folder:
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
         if weight.values.ndim == 0:  # of this size each, and what is left
             step = max(int(sizes[0]), 1)
-            if n > step * MAX_NODES:
-                raise UnsupportedError(f"{title(node)} makes {-(-n // step)} tensors; at most 2^20 are supported")
+            if n > step * MAX_PARTS:
+                raise UnsupportedError(
+                    f"{title(node)} makes {-(-n // step)} tensors; at most 2^14 are supported, split larger parts"
+                )
             sizes = np.minimum(step, n - np.arange(0, n, step))
         self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]
         self.instead(
@@ -489,6 +492,10 @@ class Folder:
         inputs, outputs = {v.name for v in self.graph.input}, {v.name for v in self.graph.output}
         for name in dict.fromkeys(v.name for v in self.graph.output):
             target = self.alias.get(name)
+            if name in self.sequences or target in self.sequences:
+                raise UnsupportedError(
+                    f"the model's output {name!r} is a sequence; only tensors can be compiled: split it into outputs"
+                )
             if target is None:
                 if name not in self.types and name not in self.constants:
                     raise ModelError(f"nothing computes the model's output {name!r}")

@@ -293,6 +293,7 @@ def _check_view(view: View, tensors: Mapping[str, Tensor], shape: Shape, what: s
     require(
         len(view.index) == len(extents), f"{what}: {len(view.index)} indices of {view.tensor!r}, which has {len(extents)} axes"
     )
+    elements: list[Element] = []
     for index in (*view.index, *(r.index for r in view.valid)):
         rest = [index]
         while rest:
@@ -305,8 +306,10 @@ def _check_view(view: View, tensors: Mapping[str, Tensor], shape: Shape, what: s
                 elif isinstance(atom, Quotient | Remainder):
                     require(0 < atom.divisor < SIZE, f"{what}: an index of {view.tensor!r} is divided by {atom.divisor}")
                 elif isinstance(atom, Element):
-                    _check_element(atom, tensors, view, shape, what)
+                    elements.append(atom)
             require(abs(i.constant) < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
+    for element in elements:  # whose own indices have been looked at now
+        _check_element(element, tensors, view, shape, what)
     if not view.valid and 0 not in shape:
         for index, n in zip(view.index, extents, strict=True):
             low, high = index.bounds(shape)

@@ -258,6 +258,8 @@ def roi_align(node: gs.Node, b: Builder) -> None:
     points, scale = b.attr("sampling_ratio", 0), float(b.attr("spatial_scale", 1.0))
     if points <= 0:
         raise b.refuse("sampling_ratio is 0: how many points are read depends on the regions", "give a sampling_ratio, as 2")
+    if points > 1 << 10:
+        raise b.refuse(f"sampling_ratio is {points}: it reads the square of that in each cell", "give one up to 1024, as 2")
     mode, half = b.attr("mode", "avg"), b.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     r, c, *cells = shape_of(t)
     spots: list[list[Spot]] = []
