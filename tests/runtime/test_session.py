@@ -826,21 +826,17 @@ def test_running_imports_no_compiler(tmp_path):
     path = tmp_path / "toy.plan"
     plan().save(path)
     program = f"""
-import json, sys, time
-begin = time.perf_counter()
+import json, sys
 import numpy as np, tccompile
 session = tccompile.Session({str(path)!r}, "cpu")
 session.run(None, {{"x": np.zeros((2, 3), np.float32)}})
-seconds = time.perf_counter() - begin
 import tccompile.runtime.gpu, tccompile.runtime.arrays
 heavy = ["onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda.bindings.driver", "rich"]
 heavy += ["tccompile.kernels", "tccompile.emit"]
-print(json.dumps([seconds, [m for m in heavy if m in sys.modules]]))
+print(json.dumps([m for m in heavy if m in sys.modules]))
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    seconds, imported = json.loads(out)
-    assert imported == []
-    assert seconds < 2.0  # 0.3 on an idle machine
+    assert json.loads(out) == []
 
 
 def test_the_top_of_the_package():
