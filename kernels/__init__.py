@@ -1,4 +1,4 @@
-"""The GPU code: `KERNELS` lists every kernel family of one op, `FUSED` those of several; `kernel` finds one by its name."""
+"""The GPU code: `KERNELS` lists every kernel family, `kernel` finds one by its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.gemv import GEMV
-from tccompile.kernels.inverted_residual import INVERTED_RESIDUALS
 from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
@@ -25,7 +24,7 @@ from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
 from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
-from tccompile.kernels.spec import FusedKernel, Kernel
+from tccompile.kernels.spec import Kernel
 from tccompile.kernels.top_k import TopKKernel
 
 KERNELS: tuple[Kernel, ...] = (
@@ -54,10 +53,7 @@ KERNELS: tuple[Kernel, ...] = (
     ScatterKernel(),
 )
 
-FUSED: tuple[FusedKernel, ...] = (*INVERTED_RESIDUALS,)
 
-
-def kernel(name: str) -> Kernel | FusedKernel:
+def kernel(name: str) -> Kernel:
     """The kernel family of that name; KeyError if there is none."""
-    families: tuple[Kernel | FusedKernel, ...] = (*KERNELS, *FUSED)
-    return {k.name: k for k in families}[name]
+    return {k.name: k for k in KERNELS}[name]

@@ -9,7 +9,7 @@ code         what is compiled: a kernel's name and the parameters of its `build`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,6 @@ class Work:
     launches: tuple[Launch, ...]
     scratch: int = 0  # bytes of workspace
     counters: int = 0  # bytes of counters
-    reads: tuple[str, ...] = ()  # tensors, beside the op's own: of ops before it that are computed in its launches
 
 
 @dataclass(frozen=True)
@@ -173,33 +172,6 @@ class Kernel:
 
     def build(self, arch: Arch, **params: Value) -> Function:
         """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
-        raise NotImplementedError
-
-
-class FusedKernel:
-    """A kernel family that computes `length` ops in one launch: each reads what the one before it writes, and nobody else does.
-
-    What they hand on is not stored. `ops` are in the program's order; Work is that of the last one, and `reads` what the others
-    read. The methods are those of `Kernel`.
-    """
-
-    name: str
-    tensor_cores: bool = False
-    length: int
-
-    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None:
-        raise NotImplementedError
-
-    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
-        raise NotImplementedError
-
-    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float:
-        raise NotImplementedError
-
-    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
-        raise NotImplementedError
-
-    def build(self, arch: Arch, **params: Value) -> Function:
         raise NotImplementedError
 
 

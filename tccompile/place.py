@@ -54,7 +54,7 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
     """Place a program whose op number i is realised by `works[i]`, in the order of its ops."""
     areas = _areas(program, works)
     at, arena = pack_areas(areas)
-    if len(areas) <= APART and any(apart := _apart(program, works, areas)):
+    if len(areas) <= APART and any(apart := _apart(program, areas)):
         wider = pack_areas(areas, apart)
         if wider[1] <= ROOM * arena:
             at, arena = wider
@@ -97,8 +97,8 @@ def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
-        for name in (*op.inputs, *work.reads, op.y):
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, op.y):
             owner = tensors[name].storage
             if owner not in elsewhere:
                 first.setdefault(owner, i)
@@ -107,12 +107,12 @@ def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
     return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
 
 
-def _apart(program: Program, works: Sequence[Work], areas: Sequence[Area]) -> list[set[int]]:
+def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
     """For each area the others that steps could use at the same time by the data they read, though not in the program's order."""
     before = earlier(program)
     users: dict[str, int] = {}  # of each storage, the steps, as bits
-    for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
-        for name in (*op.inputs, *work.reads, op.y):
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, op.y):
             owner = program.tensors[name].storage
             users[owner] = users.get(owner, 0) | 1 << i
     bits = [users[a.name] if a.name else 1 << a.first for a in areas]
@@ -260,8 +260,7 @@ def _edges(program: Program, works: Sequence[Work], layout: _Layout, scratch: Ma
     after: list[tuple[int, ...]] = []
     cooperative: set[int] = set()  # the last step whose blocks must run at once
     for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
-        read = [name for name in (*op.inputs, *work.reads) if program.tensors[name].storage not in program.constants]
-        own = [_access(i, name, False, layout) for name in read]
+        own = [_access(i, name, False, layout) for name in op.inputs if program.tensors[name].storage not in program.constants]
         own.append(_access(i, op.y, True, layout))
         if work.scratch:
             own.append(_Access(i, "", scratch[i], scratch[i] + _aligned(work.scratch), True, None, True))

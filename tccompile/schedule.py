@@ -11,14 +11,14 @@ the others lose: see `Company`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError, UnsupportedError
-from tccompile.kernels import FUSED, KERNELS
-from tccompile.kernels.spec import Code, Config, FusedKernel, Kernel, Work
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.program import Conv, Gemm, Op, Program, earlier, needs
 from tccompile.timings import NO_TIMINGS, Timing, Timings, source
 
@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
 class Choice:
     """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
 
-    kernel: Kernel | FusedKernel
+    kernel: Kernel
     config: Config
     work: Work
     cost: float
@@ -75,49 +75,7 @@ def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timin
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
             choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
-    return fused(program, arch, choices, refused)
-
-
-def fused(program: Program, arch: Arch, choices: Sequence[Choice], refused: Collection[Code] = ()) -> list[Choice]:
-    """The choices, but for runs of ops that one launch computes in less time than theirs: the last one's step has it."""
-    out = list(choices)
-    numbers = {op.y: i for i, op in enumerate(program.ops)}
-    for family in FUSED:
-        for run in runs(program, family.length):
-            if family.supports(run, program, arch) is not None:
-                continue
-            own = [numbers[op.y] for op in run]
-            apart = sum(out[i].cost for i in own)
-            ranked = sorted(
-                ((family.cost(run, program, c, arch), c) for c in family.configs(run, program, arch)), key=lambda r: r[0]
-            )
-            works = ((cost, config, family.work(run, program, config, arch)) for cost, config in ranked if cost < apart)
-            chosen = next((w for w in works if not any(launch.code in refused for launch in w[2].launches)), None)
-            if chosen is None:
-                continue
-            cost, config, work = chosen
-            for i in own[:-1]:
-                out[i] = Choice(family, {}, Work(()), 0.0, f"computed with {run[-1].nodes[0]}")
-            others = " and ".join(op.nodes[0] for op in run[:-1])
-            reason = f"estimated {cost:.1f} µs with {others} in one launch, {apart:.1f} µs in launches of their own"
-            out[own[-1]] = Choice(family, config, work, cost, reason)
-    return out
-
-
-def runs(program: Program, length: int) -> Iterator[list[Op]]:
-    """Runs of so many ops of which each computes from what the one before it writes, and nobody else reads that."""
-    writers, readers = program.writer(), program.readers()
-    shared = {*program.outputs, *(t.base for t in program.tensors.values())}
-    for op in program.ops:
-        run = [op]
-        while len(run) < length and run[0].operands:
-            name = run[0].operands[0]
-            alone = len(readers[name]) == 1 and name not in [*run[0].operands[1:], *(view.tensor for view in run[0].views)]
-            if name not in writers or not alone or name in shared or program.tensors[name].base is not None:
-                break
-            run.insert(0, writers[name])
-        if len(run) == length:
-            yield run
+    return choices
 
 
 def company(program: Program, times: Sequence[float]) -> tuple[list[float], list[float]]:

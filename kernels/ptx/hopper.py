@@ -69,8 +69,6 @@ arrive_named = instruction("bar.arrive $0, 256;", void, i32)
 # --- Clusters ----------------------------------------------------------------------------------------------------------
 
 cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
-cluster_leave = instruction("barrier.cluster.arrive.relaxed.aligned;", void)
-"""Arrives without making anything visible to others: what was read from them has been read."""
 cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
 in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)
 """The address, in block $2 of the cluster, of what is at $1 in this block's shared memory."""

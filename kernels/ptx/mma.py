@@ -64,10 +64,8 @@ store_chunk = instruction("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", void, u32,
 
 @cache
 def store_shared_words(n: int) -> Any:
-    """The device function (address, n = 1, 2 or 4 words) that writes them to shared memory."""
-    words = ", ".join(f"${i + 1}" for i in range(n))
-    text = f"st.shared.v{n}.b32 [$0], {{{words}}};" if n > 1 else f"st.shared.b32 [$0], {words};"
-    return instruction(text, void, u32, *(u32,) * n)
+    """The device function (address, n = 2 or 4 words) that writes them to shared memory."""
+    return instruction(f"st.shared.v{n}.b32 [$0], {{{', '.join(f'${i + 1}' for i in range(n))}}};", void, u32, *(u32,) * n)
 
 
 halves = instruction(

@@ -108,31 +108,17 @@ def profiled(
 ) -> tuple[StepProfile, ...]:
     """The steps of a section, from the microseconds of each in several inferences.
 
-    whole  microseconds of all of them when nothing is measured in between: what measuring adds, it adds to each step alike.
-           None on the CPU, where each op is run by itself; on a GPU a launch may be that of ops before its own, too
+    whole  microseconds of all of them when nothing is measured in between: what measuring adds, it adds to each step alike
     """
     medians = [median(us) for us in zip(*times, strict=True)]
     running = sum(any(0 not in launch.grid for launch in step.launches) for step in section.steps)
     extra = 0.0 if whole is None else max(sum(medians) - whole, 0.0) / max(running, 1)
-    found = []
-    ahead: list[Op] = []  # ops that the next step with launches computes too
-    for step, us in zip(section.steps, medians, strict=True):
-        op = program.ops[step.op]
-        if not step.launches and whole is not None:
-            found.append(_profiled(program, step, [], 0.0, roof))
-            ahead.append(op)
-        else:
-            found.append(_profiled(program, step, [*ahead, op], max(us - extra, 0.0), roof))
-            ahead = []
-    return tuple(found)
+    return tuple(_profiled(program, step, max(us - extra, 0.0), roof) for step, us in zip(section.steps, medians, strict=True))
 
 
-def _profiled(program: Program, step: Step, ops: Sequence[Op], us: float, roof: Roof | None) -> StepProfile:
-    """The step, of which all of `ops` are computed: what they hand on is not moved."""
+def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> StepProfile:
     op = program.ops[step.op]
-    flops = sum(arithmetic(o, program) for o in ops)
-    handed_on = sum(program.tensors[o.y].size * program.tensors[o.y].dtype.size for o in ops[:-1])
-    moved = sum(traffic(o, program) for o in ops) - 2 * handed_on
+    flops, moved = arithmetic(op, program), traffic(op, program)
     least = None
     if roof is not None:
         least = max(flops / roof.flops(step.tensor_cores) * 1e-6, moved / roof.memory * 1e-3)

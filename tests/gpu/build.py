@@ -19,12 +19,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit import Job, Progress, SpillError, emit
-from tccompile.kernels import FUSED, KERNELS
-from tccompile.kernels.spec import Config, FusedKernel, Kernel, Work
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.pack import Build, section
 from tccompile.pipeline import jobs_of
 from tccompile.place import place
@@ -34,14 +33,12 @@ from tccompile.schedule import Choice, schedule
 from tccompile.weights import Literal
 from tests.gpu.cases import CASES, network, program_of
 
-FAMILIES = (*KERNELS, *FUSED)
-
 
 @dataclass(frozen=True)
 class Variant:
     """One way to run a case."""
 
-    kernel: Kernel | FusedKernel
+    kernel: Kernel
     config: Config
     work: Work
     arch: Arch
@@ -53,25 +50,20 @@ class Variant:
 
 
 def variants(
-    case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool, kernels: Iterable[Kernel | FusedKernel] = FAMILIES
+    case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool, kernels: Iterable[Kernel] = KERNELS
 ) -> list[Variant]:
     """All kernels that support the case, with every config; or with the two of least cost and one more, by the case's number."""
+    (op,) = program.ops
     found = []
     for arch in archs:
         for kernel in kernels:
-            if isinstance(kernel, FusedKernel):
-                what: Any = program.ops
-                fits = len(what) == kernel.length
-            else:
-                what = program.ops[0]
-                fits = len(program.ops) == 1 and isinstance(what, kernel.realises)
-            if not fits or kernel.supports(what, program, arch) is not None:
+            if not isinstance(op, kernel.realises) or kernel.supports(op, program, arch) is not None:
                 continue
-            configs = list(kernel.configs(what, program, arch))
+            configs = list(kernel.configs(op, program, arch))
             if not every and len(configs) > 3:
-                configs.sort(key=lambda c: kernel.cost(what, program, c, arch))
+                configs.sort(key=lambda c: kernel.cost(op, program, c, arch))
                 configs = [*configs[:2], configs[2 + list(CASES).index(case) % (len(configs) - 2)]]
-            found += [Variant(kernel, c, kernel.work(what, program, c, arch), arch, kind) for c in configs]
+            found += [Variant(kernel, c, kernel.work(op, program, c, arch), arch, kind) for c in configs]
     return found
 
 
@@ -90,10 +82,8 @@ def _weights(program: Program) -> dict[str, bytes]:
 
 
 def _entry(program: Program, v: Variant, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Entry:
-    choices = [Choice(v.kernel, {}, Work(()), 0.0, "with the last one")] * (len(program.ops) - 1)
-    choices.append(Choice(v.kernel, v.config, v.work, math.nan, "forced"))
-    placement = place(program, [choice.work for choice in choices])
-    return Entry(program, (section(Build(v.arch.name, v.kind, choices, placement), images, index),))
+    choice = Choice(v.kernel, v.config, v.work, math.nan, "forced")
+    return Entry(program, (section(Build(v.arch.name, v.kind, [choice], place(program, [v.work])), images, index),))
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ def build_plans(
     every: bool = False,
     sample: int | None = None,
     progress: Progress | None = None,
-    kernels: Iterable[Kernel | FusedKernel] = FAMILIES,
+    kernels: Iterable[Kernel] = KERNELS,
 ) -> Built:
     """The plans of some cases for generations and kinds, compiled together; `sample` takes at most so many of each kernel."""
     programs = {case: program_of(case) for case in cases}
@@ -178,7 +168,7 @@ def main() -> None:
         if done % 100 == 0 or done == total:
             print(f"{done} of {total} kernels, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
-    kernels = [k for k in FAMILIES if not args.kernel or k.name in args.kernel.split(",")]
+    kernels = [k for k in KERNELS if not args.kernel or k.name in args.kernel.split(",")]
     built = build_plans(cases, targets, args.all, args.sample, progress, kernels)
     suffix = f"{'+'.join(arch.name for arch, _ in targets)}.{args.kind}.plan"
     for plan in built.plans:

@@ -107,11 +107,11 @@ class Builder:
         self.tensors["y"] = dense("y", shape, dtype, pad=1)
         return "y"
 
-    def program(self, *ops: Op) -> Program:
+    def program(self, op: Op) -> Program:
         is_output = self.tensors["y"].base is None and self.tensors["y"] == dense(
             "y", self.tensors["y"].shape, self.tensors["y"].dtype, pad=1
         )
-        program = Program((), ("y",) if is_output else (), self.tensors, self.constants, ops)
+        program = Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,))
         verify(program)
         return program
 
@@ -137,8 +137,6 @@ def epilogue(
     shuffle = 1
     for word in text.split():
         name = f"{word}{len(loads)}"
-        while name in b.tensors:
-            name += "_"
         if word in ("bias", "scale"):
             b.normal(name, (shape[axis],), F32)
             loads.append(View(name, (coord(axis),)))
@@ -205,47 +203,6 @@ def conv(
         nodes=(case,), y=y, x="x", w="w", strides=one, pads=pads, dilations=(dilation,) * spatial, groups=groups, epilogue=ep_
     )
     return join_groups(b.program(op))
-
-
-def inverted_residual(
-    case: str,
-    x: tuple[int, int, int, int],
-    hidden: int,
-    o: int,
-    window: int = 3,
-    stride: int = 1,
-    inner: str = "bias relu",
-    ep: str = "bias",
-    to: str = "own",
-    source: str = "own",
-) -> Program:
-    """Convolutions: 1×1 to `hidden` channels, depthwise, and 1×1 to o unless it is 0. `inner`: all epilogues but the last."""
-    b = Builder(case)
-    if source == "own":
-        b.normal("x", x, F16, NHWC)
-    else:
-        b.part("x", x, 1, x[1] + 40, 16, F16, NHWC)
-    pads = (window // 2,) * 2
-    wide = (x[0], hidden, *x[2:])
-    narrow = (*wide[:2], *(extent(n, p, p, window, stride, 1) for n, p in zip(x[2:], pads, strict=True)))
-    shape = (x[0], o, *narrow[2:]) if o else narrow
-    b.normal("w", (hidden, x[1], 1, 1), F16, NHWC, x[1] ** -0.5)
-    b.normal("d", (hidden, 1, window, window), F16, DEPTHWISE, 1 / window)
-    one = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
-    spread = {"w": "d", "groups": hidden, "strides": (stride, stride), "pads": pads, "dilations": (1, 1)}
-    b.tensors["hidden"] = dense("hidden", wide, F16, NHWC)
-    ops = [Conv(nodes=(f"{case}_expand",), y="hidden", x="x", w="w", epilogue=epilogue(b, wide, inner, 1, NHWC), **one)]
-    if o:
-        b.normal("v", (o, hidden, 1, 1), F16, NHWC, hidden**-0.5)
-        b.tensors["convolved"] = dense("convolved", narrow, F16, NHWC)
-        ep_ = epilogue(b, narrow, inner, 1, NHWC)
-        ops.append(Conv(nodes=(f"{case}_depthwise",), y="convolved", x="hidden", epilogue=ep_, **spread))
-    ep_, y = epilogue(b, shape, ep, 1, NHWC), _destination(b, shape, 1, to, F16, NHWC)
-    if o:
-        ops.append(Conv(nodes=(case,), y=y, x="convolved", w="v", epilogue=ep_, **one))
-    else:
-        ops.append(Conv(nodes=(case,), y=y, x="hidden", epilogue=ep_, **spread))
-    return b.program(*ops)
 
 
 def _destination(b: Builder, shape: tuple[int, ...], axis: int, to: str, dtype: DType, order: Sequence[int] | None) -> str:
@@ -1038,17 +995,6 @@ CASES: Cases = {
     "transpose": _case(pointwise, _transposed),
     "reshape": _case(pointwise, _reshaped),
     "pad": _case(pointwise, _padded),
-    # three convolutions that one launch may compute: rectangles and chunks of hidden channels that are not full, epilogues
-    "inverted_residual": _case(inverted_residual, (1, 24, 14, 14), 144, 24, ep="bias residual"),
-    "inverted_residual_stride2": _case(inverted_residual, (2, 16, 15, 17), 96, 24, stride=2, inner="bias hard_swish"),
-    "inverted_residual_odd": _case(inverted_residual, (1, 19, 9, 11), 50, 37, inner="bias silu", ep="scale bias relu", to="gap"),
-    "inverted_residual_5x5": _case(inverted_residual, (1, 40, 14, 10), 240, 80, window=5, source="slice"),
-    "inverted_residual_5x5_stride2": _case(inverted_residual, (1, 32, 28, 28), 72, 40, window=5, stride=2),
-    "inverted_residual_deep": _case(inverted_residual, (1, 160, 7, 7), 960, 320, ep="bias"),
-    "inverted_residual_batch": _case(inverted_residual, (5, 32, 28, 28), 192, 32, ep="bias residual"),
-    "expand_depthwise": _case(inverted_residual, (1, 24, 14, 14), 144, 0, ep="bias silu"),
-    "expand_depthwise_stride2": _case(inverted_residual, (2, 19, 15, 17), 50, 0, stride=2, ep="bias residual relu"),
-    "expand_depthwise_5x5": _case(inverted_residual, (1, 80, 14, 14), 480, 0, window=5, ep="bias silu"),
     "channel_shuffle": _case(pointwise, _shuffled),
     "cumsum": _case(cumulate, (3, 17, 20), 1, "add"),
     "cumsum_of_lanes": _case(cumulate, (3, 5, 100), 2, "add", F32, exclusive=True),

@@ -102,7 +102,7 @@ class Runner:
             result = self.pool.submit(check_variant, path, number).result(timeout=PATIENCE_S)
         except (BrokenProcessPool, TimeoutError) as error:
             entry = read_plan(path).entries[number]
-            result = Result(entry.sections[0].arch, entry.sections[0].steps[-1].kernel, wrong=f"the process ended: {error!r}")
+            result = Result(entry.sections[0].arch, entry.sections[0].steps[0].kernel, wrong=f"the process ended: {error!r}")
         if result.wrong and ("CUDA_ERROR" in result.wrong or "the process ended" in result.wrong):
             self.close()
         return result
@@ -136,7 +136,7 @@ def test_kernels(
                 result = runner.check(path, number)
                 results.append(result)
                 if result.wrong:
-                    failures.append(f"{result.target} {result.kernel} {dict(entry.sections[0].steps[-1].config)}: {result.wrong}")
+                    failures.append(f"{result.target} {result.kernel} {dict(entry.sections[0].steps[0].config)}: {result.wrong}")
     if not checked:
         pytest.skip(f"nothing in it runs on {gpu}")
     if failures:
@@ -162,7 +162,7 @@ def check_variant(path: Path, number: int) -> Result:
         error, wrong = check(plan, entry, open_device(), expected)
     except (TccompileError, DriverError) as raised:
         error, wrong = 0.0, str(raised)
-    return Result(target, section.steps[-1].kernel, error, wrong)
+    return Result(target, section.steps[0].kernel, error, wrong)
 
 
 def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:
@@ -175,18 +175,14 @@ def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:
 def _expected(plan: Plan) -> np.ndarray:
     """What the op means, not yet rounded to what it is stored as."""
     program = plan.entries[0].program
-    values: dict[str, np.ndarray] = {}
-    for op in program.ops:
-        for name in op.inputs:
-            tensor = program.tensors[name]
-            base = program.tensors[tensor.storage]
-            if base.name in plan.weights:
-                stored = elements(np.frombuffer(plan.weights[base.name], base.dtype.numpy), tensor)
-                values[name] = from_storage(np.array(stored), tensor.dtype)
-        result = compute(op, program, values)
-        dtype = program.tensors[op.y].dtype
-        values[op.y] = from_storage(to_storage(result, dtype), dtype)
-    return result
+    (op,) = program.ops
+    values = {}
+    for name in op.inputs:
+        tensor = program.tensors[name]
+        base = program.tensors[tensor.storage]
+        stored = elements(np.frombuffer(plan.weights[base.name], base.dtype.numpy), tensor)
+        values[name] = from_storage(np.array(stored), tensor.dtype)
+    return compute(op, program, values)
 
 
 def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[float, str | None]:
@@ -228,7 +224,7 @@ def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[
 
 def _tolerance(program: Program) -> float:
     """By what the result is stored as; Attention rounds its weights to v's type on the way."""
-    op, tensors = program.ops[-1], program.tensors
+    op, tensors = program.ops[0], program.tensors
     kinds = [tensors["y"].dtype, *([tensors[op.v].dtype] if isinstance(op, Attention) else [])]
     return max(TOLERANCE.get(kind, 0.0) for kind in kinds)
 

@@ -25,7 +25,6 @@ from tccompile.kernels import (
     depthwise_mma,
     epilogue,
     gemv,
-    inverted_residual,
     loops,
     mlp,
     norm,
@@ -73,7 +72,6 @@ class Memory:
         self.buffers += [np.full(scratch, 0xFF, np.uint8), np.zeros(counters, np.uint8)]
         self.written += [np.zeros(n, np.uint8) for n in (scratch, counters)]
         self.y = program.tensors[y]
-        self.block = 0  # that runs
 
     def pointer(self, p: Ptr | Scratch | Counters) -> int:
         if not isinstance(p, Ptr):
@@ -222,11 +220,11 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
     # Where threads wait for each other they are suspended: at barriers, and where a warp exchanges values.
-    text = text.replace("cuda.syncthreads()", "yield").replace("cluster_wait()", "yield CLUSTER")
+    text = text.replace("cuda.syncthreads()", "yield")
     text = re.sub(rf"= ({'|'.join(_EXCHANGES)})\((.*)\)$", r"= yield ('\1', \2)", text, flags=re.M)
     name = re.search(r"def (\w+)", text)
     assert name
-    kernel = execute(text, {**scope, **own, "CLUSTER": CLUSTER}, name[1])
+    kernel = execute(text, {**scope, **own}, name[1])
     args = []
     for arg in launch.args:
         assert isinstance(arg, Ptr | Scratch | Counters | I32 | F32)
@@ -235,24 +233,11 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         rest = args[fixed[0] :]
         groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
-    size = params["split"] if launch.code.kernel in CLUSTERS else 1
-    running: dict[int, Generator] = {}
-
-    def go_on(number: int) -> bool:
-        """Run a block to the next barrier of its cluster: whether there is one."""
+    every = range(x * y * z)
+    for number in every if blocks is None or blocks >= len(every) else _some(every, blocks):
         cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
-        memory.block = number
-        if number not in running:
-            cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
-            running[number] = _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
-        return next(running[number], None) is CLUSTER
-
-    every = range(x * y * z // size)
-    for cluster in every if blocks is None or blocks >= len(every) else _some(every, blocks):
-        numbers = range(cluster * size, (cluster + 1) * size)
-        while any(there := [go_on(number) for number in numbers]):
-            assert all(there), "some blocks wait for a cluster whose others have ended"
-        running.clear()
+        cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
+        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
 
 
 def _some(numbers: range, count: int) -> list[int]:
@@ -279,24 +264,14 @@ class _Shared:
         return self.arrays[number]
 
 
-CLUSTER = ("cluster",)
-"""What a thread yields where it waits for all blocks of its cluster."""
-
-CLUSTERS = ("inverted_residual",)
-"""Kernels whose `split` blocks are a cluster."""
-
-
-def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> Generator:
-    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values.
-
-    Yields CLUSTER where they wait for other blocks.
-    """
+def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
+    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
     threads = {}
     for index.x in range(count):
         threads[index.x] = start()  # without barriers it is no generator, and has run
     live = {i: t for i, t in threads.items() if t is not None}
     while live:
-        before, waiting = len(live), 0
+        before = len(live)
         for warp in range(0, count, 32):
             answers: dict[int, Any] = {}
             while True:
@@ -308,15 +283,11 @@ def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleN
                         del live[index.x]
                 kinds = {a and a[0] for a in asked.values()}
                 assert len(kinds) <= 1, "threads of a warp wait at different places"
-                waiting += len(asked) if kinds == {"cluster"} else 0
-                if kinds <= {None, "cluster"}:
+                if kinds <= {None}:
                     break
                 assert len(asked) == 32, "a warp exchanges values without some of its threads"
                 answers = _EXCHANGES[kinds.pop()]({i: a[1:] for i, a in asked.items()})
         assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
-        if waiting:
-            assert waiting == before, "some threads wait for the cluster, others for their block"
-            yield CLUSTER
 
 
 def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
@@ -374,39 +345,11 @@ def _multiply_diagonal(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: tuple(values) for i, values in results.items()}
 
 
-def _stage(asked: Mapping[int, tuple]) -> dict[int, Any]:
-    """`mma.multiply_stage` of one block of 16 rows and K = 32, by m16n8k16: lanes give the addresses of rows for ldmatrix."""
-    first = min(asked)
-    out = {i: list(acc) for i, (_, acc, _, _) in asked.items()}
-    blocks = len(out[first]) // 8
-
-    def matrices(addresses: Sequence[int]) -> np.ndarray:
-        """ldmatrix.x4: 16 rows by 16, the second and fourth matrix below the first and third for A."""
-        return np.array([asked[first][0](a) for a in addresses])
-
-    lanes = range(first, first + 32)
-    for step in range(2):
-        a = matrices([asked[i][2] ^ 32 * step for i in lanes])
-        left = np.block([[a[0:8], a[16:24]], [a[8:16], a[24:32]]])
-        for j in range(blocks):
-            b = matrices([(asked[i][3] ^ 32 * step) + j * 1024 for i in lanes])
-            right = np.block([[b[0:8], b[8:16]], [b[16:24], b[24:32]]])  # 16 columns by 16 of K
-            product = left @ right.T
-            for i in lanes:
-                g, t = i % 32 // 4, i % 4 * 2
-                for k in range(4):
-                    row, column = g + k % 2 * 8, t + k // 2 * 8
-                    for e in range(2):
-                        out[i][8 * j + 2 * k + e] += product[row, column + e]
-    return {i: tuple(acc) for i, acc in out.items()}
-
-
 _EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {
     "shuffle": _shuffle,
     "multiply": _multiply,
     "patch": _patch,
     "multiply_diagonal": _multiply_diagonal,
-    "stage": _stage,
 }
 
 
@@ -520,53 +463,6 @@ def _conv_patch(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (2, conv_patch.NUMBERS.count(",") + 1)
 
 
-def _inverted_residual(params: dict[str, Value], extra: int, memory: Memory) -> Text:
-    t = inverted_residual.tile_of(params)
-    shared: dict[int, np.ndarray] = {}
-    apart = 1 << 20  # between the addresses of two blocks' shared memory
-
-    def at(address: int, size: int) -> np.ndarray:
-        assert address % size == 0 and address % apart + size <= t.smem - 128, "beyond shared memory"
-        return shared.setdefault(address // apart, np.full(t.smem, 0xFF, np.uint8))[address % apart :][:size]
-
-    def put(address: int, *values: int) -> None:
-        at(address, 4 * len(values)).view(np.int32)[:] = values
-
-    def copy(to: int, source: int, inside: int) -> None:
-        at(to, 16).view(np.uint32)[:] = memory.words(source, inside)
-
-    def words(a: Any, b: Any, inside: int) -> int:
-        return int(np.array([a, b], np.float16).view(np.int32)[0]) & inside
-
-    def spill(acc: tuple, to: int, i: int) -> None:
-        for pair in range(4 * t.across):
-            j, k = divmod(pair, 4)
-            at(to + 4 * (k % 2 * 8 * t.pitch + j * 16 + k // 2 * 8), 8).view(np.float32)[:] = acc[2 * pair : 2 * pair + 2]
-
-    inner = []
-    for spec in params["inner"]:
-        text, kinds, accesses = epilogue.source(spec, 2, stores=False)
-        inner.append((execute(text, {**names(), **memory.functions(accesses)}, "results"), len(kinds)))
-    nothing, zero = (lambda: None), np.float32(0)
-    scope: dict[str, Any] = {
-        "base": lambda: memory.block * apart, "copy": copy, "words": words, "put1": put, "put2": put, "spill": spill,
-        "expanded": inner[0][0], "convolved": inner[-1][0], "part_of": lambda hs, octet: hs[4 * octet : 4 * octet + 4],
-        "zeros4": lambda: (zero,) * 4, "hidden_zeros": lambda: (zero,) * 16, "zeros": lambda: (zero,) * (8 * t.across),
-        "read4": lambda address: tuple(at(address, 8).view(np.float16).astype(np.float32)),
-        "get4": lambda address: tuple(at(address, 16).view(np.float32)),
-        "read_row": lambda address: at(address, 16).view(np.float16).astype(np.float32),
-        "multiply_add": lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True)),
-        "in_block": lambda address, rank: (memory.block // t.split * t.split + rank) * apart + address % apart,
-        "commit": nothing, "wait_copies": nothing, "cluster_arrive": nothing, "cluster_leave": nothing,
-        "wait_for_earlier_grids": nothing, "let_later_grids_start": nothing,
-    }  # fmt: skip
-    tuples = ("eh", "ed")[: len(inner)]
-    text = _body("inverted_residual", ", ".join(["x, w, d, v, numbers", *tuples]), inverted_residual.lines(t))
-    pattern = r"(\w+) = (expand|project)\((\w+), (.*)\)$"
-    text = re.sub(pattern, r"\1 = yield ('stage', read_row, \3, \4)", text, flags=re.M)
-    return text, scope, (4, inverted_residual.NUMBERS.count(",") + 1, *(count for _, count in inner))
-
-
 def _depthwise_mma(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     lanes = params["lanes"]
     scope: dict[str, Any] = {
@@ -642,8 +538,6 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     **{name: _whole(source) for name, source in SOURCES.items()},
     "conv_patch": _conv_patch,
     "depthwise": _depthwise,
-    "inverted_residual": _inverted_residual,
-    "expand_depthwise": _inverted_residual,
     "mlp": _mlp,
     "depthwise_mma": _depthwise_mma,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from tccompile.expr import DType, Epilogue, View, coord, load
-from tccompile.plan import Entry, Plan, Section, Step
+from tccompile.plan import Entry, Plan
 from tccompile.profile_page import profile_page, profile_text
 from tccompile.program import Attention, Conv, Gemm, Pointwise, Program, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
 from tccompile.runtime.profile import Roof, arithmetic, profiled, traffic
 from tccompile.runtime.session import Session
-from tests.gpu.cases import program_of
 from tests.runtime.fake_driver import FakeApi, FakeArray
 from tests.runtime.test_session import KERNELS, expected, plan, x_of
 from tests.small import LAUNCH, feeds
@@ -119,19 +118,6 @@ def test_a_step_without_launches_takes_no_time(api):
     profile = Session(replace(base, entries=(Entry(base.entries[0].program, (s,)),)), "gpu").profile(2)
     assert [x.us for x in profile.steps] == [250.0, 0.0, 500.0]
     assert "0.0" in profile_text(profile) and "Mul_1" in profile_page(profile)
-
-
-def test_a_launch_of_several_ops_has_all_of_their_arithmetic():
-    """What they hand on is not moved: of an inverted residual x, the weights and y are"""
-    program = program_of("inverted_residual")
-    launches = ((), (), (LAUNCH,))
-    s = Section("sm_90a", tuple(Step(i, "k", {}, True, "", own, ()) for i, own in enumerate(launches)), {}, 0, 0)
-    steps = profiled(program, s, [(1.0, 1.0, 5.0)], None, 7.0)
-    assert [x.flops for x in steps] == [0, 0, sum(arithmetic(op, program) for op in program.ops)]
-    handed_on = 2 * 2 * 14 * 14 * 144 * 2
-    assert steps[2].bytes == sum(traffic(op, program) for op in program.ops) - handed_on
-    alone = profiled(program, s, [(1.0, 1.0, 5.0)], None)
-    assert [x.us for x in alone] == [1.0, 1.0, 5.0] and all(x.flops for x in alone)
 
 
 def test_an_unknown_generation_has_no_roof(api):
