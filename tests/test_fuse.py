@@ -530,6 +530,14 @@ def test_matrices_of_a_batch_at_more_than_two_strides_are_copied():
     schedule(program, ARCHS["sm_61"])
 
 
+def test_pixels_of_blocks_stay_apart_from_the_rows_of_a_product():
+    """Rows of two pixels are padded to eight; a convolution's kernels write padding along channels only."""
+    net = Net(x=(2, 9, 13, 2))
+    y = net("DepthToSpace", net("Conv", "x", net.normal(16, 9, 3, 2)), blocksize=2)
+    program = fused(net.out(net("MatMul", y, net.normal(2, 7))).model(), 2e-6)
+    schedule(program, ARCHS["sm_61"])
+
+
 # --- Channel shuffles --------------------------------------------------------------------------------------------------------
 
 
