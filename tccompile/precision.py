@@ -11,6 +11,8 @@ would lose. From the values they take (ranges.py; estimate.py where nothing can 
                                                   that read it multiply in fp32, in expressions they evaluate anyway
   too wide for fp16 at any scale, or read by an   stored in fp32
   op that no scale can be taken out of
+  read by a Norm whose mean is so large that      stored in fp32
+  rounding counts in what is left
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
 
 What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
@@ -59,6 +61,9 @@ HEADROOM = 2.0**13
 
 LOSS = 2.0**-10
 """The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
+
+UNCENTRED = 2.0**-9
+"""The relative error of a Norm's result from which on rounding what it reads is a loss; most are off by 2**-12 to 2**-10."""
 
 EVEN = 64.0
 """How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
@@ -189,11 +194,11 @@ class _Choice:
             self.exact.add(i)
             for owner in {self.program.tensors[name].storage for name in (*op.inputs, op.y)}:
                 if self.is_free(owner) and owner not in self.wide:
-                    if owner in self.storage:
-                        self.lost[owner] = self.storage[owner].scale
                     self._widen(owner, f"fp32 as asked for {op.nodes[0]!r}")
 
     def _widen(self, owner: str, reason: str) -> None:
+        if owner in self.storage:
+            self.lost[owner] = self.storage[owner].scale
         self.storage[owner] = Storage(reason)
         self.wide.add(owner)
 
@@ -203,6 +208,10 @@ class _Choice:
             self.even.add(owner)
         v = values.magnitudes
         fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
+        if values.uncentred > UNCENTRED:
+            norm = next(op.nodes[0] for op in self.readers[owner] if isinstance(op, Norm))
+            why = f"fp32: rounded to fp16, it would move what {norm!r} leaves of it by {values.uncentred:.0e}"
+            self._widen_with(owner, why, computed=True)
         if fits and _loss(v) <= LOSS:
             return
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
@@ -212,7 +221,9 @@ class _Choice:
         scale = max(min(scale, 48), -120)
         scaled, largest = v * 2.0**scale, values.largest * 2.0**scale
         ends = largest > 2.0**STEP or float(np.float16(largest)) * 2.0**-scale > float(np.finfo(np.float32).max)  # rounded up
-        if ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
+        if owner in self.wide:
+            self.lost[owner] = scale
+        elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
             self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
             self.lost[owner] = scale
         elif blocker := self._blocker(owner):
@@ -247,15 +258,22 @@ class _Choice:
             for e in walk(op.epilogue.expr):
                 if e.fn != "equal" or any(a.fn != "load" or a.dtype is not DType.F32 for a in e.args):
                     continue
-                rest = [tensors[op.views[a.value].tensor] for a in e.args]  # type: ignore[index]
-                if all(self.dtype(t, self.program.constants) is not DType.F32 for t in rest):
-                    continue
-                while rest:
-                    owner = rest.pop().storage
-                    if self.is_free(owner) and owner not in self.wide:
-                        self._widen(owner, f"fp32: {op.nodes[0]!r} compares it with fp32")
-                        writers = (w for w in self.program.ops if tensors[w.y].storage == owner and _selects(w))
-                        rest += [tensors[name] for w in writers for name in w.inputs]
+                compared = [tensors[op.views[a.value].tensor] for a in e.args]  # type: ignore[index]
+                if any(self.dtype(t, self.program.constants) is DType.F32 for t in compared):
+                    for t in compared:
+                        self._widen_with(t.storage, f"fp32: {op.nodes[0]!r} compares it with fp32")
+
+    def _widen_with(self, owner: str, reason: str, computed: bool = False) -> None:
+        """fp32 for a tensor, for what it is a copy or elements of, and, if `computed`, what it is computed from one by one."""
+        tensors, rest = self.program.tensors, [owner]
+        while rest:
+            owner = rest.pop()
+            if self.is_free(owner) and owner not in self.wide:
+                self._widen(owner, reason)
+                for op in self.program.ops:
+                    if tensors[op.y].storage == owner:
+                        names = op.inputs if _selects(op) else [v.tensor for v in op.views if computed]
+                        rest += [tensors[name].storage for name in names]
 
     def _blocker(self, owner: str) -> Op | None:
         """An op that means something else, by more than a factor, when the tensor is scaled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Mlp, Op, Program, Rnn, multiplied
-from tccompile.reference import evaluate
+from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Program, Rnn, multiplied
+from tccompile.reference import elements, evaluate, store
+from tccompile.reference.reductions import norm
 
 if TYPE_CHECKING:
     import onnx
@@ -33,6 +35,7 @@ class Spread:
     spread     for constant operands: how far the norms for each input channel are apart, those that are not 0
     estimated  from the weights, not from running the network (estimate.py)
     bound      what no input can make it exceed
+    uncentred  how far a Norm's result moves, relative to it, when this is rounded to fp16: 2**-12 where means are about 0
     """
 
     largest: float = 0.0
@@ -40,6 +43,7 @@ class Spread:
     spread: float = np.inf
     estimated: bool = False
     bound: float = np.inf
+    uncentred: float = 0.0
 
     def add(self, values: np.ndarray) -> None:
         flat = values.ravel("K")  # memory order: no copy of a transposed array
@@ -61,15 +65,38 @@ def activations(
 ) -> dict[str, Spread]:
     """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage."""
     found: dict[str, Spread] = {}
+    tensors, last = program.tensors, {program.tensors[op.y].storage: op.y for op in program.ops}
+    norms: dict[str, list[Norm]] = {}  # by the storage that they read
+    for op in program.ops:
+        if isinstance(op, Norm) and op.centred and tensors[op.x].storage in last:
+            norms.setdefault(tensors[op.x].storage, []).append(op)
+    memory: dict[str, np.ndarray] = {}
 
     def observe(name: str, values: np.ndarray) -> None:
-        if program.tensors[name].dtype.is_float:
-            found.setdefault(program.tensors[name].storage, Spread()).add(values)
+        owner = tensors[name].storage
+        if tensors[name].dtype.is_float:
+            found.setdefault(owner, Spread()).add(values)
+        if owner in norms:
+            store(memory.setdefault(owner, np.zeros(tensors[owner].span, np.float32)), tensors[name], values)
+            if last[owner] == name:
+                whole = memory.pop(owner)
+                moved = (_moved(op, elements(whole, tensors[op.x])) for op in norms[owner])
+                found[owner].uncentred = max(found[owner].uncentred, *moved)
 
     with np.errstate(all="ignore"):
         for feeds in runs:
             evaluate(program, feeds, sources, observe)
     return found
+
+
+def _moved(op: Norm, x: np.ndarray) -> float:
+    """How far the Norm's result moves, relative to it, when x is rounded to fp16 at the best scale."""
+    scale = 2.0 ** (8 - math.frexp(float(np.abs(x).max(initial=0.0)))[1])
+    rounded = (x * scale).astype(np.float16).astype(np.float32) / np.float32(scale)
+    exact, other = (norm(op, {op.x: values}, x.shape) for values in (x, rounded))
+    size = float(np.linalg.norm(exact))
+    moved = float(np.linalg.norm(other - exact)) / size if size else 0.0
+    return moved if math.isfinite(moved) else 0.0
 
 
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:

@@ -216,6 +216,33 @@ def test_a_convolution_of_values_too_far_apart_runs_in_fp32():
     assert on_tensor_cores(plan) == 0
 
 
+@pytest.mark.parametrize("between", ["nothing", "concatenation", "rows", "factor"])
+@pytest.mark.parametrize("offset", [3e2, 1e6])
+def test_what_a_norm_subtracts_is_not_what_rounding_is_measured_by(between, offset):
+    """Means of 300 and deviations of 1: rounded to fp16, values are 1/4 apart. Products read fp16 all the same."""
+    n = Network(19)
+    x = n("x", "Conv", n.weight(16, 8, 3, 3, gain=offset / 300), np.full(16, offset, np.float32))
+    if between == "factor":  # and what is added to it, and a part of the result
+        x = n(
+            n(n(x, "Mul", n.rng.uniform(0.5, 2, (16, 1, 1)).astype(np.float32)), "Add", x),
+            "Slice",
+            *(np.array([i]) for i in (1, 7, 2)),
+        )
+    if between == "concatenation":
+        x = n(x, "Concat", n(n("x", "Conv", n.weight(16, 8, 3, 3)), "Tanh"), axis=1)
+    if between == "rows":
+        x = n(n(x, "Reshape", np.array([1, 16, 64])), "Transpose", perm=[0, 2, 1])
+        y = n(x, "LayerNormalization", np.ones(16, np.float32), axis=-1)
+    else:
+        c = {"concatenation": 32}.get(between, 16)
+        y = n(x, "InstanceNormalization", np.ones(c, np.float32), np.zeros(c, np.float32))
+    model = n.model((1, 8, 10, 10), y)
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert any("it would move what " in s.reason for s in storage(plan).values())
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+    assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F16}
+
+
 def test_a_scaled_tensor_that_overflows_is_named_with_its_range():
     """Inputs 50 times as large as those that were seen: where fp16 ends is told of the values, not of what is stored."""
     n = Network(17)
