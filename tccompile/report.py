@@ -109,7 +109,7 @@ def _step(program: Program, step: Step) -> Json:
         "tensor_cores": step.tensor_cores,
         "reason": step.reason,
         "precision": _precision(program, op),
-        "padding": _padding(program, op),
+        "padding": _padding(program, op, step),
     }
 
 
@@ -120,13 +120,16 @@ def _precision(program: Program, op: Op) -> list[Json]:
     return [{"tensor": n, "dtype": program.tensors[n].dtype.value, **vars(program.storage[n])} for n in own]
 
 
-def _padding(program: Program, op: Op) -> list[str]:
-    """The padding of what Tensor Cores multiply, as `x 3→8 channels`."""
+def _padding(program: Program, op: Op, step: Step) -> list[str]:
+    """The padding of what Tensor Cores multiply, as `input 3→8`, and groups that they multiply as fewer, as `groups 32→16`."""
     if not isinstance(op, Conv | Gemm):
         return []
     x, w = (op.x, op.w) if isinstance(op, Conv) else (op.a, op.b)
-    out = []
-    for label, name in (("input", x), ("weights", w), ("output", op.y)):
+    read, out = [("input", x), ("weights", w), ("output", op.y)], []
+    if isinstance(op, Conv) and "groups" in step.config:
+        del read[1]  # it multiplies by others
+        out.append(f"groups {op.groups}→{step.config['groups']}")
+    for label, name in read:
         t = program.tensors[name]
         out += [f"{label} {n}→{p}" for n, p in zip(t.shape, t.padded, strict=True) if n != p]
     return out

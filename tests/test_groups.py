@@ -20,6 +20,7 @@ from tccompile.kernels.implicit_gemm import ways
 from tccompile.load import sources
 from tccompile.plan import Address, Map, Plan, Section, fill, pack_constant
 from tccompile.program import Conv, Pointwise, Program, dense
+from tccompile.report import explain
 from tccompile.runtime.session import Session
 from tccompile.schedule import candidates, schedule
 from tccompile.weights import Literal, Source, evaluate
@@ -242,6 +243,13 @@ def test_a_plan_holds_the_weights_that_its_steps_read():
     assert not joined & set().union(*(read for _, read in taken(first)))
     assert joined == joined & set().union(*(read for _, read in taken(second)))
     assert not any("groups" in step.config for step in old.entries[0].sections[0].steps)
+
+
+def test_a_report_says_what_is_multiplied_together():
+    plan = without_code(network(), ("sm_80",))
+    steps = explain(plan)[0]["steps"]
+    assert [s["padding"] for s in steps if "groups" in s["config"] and s["config"]["groups"] == 3] == [["groups 12→3"]]
+    assert all(not any("weights" in p for p in s["padding"]) for s in steps if "groups" in s["config"])
 
 
 def test_joined_weights_that_were_left_out_are_filled_in():
