@@ -153,3 +153,33 @@ def test_operands_that_lie_across_are_copied_for_tensor_cores():
     (op,) = (op for op in program.ops if isinstance(op, Attention))
     (kernel, *_) = candidates(op, program, ARCHS["sm_80"])
     assert kernel.kernel.name == "attention_mma"
+
+
+def expanded(net: Net, seen: str, n: int) -> str:
+    """A mask as exporters of text encoders write it: expanded to all rows, then 1 - x, then the lowest number where that is 1."""
+    rest = net("Sub", f(1), net("Expand", net("Cast", seen, to=1), i([2, 1, n, n])))
+    return net("Where", net("Cast", rest, to=9), LOWEST, rest)
+
+
+MASKS = {
+    "added": (lambda net, seen, s, n: net("Add", s, expanded(net, seen, n)), (2, 1, 1, 24)),
+    "chosen by": (lambda net, seen, s, n: net("Where", net("Expand", seen, i([2, 4, n, n])), s, f(-np.inf)), (2, 1, 1, 24)),
+    "and causal": (
+        lambda net, seen, s, n: net("Where", net("And", seen, np.tri(n, dtype=bool)[None, None]), s, LOWEST),
+        (2, 1, 24, 24),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_that_are_the_same_for_all_rows_or_heads_are_computed_once(case):
+    mask, shape = MASKS[case]
+    n, net = 24, Net(x=(2, 24, 64), m=(2, 24))
+    x = net("Tanh", "x")
+    q, k, v = (heads(net, x, n, 4, 16) for _ in range(3))
+    scores = net("Mul", net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2])), f(0.25))
+    seen = net("Greater", net("Reshape", "m", i([2, 1, 1, n])), f(0))
+    weights = net("Softmax", mask(net, seen, scores, n), axis=-1)
+    program = agrees(net.out(together(net, net("MatMul", weights, v), n, 64)).model())
+    (op,) = (op for op in program.ops if isinstance(op, Attention))
+    assert program.tensors[op.mask].shape == shape

@@ -9,6 +9,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     leave_gaps            conv(concat(x, y), w)          =>  conv(z, w'), z with zeros after x: a part fills vectors
     into_parts            f(concat(x, y), z)             =>  concat(f(x, z), f(y, z))
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
+    masks_once            attention(…, mask = f(x))      =>  f(x) for one row, if it is the same for all
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
                           depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
@@ -29,6 +30,7 @@ from tccompile.fuse.epilogues import epilogues
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.gather import gather_channels
+from tccompile.fuse.masks import masks_once
 from tccompile.fuse.pad import split_pads
 from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
@@ -45,6 +47,7 @@ def fuse(program: Program) -> Program:
         leave_gaps,
         into_parts,
         compose,
+        masks_once,
         epilogues,
         two_products,
         alias,
