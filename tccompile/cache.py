@@ -26,7 +26,10 @@ def folder() -> Path:
         return Path(own)
     if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
         return Path(local) / "tccompile" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tccompile"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tccompile"
+    except RuntimeError:  # a user without a home, as in containers: nothing is kept
+        return Path(os.devnull) / "tccompile"
 
 
 def key(*parts: Any) -> str:

@@ -314,6 +314,12 @@ def test_where_it_lies(monkeypatch, tmp_path):
     assert cache.folder() == Path("/there/tccompile")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder() == Path.home() / ".cache" / "tccompile"
+    with monkeypatch.context() as homeless:
+        homeless.delenv("HOME")
+        homeless.setattr("pwd.getpwuid", {}.__getitem__)  # as for a number that no user has
+        cache.put("0" * 64, b"")
+        cache.evict()
+        assert cache.get("0" * 64) is None
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", "C:/local")
     assert cache.folder() == Path("C:/local/tccompile/cache")
