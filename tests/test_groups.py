@@ -65,7 +65,8 @@ def conv(channels: int, outputs: int, groups: int, taps: tuple[int, ...] = (3, 3
         (24, 48, 24, (3, 3), [3, 1]),  # a depthwise convolution with twice as many filters
         (64, 64, 4, (3, 3), [2, 1]),  # 16 wide: nothing is missing, but tiles are wider
         (48, 48, 4, (5,), [2, 1]),
-        (512, 512, 2, (3, 3), [1]),
+        (256, 256, 2, (3, 3), [1]),
+        (512, 512, 2, (3, 3), []),
         (2048, 2048, 32, (3, 3), []),  # zeros would be 32 times the weights, or twice without need
         (2040, 2040, 2, (3, 3), [1]),  # 1020 wide: large, but the only way
         (32, 32, 32, (3, 3), []),  # depthwise
