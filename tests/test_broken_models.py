@@ -192,6 +192,12 @@ def test_few_values_that_claim_to_be_many():
         load(model)
 
 
+def test_a_window_that_is_wider_than_its_axis():
+    net = Net(opset=17, x=(1, 4, 3, 3))
+    program = to_program(as_it_is(net, net("LRN", "x", size=2**40 + 1)), {}, Options(precision="fp16"), Dump(None))
+    assert len(program.ops) == 1 and len(program.ops[0].views) == 7  # at distances from -3 to 3
+
+
 def test_random_damage():
     """Bytes of a small network turned at random: it compiles, or is refused; nothing else."""
     net = Net(opset=17, x=(1, 4, 8, 8))

@@ -78,7 +78,8 @@ def lrn(node: gs.Node, b: Builder) -> None:
     reads = Reads(b, shape)
     own = identity_view(source.name, source.rank)
     total: Expr | None = None
-    for shift in range(-((size - 1) // 2), size // 2 + 1):
+    far = shape[1] - 1  # there are no channels beyond
+    for shift in range(-min((size - 1) // 2, far), min(size // 2, far) + 1):
         channel = coord(1) + shift
         outside = shift < 0 or shift > 0
         valid = (Range(channel, 0, shape[1]),) if outside else ()

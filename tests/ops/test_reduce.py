@@ -105,7 +105,7 @@ def test_layer_normalization_with_its_statistics(axis: int) -> None:
     agrees(net.out(y, mean, inverse))
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5, 23])
 def test_local_response_normalization(size: int) -> None:
     net = Net(x=(2, 7, 4, 3))
     agrees(net.out(net("LRN", "x", size=size, alpha=0.1, beta=0.6, bias=1.5)))
