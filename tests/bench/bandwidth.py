@@ -44,8 +44,8 @@ def affine(axis: int) -> Epilogue:
 
 
 def norm(x: tuple[int, ...], axes: tuple[int, ...], groups: int = 0) -> tuple[Op, Program]:
-    axis = 1 if groups else len(x) - 1
-    order = NHWC if groups else None
+    axis = 1 if len(x) == 4 else len(x) - 1
+    order = NHWC if len(x) == 4 else None
     op = Norm(nodes=("norm",), y="y", x="x", axes=axes, eps=1e-5, groups=groups, epilogue=affine(axis))
     vectors = [dense(n, (x[axis],), F32) for n in ("scale", "shift")]
     return one_op(op, [dense("x", x, F16, order), *vectors, dense("y", x, F16, order)], ("scale", "shift"))
@@ -83,8 +83,20 @@ def cases() -> list[Case]:
         out.append(Case("few rows or columns", f"{m}×{n}×{k}", *layer.parts()[0], layer.flop))
     for shape in ((65536, 768), (32768, 1024), (16384, 4096), (8192, 5120), (4096, 16384), (197, 768), (512, 768)):
         out.append(Case("LayerNorm", "×".join(map(str, shape)), *norm(shape, (1,))))
-    for n, c, size in ((16, 320, 64), (32, 128, 128), (1, 128, 512), (1, 320, 64), (1, 1280, 8)):
+    images = [
+        (16, 320, 64),
+        (32, 128, 128),
+        (1, 256, 512),
+        (1, 128, 512),
+        (1, 512, 128),
+        (1, 512, 64),
+        (1, 320, 64),
+        (1, 1280, 8),
+    ]
+    for n, c, size in images:
         out.append(Case("GroupNorm, 32 groups", f"{n}×{size}²×{c}", *norm((n, c, size, size), (2, 3), 32)))
+    for n, c, h, w in ((1, 32, 720, 1280), (1, 64, 360, 640), (1, 128, 180, 320)):
+        out.append(Case("InstanceNorm", f"{n}×{h}×{w}×{c}", *norm((n, c, h, w), (2, 3))))
     for shape in ((196608, 197), (65536, 1024), (65536, 512), (8192, 8192), (2048, 50257), (2364, 197), (12, 1000)):
         out.append(Case("softmax", "×".join(map(str, shape)), *softmax(shape)))
     out.append(Case("mean of rows", "65536×1024", *mean((65536, 1024), (1,))))
