@@ -16,7 +16,6 @@ from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.gemv import GEMV
 from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
-from tccompile.kernels.norm_queue import NormQueue
 from tccompile.kernels.norm_split import NormSplit
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
@@ -45,7 +44,6 @@ KERNELS: tuple[Kernel, ...] = (
     SoftmaxKernel(),
     NormKernel(),
     NormSplit(),
-    NormQueue(),
     PointwiseKernel(),
     PoolKernel(),
     ResizeKernel(),

@@ -43,54 +43,6 @@ def grid_barrier(counters, blocks, tid):
 
 
 @cache
-def arrive(ordered: bool) -> Any:
-    """The device function (counter) of one thread, behind a barrier: raises the counter by 1, after all that the block wrote.
-
-    ordered: whether accesses can say so themselves (sm_70 and newer), in place of a fence.
-    """
-    if ordered:
-        return instruction("red.release.gpu.global.add.u32 [$0], 1;", void, i64)
-
-    @inline
-    def arrived(counter):
-        cuda.threadfence()
-        atomic_add(counter, i32(1))
-
-    return arrived
-
-
-@cache
-def await_count(ordered: bool) -> Any:
-    """The device function (counter, count, tid) of all threads of a block: waits until `count` blocks have arrived.
-
-    What those wrote before is then seen. They must be running by then, or come to run whatever this block does.
-    """
-    if ordered:
-        acquire = instruction("ld.acquire.gpu.global.u32 $0, [$1];", i32, i64)
-        look = instruction("ld.relaxed.gpu.global.u32 $0, [$1];", i32, i64)
-
-        @inline
-        def awaited(counter, count, tid):
-            if tid == 0:
-                while acquire(counter) < count:
-                    while look(counter) < count:  # does not empty the L1 cache each time
-                        pass
-            cuda.syncthreads()
-
-    else:
-
-        @inline
-        def awaited(counter, count, tid):
-            if tid == 0:
-                while _peek(counter) < count:
-                    pass
-                cuda.threadfence()
-            cuda.syncthreads()
-
-    return awaited
-
-
-@cache
 def wait(dtype: DType, vectors: int, together: bool) -> Any:
     """The device function (address, inside, address, inside, …) → four words of each of so many vectors of 16 bytes.
 

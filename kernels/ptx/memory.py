@@ -18,9 +18,8 @@ from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
 
 i64 = types.int64
 
-SPACES = ("global", "global.nc", "global.cg", "global.cs", "shared")
-"""State spaces: an address in shared memory is 32 bits, one in global memory 64. cg: what other blocks write, from L2; cs: what
-nobody asks for soon, the first to be given up by the caches."""
+SPACES = ("global", "global.nc", "shared")
+"""State spaces: an address in shared memory is 32 bits, one in global memory 64."""
 
 
 @cache

@@ -28,7 +28,6 @@ from tccompile.kernels import (
     loops,
     mlp,
     norm,
-    norm_queue,
     norm_split,
     pointwise,
     pool,
@@ -214,8 +213,7 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     scope = {**names(), "cuda": cuda}
     extra = 0
     if "epilogue" in params:
-        known = {"depthwise": "columns", "depthwise_mma": "columns", **dict.fromkeys(("norm", "norm_queue", "softmax"), "rows")}
-        at_once = known.get(launch.code.kernel)
+        at_once = {"depthwise": "columns", "depthwise_mma": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         text, kinds, accesses = epilogue.source(params.pop("epilogue"), rows)
         scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
@@ -235,16 +233,11 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         rest = args[fixed[0] :]
         groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
-    every, waiting = range(x * y * z), "yield from" in text
-    part = every if waiting or blocks is None or blocks >= len(every) else _some(every, blocks)
-    running = {n: _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx) for n in part}
-    shared = {n: SimpleNamespace(array=_Shared(cuda.threadIdx)) for n in part}
-    while running:  # blocks that wait for each other take turns, from barrier to barrier; others run one after the other
-        for n in list(running) if waiting else [next(iter(running))]:
-            cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = n % x, n // x % y, n // (x * y)
-            cuda.shared = shared[n]
-            if next(running[n], "done") == "done":
-                del running[n]
+    every = range(x * y * z)
+    for number in every if blocks is None or blocks >= len(every) else _some(every, blocks):
+        cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
+        cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
+        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
 
 
 def _some(numbers: range, count: int) -> list[int]:
@@ -271,11 +264,8 @@ class _Shared:
         return self.arrays[number]
 
 
-def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> Generator[None]:
-    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values.
-
-    Suspended whenever all threads have come to a barrier.
-    """
+def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
+    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
     threads = {}
     for index.x in range(count):
         threads[index.x] = start()  # without barriers it is no generator, and has run
@@ -298,7 +288,6 @@ def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleN
                 assert len(asked) == 32, "a warp exchanges values without some of its threads"
                 answers = _EXCHANGES[kinds.pop()]({i: a[1:] for i, a in asked.items()})
         assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
-        yield
 
 
 def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
@@ -535,30 +524,6 @@ def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (norm_split.STATISTICS.count(",") + 1, loops.unravel_args(params["depth"]))
 
 
-def _norm_queue(params: dict[str, Value], extra: int, memory: Memory) -> Text:
-    x = DType(params["x"])
-    words = _words("x", x, 8, memory)
-
-    def read(address: int) -> tuple:
-        return words["read_x"](address, 1)
-
-    def await_count(counter: int, count: int, tid: int) -> Generator[None]:
-        yield  # so that all threads of a block see the same number
-        while memory.atomic_add(counter, 0) < count:
-            yield
-
-    scope = {
-        "read": read, "read_last": read, "floats": words["unpack_x"], "inner": unravel(params["depth"], 1),
-        "get2": memory.load(DType.F32, 2, True), "get8": memory.load(DType.F32, 8, False),
-        "put": memory.store(DType.F32, 1, False), "put2": memory.store(DType.F32, 2, False),
-        "clear": memory.store(DType.I32, 1, False), "atomic_add": memory.atomic_add,
-        "arrive": lambda counter: memory.atomic_add(counter, 1), "await_count": await_count, "quotient": lambda a, b: a // b,
-    }  # fmt: skip
-    text = _body("norm_queue", f"{norm_queue.PARAMS}, wk", norm_queue.source(x, params["rows"]))
-    text = text.replace(" await_count(", " yield from await_count(")
-    return text, scope, (norm_queue.PARAMS.count(",") + 1, loops.unravel_args(params["depth"]))
-
-
 SOURCES: dict[str, Any] = {
     "attention": attention.source,
     "pointwise": pointwise.source,
@@ -577,7 +542,6 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "depthwise_mma": _depthwise_mma,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
-    "norm_queue": _norm_queue,
     "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),
