@@ -622,3 +622,11 @@ def test_channels_that_are_copied_for_a_convolution(case, copied):
         order = np.array([0, *range(23)])
     program = fused(model(nodes, {"x": (1, 8, 6, 7)}, weights | {"i": order}, outputs))
     assert ("b" in {op.y for op in program.ops}) == copied
+
+
+def test_what_reads_neighbours_in_other_parts_is_computed_of_the_whole():
+    """Local response normalization: an element's neighbouring channels lie in both parts."""
+    net = Net(x=(1, 12, 4, 13))
+    x = net("Concat", "x", "x", axis=1)
+    program = fused(net.out(net("GlobalAveragePool", net("LRN", x, size=3, alpha=0.1))).model())
+    assert ops(program) == {"Pointwise": 3, "Reduce": 1}

@@ -32,6 +32,8 @@ def _one_into_parts(program: Program) -> Program | None:
         for number, view in enumerate(f.views):
             whole = e.tensors[view.tensor]
             written = parts.get(whole.name, [])
+            if any(whole.name in v.tensors for n, v in enumerate(f.views) if n != number):
+                continue  # neighbours in other parts too
             if e.readers[whole.name] != {i} or not _is_concatenation(e, whole, written) or not _lies_as(e, f, view, whole):
                 continue
             new = [made for op in written if (made := _of_part(e, f, number, op, whole)) is not None]
