@@ -21,7 +21,7 @@ from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_vie
 from tccompile.kernels.spec import I32, Config, Kernel, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
-from tccompile.plan import Image
+from tccompile.plan import MAGIC, Image
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
@@ -399,7 +399,7 @@ def test_an_older_plan_does_not_keep_from_tuning_into_a_new_file(tmp_path, monke
     monkeypatch.setattr(driver_module, "_devices", type(driver_module._devices)())
     monkeypatch.chdir(tmp_path)
     onnx.save(model(), "m.onnx")
-    (tmp_path / "m.plan").write_bytes(b"older")
+    (tmp_path / "m.plan").write_bytes(MAGIC + b"older")
     done = CliRunner().invoke(cli.tccompile, ["m.onnx", "--tune", "--arch", "sm_90a"])
     assert done.exit_code == 2 and "runs code for sm_80, which is not among --arch sm_90a" in done.output
 
