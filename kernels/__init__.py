@@ -10,6 +10,7 @@ from tccompile.kernels.conv_patch import ConvPatch
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.depthwise_mma import DepthwiseMma
+from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
@@ -31,6 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
     ConvPatch(),
+    DepthwiseSm90(),
     DepthwiseMma(),
     *MMA,
     *SIMT,

@@ -212,16 +212,16 @@ def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...
     return store, types_of(kinds)
 
 
-def build_results(params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """As `build`, for a kernel that reads and stores by itself what differs by row, of two rows.
+def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[Any, ...]]:
+    """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
-    results(acc, c, e)         2 · `lanes` float32 of acc, those of one row after those of the other → as many that y is to hold,
+    results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
                                rounded to nothing yet; zeros in y's padding, anything beyond it
     results(acc, added, c, e)  where a load differs by row: `added` has its values, as `acc`
     """
     from numba import cuda
 
-    text, kinds, accesses = source(params, 2, stores=False)
+    text, kinds, accesses = source(params, rows, stores=False)
     results = cuda.jit(device=True, inline="always")(execute(text, {**names(), **memory_functions(accesses)}, "results"))
     return results, types_of(kinds)
 

@@ -36,6 +36,9 @@ uniform = instruction("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", i32, i32)
 What is computed from it, and after a branch by it, stays in uniform registers: descriptors of wgmma need no move for each one.
 """
 
+computed = instruction("mov.b32 $0, $1;", i32, i32)
+"""The value, computed here and held: the compiler would rather compute it again in every branch that uses it."""
+
 # --- Barriers ----------------------------------------------------------------------------------------------------------
 
 barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
@@ -105,6 +108,12 @@ store_box = instruction(
     void, u64, u32, i32, i32, i32,
 )  # fmt: skip
 """(map, shared address, coordinates of a box, innermost first): a group of its own; nothing outside the array is written."""
+
+store_box4 = instruction(
+    "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [$0, {$2, $3, $4, $5}], [$1]; cp.async.bulk.commit_group;",
+    void, u64, u32, i32, i32, i32, i32,
+)  # fmt: skip
+"""The same of a box of four dimensions."""
 
 fence_copies = instruction("fence.proxy.async.shared::cta;", void)
 """What this thread wrote to shared memory before is what the copy engine reads afterwards."""
@@ -244,6 +253,20 @@ store_matrices = instruction(
 )  # fmt: skip
 """Four 8×8 matrices as fp16, side by side: a lane gives two neighbours in row lane / 4 of each, and the address of row lane mod 8
 of matrix lane / 8."""
+
+store_two_matrices = instruction(
+    "{ .reg .b32 a, b; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3;"
+    " stmatrix.sync.aligned.m8n8.x2.shared.b16 [$0], {a, b}; }",
+    void, u32, f32, f32, f32, f32,
+)  # fmt: skip
+"""Two of them; lanes 0 to 15 give addresses."""
+
+
+@cache
+def read_matrices(n: int) -> Any:
+    """The device function address → the lane's words of n = 2 or 4 such matrices."""
+    words = ", ".join(f"${i}" for i in range(n))
+    return instruction(f"ldmatrix.sync.aligned.m8n8.x{n}.shared.b16 {{{words}}}, [${n}];", (u32,) * n, u32)
 
 
 load_matrices = instruction(

@@ -271,6 +271,7 @@ class Machine:
         self.apart = np.zeros(self.n, bool)  # who waits for the rest of a warp
         self.reduced: list[tuple[np.ndarray, Any, Any]] = []
         self.copies: list[Callable[[], None]] = []
+        self.stores: list[list[Callable[[], None]]] = [[] for _ in range(self.n)]  # of boxes, by thread
         self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(self.n)]
         self.pc, self.blocked = np.zeros(self.n, np.int64), np.zeros(self.n, bool)
         end = len(self.code)
@@ -278,6 +279,8 @@ class Machine:
             ready = ~self.blocked & (self.pc < end)
             if not ready.any():
                 if (self.pc >= end).all():
+                    for store in [store for stores in self.stores for store in stores]:
+                        store()
                     return
                 assert self.copies, f"all threads wait, at {self.waiting()}"
                 self.copies.pop(0)()
@@ -429,6 +432,17 @@ class Machine:
         if parts[-1] == "pred":
             return self.plain(operands, "pred", np.logical_not)
         return self.binary(parts, operands)
+
+    def do_lop3(self, parts: list[str], operands: list[str]) -> Step:
+        table = int(operands[4], 0)
+
+        def look_up(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+            out = np.zeros_like(a)
+            for i in (i for i in range(8) if table >> i & 1):
+                out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+            return out
+
+        return self.plain(operands[:4], "u32", look_up)
 
     def do_bfe(self, parts: list[str], operands: list[str]) -> Step:
         kind = parts[-1]
@@ -588,18 +602,31 @@ class Machine:
 
     def do_ldmatrix(self, parts: list[str], operands: list[str]) -> Step:
         assigns = [self.target(o.strip()) for o in operands[0].strip("{}").split(",")]
-        assert "x4" in parts and len(assigns) == 4
+        n = len(assigns)
+        assert f"x{n}" in parts
         address, turned = self.address(operands[1]), "trans" in parts
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
-            halves = self.read("shared", address()[rows].ravel(), 16).view(np.uint16).reshape(-1, 4, 8, 8)
+            halves = self.read("shared", address()[rows[:, : 8 * n]].ravel(), 16).view(np.uint16).reshape(-1, n, 8, 8)
             halves = halves.swapaxes(2, 3) if turned else halves
-            words = np.ascontiguousarray(halves).view(np.uint32).reshape(-1, 4, 32)
+            words = np.ascontiguousarray(halves).view(np.uint32).reshape(-1, n, 32)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, np.uint32)
                 out[rows] = words[:, i]
                 assign(out, mask)
+
+        return step
+
+    def do_stmatrix(self, parts: list[str], operands: list[str]) -> Step:
+        words = [self.registers[o.strip()] for o in operands[1].strip("{}").split(",")]
+        address, n = self.address(operands[0]), len(words)
+        assert f"x{n}" in parts and "trans" not in parts
+
+        def step(mask: np.ndarray) -> None:
+            rows = self.lanes(mask)
+            data = np.stack([w[rows] for w in words], 1).reshape(-1, 4)  # a row of each matrix is four lanes' words
+            self.write("shared", address()[rows[:, : 8 * n]].ravel(), np.ascontiguousarray(data).view(np.uint8))
 
         return step
 
@@ -739,8 +766,17 @@ class Machine:
                             copy()
 
             return wait
-        if parts[2] == "bulk":
-            return self.copy_box(operands)
+        if parts[2:5] == ["bulk", "wait_group", "read"]:
+            left = int(operands[0])
+
+            def read(mask: np.ndarray) -> None:
+                for i in np.flatnonzero(mask):
+                    while len(self.stores[i]) > left:
+                        self.stores[i].pop(0)()
+
+            return read
+        if parts[2] == "bulk":  # each box that is stored is a group of its own
+            return (lambda mask: None) if parts[3] == "commit_group" else self.copy_box(operands, parts[5] == "global")
         assert parts[1:5] == ["async", "cg", "shared", "global"] and operands[2] == "16"
         to, source, count = self.address(operands[0]), self.address(operands[1]), self.source(operands[3], "u32")
 
@@ -756,38 +792,52 @@ class Machine:
         data = self.read("global", np.array([source]), 16) if size else np.zeros((1, 16), np.uint8)
         self.write("shared", np.array([to]), data)
 
-    def copy_box(self, operands: list[str]) -> Step:
-        inner = operands[1].strip("[]")
-        name, coordinates = re.fullmatch(r"\s*(\S+)\s*,\s*\{(.*)\}\s*", inner).groups()  # type: ignore[union-attr]
-        to, barrier, which = self.address(operands[0]), self.address(operands[2]), self.registers[name]
+    def copy_box(self, operands: list[str], stores: bool) -> Step:
+        mapped, shared = operands[:2] if stores else operands[1::-1]
+        name, coordinates = re.fullmatch(r"\s*(\S+)\s*,\s*\{(.*)\}\s*", mapped.strip("[]")).groups()  # type: ignore[union-attr]
+        to, barrier, which = self.address(shared), self.address(shared if stores else operands[2]), self.registers[name]
         at = [self.source(c.strip(), "s32") for c in coordinates.split(",")]
 
         def step(mask: np.ndarray) -> None:
             (i,) = np.flatnonzero(mask)
             map_ = self.maps[(int(which[i]) - MAPS) // 128]
             corner = [int(np.broadcast_to(c, (self.n,))[i]) for c in at]
-            self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
+            if stores:
+                self.stores[i].append(partial(self.put, map_, corner, int(to()[i])))
+            else:
+                self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
 
         return step
 
-    def place(self, map_: TiledMap, corner: list[int], to: int, barrier: int) -> None:
-        """A box of halves to shared memory, zeros outside the array; chunks of 16 bytes swizzled by where they come to lie."""
-        assert map_.swizzle == 128 and set(map_.steps) == {1} and to % 1024 == 0
+    def box(self, map_: TiledMap, corner: list[int], at: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """A box of halves: its buffer, for each half the byte there and whether it is in the array, and where chunks of 8 lie in
+        shared memory, swizzled by that."""
+        assert map_.swizzle >= 2 * map_.box[0] >= 16 and set(map_.steps) == {1} and at % (8 * map_.swizzle) == 0
         t = self.memory.program.tensors[map_.tensor]
-        base = self.memory.base[t.storage] % SPACE - SPACE // 2 + t.offset * 2 + map_.bytes
-        data = self.memory.buffers[self.memory.base[t.storage] // SPACE].view(np.uint16)
+        k, base = divmod(self.memory.base[t.storage] + t.offset * 2 + map_.bytes, SPACE)
         grids = np.meshgrid(*(c + np.arange(n) for c, n in zip(corner[::-1], map_.box[::-1], strict=True)), indexing="ij")
-        inside, offset = np.ones(grids[0].shape, bool), np.full(grids[0].shape, base)
+        inside, offset = np.ones(grids[0].shape, bool), np.full(grids[0].shape, base - SPACE // 2)
         for g, n, s in zip(grids, map_.extents[::-1], (*map_.strides[::-1], 2), strict=True):
             inside &= (g >= 0) & (g < n)
             offset = offset + g * s
-        halves = np.where(inside, data[np.where(inside, offset, 0) // 2], 0).astype(np.uint16).reshape(-1, 8)
-        lie = to + 16 * np.arange(len(halves))
-        lie ^= (lie >> 7 & 7) << 4
+        lie = at + 16 * np.arange(inside.size // 8)
+        return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & map_.swizzle // 16 - 1) << 4
+
+    def place(self, map_: TiledMap, corner: list[int], to: int, barrier: int) -> None:
+        """A box of halves to shared memory, zeros outside the array."""
+        k, offset, inside, lie = self.box(map_, corner, to)
+        data = self.memory.buffers[k].view(np.uint16)
+        halves = np.where(inside, data[np.where(inside, offset, 0) // 2], 0).astype(np.uint16)
         self.write("shared", lie, halves.view(np.uint8).reshape(-1, 16))
         self.barriers[barrier].bytes -= halves.nbytes
         self.barriers[barrier].settle()
         self.wake()
+
+    def put(self, map_: TiledMap, corner: list[int], source: int) -> None:
+        """A box of halves from shared memory to the array, what of it lies there."""
+        k, offset, inside, lie = self.box(map_, corner, source)
+        halves = self.read("shared", lie, 16).reshape(-1, 2)
+        self.write("global", k * SPACE + SPACE // 2 + offset[inside], halves[inside])
 
     # wgmma
 

@@ -23,6 +23,7 @@ from tccompile.kernels import (
     cumulate,
     depthwise,
     depthwise_mma,
+    depthwise_sm90,
     epilogue,
     gemv,
     loops,
@@ -39,7 +40,7 @@ from tccompile.kernels import (
     two_pass,
 )
 from tccompile.kernels.codegen import execute
-from tccompile.kernels.spec import F32, I32, Counters, Launch, Ptr, Scratch, Value, Work
+from tccompile.kernels.spec import F32, I32, Counters, Launch, Ptr, Scratch, TiledMap, Value, Work
 from tccompile.program import Program
 from tccompile.reference import elements, from_storage, store, to_storage
 from tccompile.reference.expressions import NUMPY
@@ -215,10 +216,13 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     if "epilogue" in params:
         at_once = {"depthwise": "columns", "depthwise_mma": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
-        text, kinds, accesses = epilogue.source(params.pop("epilogue"), rows)
-        scope["store"] = execute(text, {**scope, **memory.functions(accesses)}, "store")
+        strips = params.get("strips")  # of a kernel that stores results by itself
+        text, kinds, accesses = epilogue.source(params.pop("epilogue"), 2 * strips if strips else rows, stores=not strips)
+        name = "results" if strips else "store"
+        scope[name] = execute(text, {**scope, **memory.functions(accesses)}, name)
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
+    engine = own.get("engine")
     # Where threads wait for each other they are suspended: at barriers, and where a warp exchanges values.
     text = text.replace("cuda.syncthreads()", "yield")
     text = re.sub(rf"= ({'|'.join(_EXCHANGES)})\((.*)\)$", r"= yield ('\1', \2)", text, flags=re.M)
@@ -227,8 +231,8 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     kernel = execute(text, {**scope, **own}, name[1])
     args = []
     for arg in launch.args:
-        assert isinstance(arg, Ptr | Scratch | Counters | I32 | F32)
-        args.append(arg.value if isinstance(arg, I32 | F32) else memory.pointer(arg))
+        assert isinstance(arg, Ptr | Scratch | Counters | I32 | F32 | TiledMap)
+        args.append(arg.value if isinstance(arg, I32 | F32) else arg if isinstance(arg, TiledMap) else memory.pointer(arg))
     if fixed:  # a body: some arguments by themselves, the others in tuples, as in `loops.entry`
         rest = args[fixed[0] :]
         groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
@@ -237,7 +241,7 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     for number in every if blocks is None or blocks >= len(every) else _some(every, blocks):
         cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
         cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
-        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx)
+        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx, engine)
 
 
 def _some(numbers: range, count: int) -> list[int]:
@@ -264,30 +268,163 @@ class _Shared:
         return self.arrays[number]
 
 
-def _run_block(start: Callable[[], Generator | None], count: int, index: SimpleNamespace) -> None:
+class CopyEngine:
+    """The tensor copy engine, mbarriers and a block's shared memory, for `launch.smem` bytes from address 0 on.
+
+    A copy is done at once or when nothing else can go on, at random, and boxes are stored as late as may be: so what is read
+    before it is waited for is old, and so is what is stored of shared memory that was filled again too early.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.random = np.random.default_rng(0)
+
+    def begin(self) -> None:
+        """A new block."""
+        self.shared = np.full(1 << 18, 0xFF, np.uint8)  # NaN, where nobody writes
+        self.phases: dict[int, list[int]] = {}  # by barrier: phases completed, threads and bytes to come, threads of a phase
+        self.copies: list[tuple] = []
+        self.stores: list[tuple] = []
+
+    def finish(self) -> None:
+        assert not self.copies, "a block ends before its copies"
+        self.boxes_read()
+
+    def advance(self) -> bool:
+        """Do the copy that has waited longest."""
+        if not self.copies:
+            return False
+        self._copy(*self.copies.pop(0))
+        return True
+
+    def barrier_init(self, at: int, threads: int) -> None:
+        self.phases[at] = [0, threads, 0, threads]
+
+    def barrier_expect(self, at: int, size: int) -> None:
+        phase = self.phases[at]
+        phase[1:3] = [phase[1] - 1, phase[2] + size]
+        assert phase[1] >= 0, "more arrivals than a phase has"
+        self._complete(at)
+
+    def completed(self, at: int, parity: int) -> bool:
+        """Whether a wait for the phase of that parity is over."""
+        return self.phases[at][0] % 2 != parity
+
+    def _complete(self, at: int) -> None:
+        phase = self.phases[at]
+        if phase[1] == phase[2] == 0:
+            phase[:2] = [phase[0] + 1, phase[3]]
+
+    def copy_box(self, at: int, map_: TiledMap, barrier: int, *first: int) -> None:
+        if self.random.integers(2):
+            self._copy(at, map_, barrier, first)
+        else:
+            self.copies.append((at, map_, barrier, first))
+
+    def store_box(self, map_: TiledMap, at: int, *first: int) -> None:
+        self.stores.append((map_, at, first))
+
+    def boxes_read(self) -> None:
+        for map_, at, first in self.stores:
+            k, offsets, inside = self._box(map_, first)
+            box = self.shared[self._places(at, map_)].view(np.uint16).reshape(inside.shape)
+            target, written = self.memory.buffers[k].view(np.uint16), self.memory.written[k].reshape(-1, 2)
+            target[offsets[inside]] = box[inside]
+            np.add.at(written, offsets[inside], 1)
+        self.stores.clear()
+
+    def _copy(self, at: int, map_: TiledMap, barrier: int, first: Sequence[int]) -> None:
+        k, offsets, inside = self._box(map_, first)
+        box = np.where(inside, self.memory.buffers[k].view(np.uint16)[np.where(inside, offsets, 0)], np.uint16(0))
+        self.shared[self._places(at, map_)] = box.reshape(-1).view(np.uint8)
+        self.phases[barrier][2] -= box.nbytes
+        self._complete(barrier)
+
+    def _box(self, map_: TiledMap, first: Sequence[int]) -> tuple[int, np.ndarray, np.ndarray]:
+        """The buffer, the elements of a box of halves in it, innermost dimension last, and whether each is in the array."""
+        k, at = divmod(self.memory.pointer(Ptr(map_.tensor, map_.bytes)), SPACE)
+        assert at % 16 == 0 and all(s % 16 == 0 for s in map_.strides) and set(map_.steps) == {1}, "a map that cannot be encoded"
+        assert all(0 < n <= 256 for n in map_.box) and 0 < 2 * map_.box[0] <= map_.swizzle, "a box that cannot be copied"
+        assert all(n > 0 for n in map_.extents), "an array without elements"
+        offsets, inside = np.array((at - SPACE // 2) // 2), np.array(True)
+        for n, size, extent, stride in zip(first, map_.box, map_.extents, (2, *map_.strides), strict=True):
+            index = np.arange(n, n + size).reshape(-1, *[1] * offsets.ndim)
+            offsets = offsets + index * (stride // 2)
+            inside = inside & (index >= 0) & (index < extent)
+        return k, offsets, inside
+
+    def _places(self, at: int, map_: TiledMap) -> np.ndarray:
+        """The bytes of shared memory of a box: chunks of 16 bytes are swapped as lines of 128 bytes go on."""
+        assert at % (8 * map_.swizzle) == 0, "a box that is not aligned to its swizzle's pattern"
+        places = np.arange(at, at + 2 * math.prod(map_.box))
+        return places ^ ((places >> 7) & (map_.swizzle // 16 - 1)) << 4
+
+    def matrices(self, asked: Mapping[int, tuple], n: int) -> dict[int, Any]:
+        """ldmatrix: lanes 8m to 8m + 7 give the addresses of matrix m's rows, of which lane (g, t) gets word t of row g."""
+        rows = [self._row(asked, m * 8 + g) for m in range(n) for g in range(8)]
+        words = np.array([self.shared[row].view(np.uint32) for row in rows])
+        return {i: tuple(int(words[8 * m + i % 32 // 4, i % 4]) for m in range(n)) for i in asked}
+
+    def put_matrices(self, asked: Mapping[int, tuple]) -> dict[int, Any]:
+        """stmatrix of two matrices, rounded to halves."""
+        for i, (_, *values) in asked.items():
+            for m in range(2):
+                row = self._row(asked, 8 * m + i % 32 // 4)[4 * (i % 4) :][:4]
+                self.shared[row] = np.array(values[2 * m : 2 * m + 2], np.float32).astype(np.float16).view(np.uint8)
+        return dict.fromkeys(asked)
+
+    def _row(self, asked: Mapping[int, tuple], lane: int) -> np.ndarray:
+        at = asked[min(asked) + lane][0]
+        assert at % 16 == 0, "a row that is not aligned"
+        return np.arange(at, at + 16)
+
+
+def _run_block(
+    start: Callable[[], Generator | None], count: int, index: SimpleNamespace, engine: CopyEngine | None = None
+) -> None:
     """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
+    if engine:
+        engine.begin()
     threads = {}
     for index.x in range(count):
         threads[index.x] = start()  # without barriers it is no generator, and has run
     live = {i: t for i, t in threads.items() if t is not None}
+    asked: dict[int, Any] = {}
     while live:
         before = len(live)
-        for warp in range(0, count, 32):
-            answers: dict[int, Any] = {}
-            while True:
-                asked = {}
-                for index.x in [i for i in live if warp <= i < warp + 32]:
-                    try:
-                        asked[index.x] = live[index.x].send(answers.get(index.x))
-                    except StopIteration:
-                        del live[index.x]
-                kinds = {a and a[0] for a in asked.values()}
-                assert len(kinds) <= 1, "threads of a warp wait at different places"
-                if kinds <= {None}:
-                    break
-                assert len(asked) == 32, "a warp exchanges values without some of its threads"
-                answers = _EXCHANGES[kinds.pop()]({i: a[1:] for i, a in asked.items()})
+        asked.clear()
+        going = True
+        while going:  # until all are at the barrier, or have ended
+            steps = [_run_warp(live, range(warp, warp + 32), asked, index) for warp in range(0, count, 32)]
+            waiting = any(asked[i] for i in live)
+            going = waiting and (any(steps) or (engine is not None and engine.advance()))
+            assert going or not waiting, "threads wait for what never comes"
         assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
+    if engine:
+        engine.finish()
+
+
+def _run_warp(live: dict[int, Generator], lanes: range, asked: dict[int, Any], index: SimpleNamespace) -> bool:
+    """Until the warp is at a barrier of the block, waits for something, or has ended; whether it has gone on at all."""
+    answers: dict[int, Any] = {}
+    going, any_step = True, False
+    while going:
+        ours = [i for i in lanes if i in live]
+        kinds = {asked[i] and asked[i][0] for i in ours if i in asked}
+        assert len(kinds) <= 1, "threads of a warp wait at different places"
+        kind = kinds.pop() if kinds else ""
+        if not ours or kind is None or (kind == "wait" and not all(asked[i][1](*asked[i][2:]) for i in ours)):
+            break
+        if kind not in ("", "wait"):
+            assert len(ours) == 32, "a warp exchanges values without some of its threads"
+            answers = _EXCHANGES.get(kind, kind)({i: asked[i][1:] for i in ours})
+        for index.x in ours:
+            try:
+                asked[index.x] = live[index.x].send(answers.get(index.x))
+            except StopIteration:
+                del live[index.x]
+        answers, any_step = {}, True
+    return any_step
 
 
 def _shuffle(asked: Mapping[int, tuple]) -> dict[int, Any]:
@@ -474,6 +611,35 @@ def _depthwise_mma(params: dict[str, Value], extra: int, memory: Memory) -> Text
     return text, scope, (2, depthwise.NUMBERS.count(",") + 1)
 
 
+def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    walk = depthwise_sm90.Walk(*(params[name] for name in ("taps", "stride", *depthwise_sm90.CHOSEN)))
+    engine = CopyEngine(memory)
+    scope: dict[str, Any] = {
+        "engine": engine,
+        "base": lambda: 0,
+        "uniform": lambda number: number,
+        "computed": lambda number: number,
+        "multiply_add": lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True)),
+        **{f"floats{n}": lambda *words: tuple(np.array(words, np.uint32).view(np.float16).astype(np.float32)) for n in (2, 4)},
+        "zeros": lambda: (np.float32(0),) * 4,
+        "read_word": partial(memory.words, n=1),
+        "take": lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words),
+        "copy_box4": engine.copy_box,
+        "store_box4": engine.store_box,
+        **{name: getattr(engine, name) for name in ("barrier_init", "barrier_expect", "boxes_read")},
+        **{f"load_{n}": partial(engine.matrices, n=n) for n in (2, 4)},
+        "store_2": engine.put_matrices,
+        "completed": engine.completed,
+    }
+    for name in ("fence_barrier_init", "fence_copies", "prefetch_map", "wait_for_earlier_grids", "let_later_grids_start"):
+        scope[name] = lambda *_: None
+    text = _body("depthwise", f"{depthwise_sm90.maps(walk)}, w, numbers", depthwise_sm90.lines(walk, params["stages"]))
+    text = re.sub(r"= matrices(\d)\((.*)\)$", r"= yield (load_\1, \2)", text, flags=re.M)
+    text = re.sub(r"^( *)put_matrices\((.*)\)$", r"\1yield (store_2, \2)", text, flags=re.M)
+    text = re.sub(r"^( *)barrier_wait\((.*)\)$", r"\1yield ('wait', completed, \2)", text, flags=re.M)
+    return text, scope, (walk.stride + 2, depthwise_sm90.NUMBERS.count(",") + 1)
+
+
 def unravel(depth: int, tensors: int) -> Any:
     """`loops.unravel`"""
     text = "def unravel(i, w):\n" + "".join(f"    {line}\n" for line in loops.unravel_lines(depth, tensors))
@@ -540,6 +706,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "depthwise": _depthwise,
     "mlp": _mlp,
     "depthwise_mma": _depthwise_mma,
+    "depthwise_sm90": _depthwise_sm90,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
     "reduce": _reduce,

@@ -1,0 +1,189 @@
+"""Depthwise convolution by the tensor copy engine: where it applies, values thread by thread, shared memory, code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tccompile.arch import ARCHS, Arch
+from tccompile.emit import resources
+from tccompile.expr import DType
+from tccompile.kernels import depthwise_sm90
+from tccompile.kernels.depthwise_sm90 import CHANNELS, HALO, STRIPS, DepthwiseSm90, Walk, share, walk_of, walks
+from tccompile.kernels.spec import Config, TiledMap
+from tccompile.program import Program
+from tests.gpu.cases import conv, program_of
+from tests.kernels import machine
+from tests.kernels.support import check
+
+KERNEL, ARCH = DepthwiseSm90(), ARCHS["sm_90a"]
+SMALL = replace(ARCH, sms=1)
+"""So few multiprocessors that a block comes to several items, and its ring round."""
+
+
+def depthwise(channels: int = 24, size: int = 14, window: int = 3, batch: int = 2, **how) -> Program:
+    return conv("depthwise", (batch, channels, size, size + 1), channels, (window, window), groups=channels, **how)
+
+
+def config(rows: int, channels: int = 32, strips: int = 1, blocks: int = 2) -> Config:
+    return {"rows": rows, "channels": channels, "strips": strips, "blocks": blocks}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        depthwise(),
+        depthwise(33, window=5, stride=2),
+        depthwise(window=7, stride=2, ep="bias silu"),
+        depthwise(20, source="slice", to="tail"),
+        depthwise(to="gap"),
+        depthwise(pad=0),
+    ],
+    ids=["3x3", "5x5/2", "7x7/2", "slices", "gap", "no padding"],
+)
+def test_supports(program: Program) -> None:
+    assert KERNEL.supports(program.ops[0], program, ARCH) is None
+    assert list(KERNEL.configs(program.ops[0], program, ARCH))
+
+
+@pytest.mark.parametrize(
+    "program, arch, reason",
+    [
+        (depthwise(), "sm_80", "made for sm_90a"),
+        (program_of("conv_groups_4"), "sm_90a", "no depthwise convolution"),
+        (depthwise(dtype=DType.F32), "sm_90a", "float32"),
+        (depthwise(to="fp32"), "sm_90a", "y is float32"),
+        (depthwise(dilation=2), "sm_90a", "3×3, 5×5 and 7×7"),
+        (depthwise(window=9, size=20), "sm_90a", "9×9"),
+        (depthwise(stride=3), "sm_90a", "stride 1 or 2"),
+        (program_of("depthwise_1d"), "sm_90a", "1×9"),
+        (replace(depthwise(), inputs=("x",)), "sm_90a", "model input or output"),
+        (depthwise(source="odd"), "sm_90a", "multiples of 16 bytes"),
+        (depthwise(20, to="slice"), "sm_90a", "channels of y"),
+        (depthwise(ep="bias residual"), "sm_90a", "reads residual1 for each pixel"),
+        (conv("narrow", (1, 8, 9, 1), 8, (3, 3), stride=2, groups=8), "sm_90a", "narrower than the stride"),
+    ],
+    ids=[
+        "sm_80", "groups", "fp32", "to fp32", "dilated", "9x9", "stride 3", "a line", "input", "odd", "unpadded", "residual",
+        "narrow",
+    ],
+)  # fmt: skip
+def test_says_why_not(program: Program, arch: str, reason: str) -> None:
+    assert reason in KERNEL.supports(program.ops[0], program, ARCHS[arch])
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+# Extents that fill no box, bands that end beyond the image, boxes beyond the channels, and items one after the other.
+CASES = {
+    "bands": (conv("bands", (1, 40, 9, 35), 40, (3, 3), groups=40, ep="bias relu"), config(4), ARCH),
+    "padded channels": (conv("padded", (1, 20, 9, 8), 20, (3, 3), stride=2, groups=20), config(2, 16), ARCH),
+    "5x5": (conv("5x5", (1, 12, 8, 13), 12, (5, 5), groups=12, ep="bias silu"), config(3, 64), ARCH),
+    "5x5, one band": (conv("5x5", (1, 8, 12, 6), 8, (5, 5), groups=8), config(12, 64), ARCH),
+    "5x5/2": (conv("5x5/2", (1, 24, 12, 7), 24, (5, 5), stride=2, pad=1, groups=24), config(3), ARCH),
+    "7x7": (conv("7x7", (1, 8, 7, 9), 8, (7, 7), groups=8), config(4, 64, 2, 1), ARCH),
+    "7x7/2": (conv("7x7/2", (1, 16, 13, 9), 16, (7, 7), stride=2, groups=16), config(7, 64, 1, 1), ARCH),
+    "7x7 of 3x3": (conv("7x7", (1, 8, 3, 3), 8, (7, 7), groups=8), config(3, 64), ARCH),
+    "2 columns": (conv("2", (1, 8, 1, 2), 8, (3, 3), stride=2, groups=8), config(1, 64), ARCH),
+    "slices": (depthwise(20, 9, batch=1, source="slice", to="tail"), config(5), ARCH),
+    "gap": (depthwise(16, 9, batch=1, stride=2, pad=0, to="gap"), config(5), ARCH),
+    "strips": (conv("strips", (1, 16, 5, 70), 16, (3, 3), groups=16), config(5, 64, 4), ARCH),
+    "items": (conv("items", (3, 16, 13, 20), 16, (3, 3), groups=16), config(13, blocks=1), SMALL),
+    "items of bands": (conv("items", (2, 24, 7, 40), 24, (5, 5), stride=2, groups=24), config(2), SMALL),
+    "chunks": (conv("chunks", (1, 136, 4, 5), 136, (3, 3), groups=136, ep="bias"), config(4, 64), SMALL),
+}
+
+
+@pytest.mark.parametrize("program, chosen, arch", CASES.values(), ids=CASES)
+def test_values(program: Program, chosen: Config, arch: Arch) -> None:
+    check(KERNEL, program, chosen, arch=arch)
+
+
+@pytest.mark.parametrize("name", ["5x5/2", "items", "slices"])
+def test_values_as_compiled(name: str) -> None:
+    program, chosen, arch = CASES[name]
+    check(KERNEL, program, chosen, arch=arch, run=partial(machine.run, arch=arch))
+
+
+@pytest.mark.parametrize(
+    "line, other",
+    [
+        ("barrier_wait(i32(full + turn * i32(8)), parity)", "pass"),  # rows are not waited for
+        ("i32(mine + side * i32(", "i32(mine + i32(0) * i32("),  # results over those that are being stored
+        ("    boxes_read()", "    pass"),
+        ("    turn, parity = i32(0), i32(i32(1) - parity)", "    turn = i32(0)"),
+    ],
+    ids=["no wait", "one side", "unread", "parity"],
+)
+def test_the_simulator_finds_races(monkeypatch: pytest.MonkeyPatch, line: str, other: str) -> None:
+    """What is wrong only if copies take their time"""
+    program, chosen, arch = CASES["items"]
+    whole = depthwise_sm90.lines
+    assert any(line in text for text in whole(walk_of(program.ops[0], program, chosen), 2))
+    monkeypatch.setattr(depthwise_sm90, "lines", lambda *a: [text.replace(line, other) for text in whole(*a)])
+    with pytest.raises(AssertionError):
+        check(KERNEL, program, chosen, arch=arch)
+
+
+# --- Shared memory -----------------------------------------------------------------------------------------------------
+
+EVERY = [
+    Walk(taps, stride, channels, strips, 1)
+    for taps in (3, 5, 7)
+    for stride in (1, 2)
+    for channels in CHANNELS
+    for strips in STRIPS
+]
+
+
+@pytest.mark.parametrize("walk", EVERY, ids=str)
+def test_boxes_lie_as_the_copy_engine_swizzles_them(walk: Walk) -> None:
+    """And rows alike, so that a lane's place in one is its place in all"""
+    pattern = 8 * walk.pixel
+    assert not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.line_out, walk.staging)) and 1024 % pattern == 0
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("first", range(8))
+def test_matrices_meet_no_bank_twice(channels: int, first: int) -> None:
+    """8 neighbouring pixels, at whichever column they begin"""
+    for group in range(channels // 8):
+        at = [2 * channels * (first + i) + 16 * group for i in range(8)]
+        swizzled = [a ^ (a >> 7 & channels // 8 - 1) << 4 for a in at]
+        assert len({a // 16 % 8 for a in swizzled}) == 8
+
+
+@pytest.mark.parametrize("walk", EVERY, ids=str)
+def test_every_tap_is_multiplied_once(walk: Walk) -> None:
+    met = Counter((r - e * walk.stride, s) for u in range(walk.stride) for e, r in walk.live(u) for p in walk.pairs for s in p)
+    assert met == Counter({(u, s): sum(u + e * walk.stride < walk.taps for e in range(walk.slots)) for u, s in met})
+    assert sum(met.values()) == walk.taps**2
+    assert all(s // walk.stride < HALO for pair in walk.pairs for s in pair)
+
+
+@pytest.mark.parametrize("window, stride", [(w, s) for w in (3, 5, 7) for s in (1, 2)])
+@pytest.mark.parametrize("channels, size", [(16, 7), (40, 14), (144, 56), (672, 112)])
+def test_configs_fit(channels: int, size: int, window: int, stride: int) -> None:
+    program = depthwise(channels, size, window, stride=stride)
+    for walk in walks(program.ops[0], program, ARCH):
+        assert walk.stages(ARCH) >= 2 and walk.blocks * (walk.smem(walk.stages(ARCH)) + 1024) <= ARCH.smem_sm
+    for chosen in KERNEL.configs(program.ops[0], program, ARCH):
+        (launch,) = KERNEL.work(program.ops[0], program, chosen, ARCH).launches
+        shares = share(program.ops[0], program, chosen, ARCH)
+        assert launch.grid[0] == shares.blocks <= max(shares.chunks, ARCH.sms * chosen["blocks"])
+        assert launch.smem <= ARCH.smem_block
+        for map_ in (a for a in launch.args if isinstance(a, TiledMap)):
+            assert max(map_.box) <= 256 and not any(s % 16 for s in (map_.bytes, *map_.strides)) and min(map_.extents) > 0
+
+
+@pytest.mark.parametrize("window, stride", [(3, 1), (5, 2), (7, 1)])
+def test_compiles(window: int, stride: int) -> None:
+    program = depthwise(40, 56, window, stride=stride, ep="bias silu")
+    walk = walks(program.ops[0], program, ARCH)[-1]
+    chosen = config(14, walk.channels, walk.strips, walk.blocks)
+    (launch,) = KERNEL.work(program.ops[0], program, chosen, ARCH).launches
+    used = resources(launch.code, ARCH)
+    assert used.stack == 0 and used.registers <= 256 // walk.blocks
