@@ -70,12 +70,13 @@ class DepthwiseMma(Depthwise):
         others = 40 + 5 * reads + lanes * stride * ((columns - 2) * stride + taps[1]) + 24 * columns
         rate = arch.tensor_tflops * 1e6 / arch.sms * (MMA_SYNC if arch.mma == "wgmma" else 0.9)
         each = 2048 * products / rate + (0.6 * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * 0.85)
-        busy = warps / arch.sms * steps * each + 0.12 * steps
-        latency = 0.3 + steps * (0.3 + 2 * each)
+        busy = 0.85 * warps / arch.sms * steps * each + 0.13 * steps
+        latency = 0.6 + steps * (0.18 + 2 * each)
         again = ((rows - 1) * stride + taps[0]) / (rows * stride) - 1  # of x, what two bands read
-        moved = traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
+        # One row ahead does not keep memory busy.
+        moved = 1.35 * traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
         longest = max(moved, busy, latency)
-        return LAUNCH_US + longest + 0.1 * (moved + busy + latency - longest)
+        return LAUNCH_US + longest + 0.2 * (moved + busy + latency - longest)
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
