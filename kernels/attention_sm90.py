@@ -5,6 +5,9 @@ tile, in rings of `STAGES` buffers each. A warpgroup asks for the scores of a ti
 its share of the result, and computes weights from the scores while the latter is under way. With two warpgroups or more they
 take turns in asking, so that one multiplies while another computes exponentials (after Shah et al., FlashAttention-3, 2024).
 Weights go into the second product from registers; v is read as its rows lie, transposed by wgmma.
+
+Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
+they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.
 """
 
 from __future__ import annotations
@@ -15,11 +18,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
-from tccompile.kernels.loops import entry, refusal
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
+from tccompile.kernels.codegen import execute, tuple_of
+from tccompile.kernels.loops import refusal
+from tccompile.kernels.spec import (
+    F32,
+    I32,
+    LAUNCH_US,
+    Arg,
+    Config,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    TiledMap,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
 from tccompile.program import Attention, Op, Program, Tensor
 
 STAGES = 2
@@ -31,12 +51,16 @@ COLUMNS = 64
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s."""
+    """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s.
+
+    words  of a mask, in registers of a thread for each 8 of its columns
+    """
 
     warpgroups: int
     bn: int
     d: int
     e: int
+    words: int = 0
 
     @property
     def bm(self) -> int:
@@ -56,6 +80,11 @@ class Tile:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
         return 32, (launched * self.threads // 128 - 32) // self.warpgroups // 8 * 8
+
+    @property
+    def held(self) -> int:
+        """Registers of a thread for scores, weights, results and the mask."""
+        return self.bn // 2 + self.bn // 4 + self.e // 2 + self.bn // 8 * self.words
 
     @property
     def boxes(self) -> tuple[int, int]:
@@ -102,17 +131,50 @@ SHAPES = ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 1
 """Warpgroups of a block, and rows of k and v that they take at a time."""
 
 SLACK = 56
-"""Registers that a thread needs beside scores, weights and results."""
+"""Registers that a thread needs beside what it holds of tiles."""
+
+FAR = -1e4
+"""A row whose highest score is less, with a mask, sees nothing that counts: then scores are taken off it before they are scaled.
+
+The product of such a score and log2(e) is rounded to more than an exponent may be off, or beyond float32.
+"""
+
+MASKS = (DType.F32, DType.F16, DType.BOOL)
 
 
 def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
     """The tiles that fit registers and shared memory."""
     q, v = program.tensors[op.q], program.tensors[op.v]
     for warpgroups, bn in SHAPES:
-        t = Tile(warpgroups, bn, -(-q.shape[3] // 16) * 16, -(-v.shape[3] // 8) * 8)
+        t = Tile(warpgroups, bn, -(-q.shape[3] // 16) * 16, -(-v.shape[3] // 8) * 8, _words(op, program))
         room = t.registers[1] if t.exchange else 240
-        if t.smem <= arch.smem_block and bn // 2 + bn // 4 + t.e // 2 + SLACK <= room + (24 if warpgroups == 3 else 0):
+        if t.smem <= arch.smem_block and t.held + SLACK <= room + (24 if warpgroups == 3 else 0):
             yield t
+
+
+def _words(op: Attention, program: Program) -> int:
+    """Words of the mask that a thread holds for 8 columns: two elements of each of its rows, or of one that all rows share."""
+    if op.mask is None:
+        return 0
+    mask = program.tensors[op.mask]
+    return (2 if mask.dtype is DType.F32 else 1) * (2 if mask.shape[2] > 1 else 1)
+
+
+def _mask_unfit(op: Attention, program: Program) -> str | None:
+    """None if two neighbouring elements of the mask can be read at once, else the rule that does not hold."""
+    if op.mask is None:
+        return None
+    mask, columns = program.tensors[op.mask], program.tensors[op.k].shape[2]
+    if mask.dtype not in MASKS:
+        return f"its mask, {op.mask}, is {mask.dtype.value}; masks are {', '.join(m.value for m in MASKS)}"
+    if mask.shape[3] != columns:
+        return f"its mask, {op.mask}, has one element for all columns"
+    if mask.strides[3] != 1 and mask.padded[3] > 1:
+        return f"neighbouring elements of its mask, {op.mask}, are {mask.strides[3]} apart in memory"
+    steps = [mask.offset, mask.padded[3], *(s for n, s in zip(mask.shape[:3], mask.strides[:3], strict=True) if n > 1)]
+    if any(s % 2 for s in steps):
+        return f"rows of its mask, {op.mask}, do not begin at even elements, or end there"
+    return None
 
 
 def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch) -> Tile:
@@ -131,12 +193,11 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    registers = t.bn // 2 + t.bn // 4 + t.e // 2 + 32
-    return max(1, min(arch.smem_sm // (t.smem + KIB), 65536 // (t.threads * registers)))
+    return max(1, min(arch.smem_sm // (t.smem + KIB), 65536 // (t.threads * (t.held + 32))))
 
 
 class AttentionSm90(Kernel):
-    """Attention of half-precision heads of up to 256 elements without a mask tensor, by TMA and wgmma."""
+    """Attention of half-precision heads of up to 256 elements, by TMA and wgmma."""
 
     name = "attention_sm90"
     realises = Attention
@@ -148,14 +209,14 @@ class AttentionSm90(Kernel):
             return f"{arch.name} has no wgmma instructions"
         if reason := unfit(op, program):
             return reason
-        if op.mask is not None:
-            return f"it has a mask, {op.mask}"
+        if reason := _mask_unfit(op, program):
+            return reason
         for name in (op.q, op.k, op.v):
             t = program.tensors[name]
             if t.storage in program.inputs or t.storage in program.outputs:
                 return f"{name} is a model input or output, whose address may change; tensor maps hold addresses"
         if not any(True for _ in tiles_of(op, program, arch)):
-            return "its heads do not fit registers and shared memory"
+            return f"its heads{'' if op.mask is None else ' and mask'} do not fit registers and shared memory"
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
@@ -178,6 +239,8 @@ class AttentionSm90(Kernel):
             each = each + 60 if together > 1 else 1.45 * each  # nobody multiplies while it computes exponentials
         else:
             each += 90 if t.warpgroups == 3 else 28 + 1.5 * (128 - t.bn)
+        if op.mask is not None:  # an estimate: of rows of their own, eight lines for each load
+            each += t.bn * (8 if program.tensors[op.mask].shape[2] > 1 else 1)
         waves = blocks / (arch.sms * together)
         waves = max(waves, min(math.ceil(waves), waves + 0.5))
         time = waves * (max(seen, 1) / t.bn * t.warpgroups * together * each / 1700 + (0.7 if together > 1 else 1.7))
@@ -193,13 +256,22 @@ class AttentionSm90(Kernel):
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
         tiles = -(-rows // t.bm)
         integers = (tiles, q.shape[1], q.shape[1] // k.shape[1], rows, n, op.causal or 0)
-        args = (_map(q, t.bm), _map(k, t.bn), _map(v, t.bn), F32(op.scale * LOG2_E), *map(I32, integers), *stored.args)
+        kind, own_rows = "none", False
+        mask: tuple[Arg, ...] = ()
+        if op.mask is not None:
+            m = program.tensors[op.mask]
+            kind, own_rows = m.dtype.value, m.shape[2] > 1
+            mask = (Ptr(op.mask), *(I32(s if n > 1 else 0) for n, s in zip(m.shape[:3], m.strides[:3], strict=True)))
+        scale = F32(op.scale * (LOG2_E if kind in ("none", "bool") else 1))
+        args = (_map(q, t.bm), _map(k, t.bn), _map(v, t.bn), scale, *map(I32, integers), *mask, *stored.args)
         compiled = code(
             self.name,
             warpgroups=t.warpgroups,
             bn=t.bn,
             d=t.d,
             e=t.e,
+            mask=kind,
+            own_rows=own_rows,
             causal=op.causal is not None,
             epilogue=stored.params,
         )
@@ -207,10 +279,15 @@ class AttentionSm90(Kernel):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"])
-        return _function(tile, params["causal"], params["epilogue"])
+        return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
-def _function(t: Tile, causal: bool, params: Value) -> Function:
+MAPS = ("map_q", "map_k", "map_v")
+INTEGERS = ("tiles_m", "heads", "share", "rows", "columns", "ahead")
+"""Tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
+
+
+def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value) -> Function:
     """The kernel for a tile: the code that `work` gives its arguments to."""
     from numba import cuda
     from numba.cuda import types
@@ -220,6 +297,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
     from tccompile.kernels.ptx import mma, softmax
     from tccompile.kernels.ptx.core import f32, i32, u32, u64
 
+    i64 = types.int64
     bm, bn, warpgroups, exchange, consumers = t.bm, t.bn, t.warpgroups, t.exchange, 128 * t.warpgroups
     q_bytes, k_bytes, v_bytes = t.q_bytes, t.k_bytes, t.v_bytes
     k_ring, v_ring, barriers = q_bytes, q_bytes + STAGES * k_bytes, t.barriers
@@ -234,6 +312,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
     zeros = mma.zeros(t.e // 2)
     groups = bn // 8
     highest, cut, scaled = softmax.highest(groups), softmax.cut(groups), softmax.scaled(t.e // 8)
+    below = softmax.below(groups)
     exponentials, halves = softmax.exponentials(groups), softmax.halves(groups)
     row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
     store, extra = epilogue.build(params)
@@ -243,6 +322,38 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
     apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
     load4 = hw.load_shared_f32x4
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+    has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
+    kind = DType(mask_kind) if has_mask else DType.F32
+    size = kind.size
+    read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
+    masked = softmax.masked(groups, kind, own_rows)
+
+    @inline
+    def read_mask(at0, at1, n, column, columns):
+        """The mask's words for the tile whose first column is n."""
+        at0, at1, left = u64(at0 + u64(n * size)), u64(at1 + u64(n * size)), i32(columns - n)
+        if left >= bn:
+            return read_all(at0, at1, left)
+        return read_some(at0, at1, i32(left - column))
+
+    @inline
+    def taken_off(x, by):
+        """What is taken off the scaled scores of a row whose highest is x."""
+        return f32(0) if x == f32(-math.inf) else f32(x * by)
+
+    @inline
+    def near(s, x0, x1, b0, b1):
+        """Scores and what is taken off them once they are scaled, or already off them where rows see nothing that counts."""
+        if x0 < f32(FAR) or x1 < f32(FAR):
+            return below(s, taken_off(x0, f32(1)), taken_off(x1, f32(1))), f32(0), f32(0)
+        return s, b0, b1
+
+    @inline
+    def decay(was, x, b, by):
+        """What is left of earlier weights when a row's highest score goes from `was` to x."""
+        if additive:
+            return exp2(f32(f32(was - taken_off(x, f32(1))) * by))
+        return exp2(f32(was * by - b))
 
     @inline
     def produce(map_q, map_k, map_v, base, q_full, m0, h, g, b, tiles):
@@ -269,7 +380,7 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
                 slot, parity = i32(0), i32(parity ^ 1)
 
     @inline
-    def body(map_q, map_k, map_v, factor, integers, e):
+    def body(map_q, map_k, map_v, factor, integers, mask, e):
         tiles_m, heads, share, rows, columns, ahead = integers
         base = u32((hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00)
         q_full = u32(base + barriers)
@@ -319,29 +430,42 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
             end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
             end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
             safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
+            if has_mask:
+                mask_at, mask_b, mask_h, mask_r = mask
+                line = i64(b) * mask_b + i64(h) * mask_h + column
+                mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
+                mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
+            by = f32(LOG2_E) if additive else factor
             acc = zeros()
             x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
             if tiles > 0:
                 own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
                 if in_turn and group == warpgroups - 1:
                     hw.arrive_named(other)
+                if has_mask:
+                    words = read_mask(mask0, mask1, i32(0), column, columns)
                 hw.barrier_wait(q_full, i32(0))
                 hw.barrier_wait(k_full, i32(0))
                 s = first_scores(empty_scores(), q_half, k_half, i32(0))
                 hw.wgmma_wait_all()
                 if tid & 127 == 0:
                     hw.barrier_arrive(k_empty)
+                if has_mask:
+                    s = masked(s, words, factor)
                 if bn > safe:
                     s = cut(s, column, end0, end1)
                 x0, x1 = highest(s, x0, x1)
                 x0, x1 = row_maximum(x0), row_maximum(x1)
-                b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * factor)
-                b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * factor)
-                s, sum0, sum1 = exponentials(s, factor, b0, b1)
+                b0, b1 = taken_off(x0, by), taken_off(x1, by)
+                if additive:
+                    s, b0, b1 = near(s, x0, x1, b0, b1)
+                s, sum0, sum1 = exponentials(s, by, b0, b1)
                 weights = halves(s)
                 slot, parity, before, parity_before = i32(1 % STAGES), i32(1 // STAGES), i32(0), i32(0)
                 n = i32(bn)
                 while n < last:
+                    if has_mask:
+                        words = read_mask(mask0, mask1, n, column, columns)
                     hw.barrier_wait(u32(k_full + 8 * slot), parity)
                     hw.barrier_wait(u32(v_full + 8 * before), parity_before)
                     q_at, k_at, v_at = q_half, k_half + u64(slot * k_units), values_half + u64(before * v_units)
@@ -352,15 +476,18 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
                         s, acc = attend(acc, weights, q_at, k_at, v_at)
                     if tid & 127 == 0:
                         hw.barrier_arrive(u32(k_empty + 8 * slot))
+                    if has_mask:
+                        s = masked(s, words, factor)
                     if n + bn > safe:
                         s = cut(s, i32(n + column), end0, end1)
                     was0, was1 = x0, x1
                     x0, x1 = highest(s, x0, x1)
                     x0, x1 = row_maximum(x0), row_maximum(x1)
-                    b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * factor)
-                    b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * factor)
-                    s, add0, add1 = exponentials(s, factor, b0, b1)
-                    a0, a1 = exp2(f32(was0 * factor - b0)), exp2(f32(was1 * factor - b1))
+                    b0, b1 = taken_off(x0, by), taken_off(x1, by)
+                    if additive:
+                        s, b0, b1 = near(s, x0, x1, b0, b1)
+                    s, add0, add1 = exponentials(s, by, b0, b1)
+                    a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
                     sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
                     acc, s = settle(acc, s)
                     if tid & 127 == 0:
@@ -395,5 +522,9 @@ def _function(t: Tile, causal: bool, params: Value) -> Function:
                     cuda.syncwarp()
 
     t_staging = t.staging
-    signature = types.void(u64, u64, u64, f32, *[i32] * 6, *extra)
-    return Function(entry(body, 4, 6, len(extra)), signature, t.threads)
+    masks = ["mask", "mask_b", "mask_h", "mask_r"] if has_mask else []
+    more = [f"e{i}" for i in range(len(extra))]
+    text = f"def kernel({', '.join([*MAPS, 'factor', *INTEGERS, *masks, *more])}):\n"
+    text += f"    body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})\n"
+    signature = types.void(u64, u64, u64, f32, *[i32] * len(INTEGERS), *([u64, *[i32] * 3] if has_mask else []), *extra)
+    return Function(execute(text, {"body": body}, "kernel"), signature, t.threads)

@@ -65,7 +65,8 @@ class Toy(Kernel):
 
 WAITING = (
     ("conv_3x3", "conv_sm90"), ("gemm_batched", "gemm_sm90"), ("gemm_batched_b_transposed", "gemm_sm90"),
-    ("gemm_large", "gemm_mma"), ("attention", "attention_sm90"), ("depthwise_3x3", "depthwise"), ("layer_norm", "norm"),
+    ("gemm_large", "gemm_mma"), ("attention", "attention_sm90"), ("attention_mask", "attention_sm90"), ("layer_norm", "norm"),
+    ("depthwise_3x3", "depthwise"),
     ("gemm_1_row", "gemv"), ("mean_hw", "reduce"), ("chain", "pointwise"), ("instance_norm_large", "norm_split"),
     ("depthwise_3x3", "depthwise_sm90"),
 )  # fmt: skip

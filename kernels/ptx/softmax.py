@@ -14,7 +14,8 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, unpacked
+from tccompile.expr import DType
+from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked
 
 F32, I32 = ir.FloatType(), ir.IntType(32)
 
@@ -148,6 +149,22 @@ def scaled(groups: int) -> Any:
 
 
 @cache
+def below(groups: int) -> Any:
+    """below(acc, x0, x1): each row's accumulators minus x."""
+    ty = types.UniTuple(f32, 4 * groups)
+
+    @intrinsic
+    def difference(typingctx, acc, x0, x1):
+        def codegen(context, builder, sig, args):
+            values = unpacked(builder, args[0], 4 * groups)
+            return packed(builder, [builder.fsub(v, args[1 + _row(i)]) for i, v in enumerate(values)])
+
+        return ty(ty, f32, f32), codegen
+
+    return difference
+
+
+@cache
 def cut(groups: int) -> Any:
     """cut(acc, column, end0, end1): -inf in place of columns at and beyond a row's end; `column` is this thread's first."""
     ty = types.UniTuple(f32, 4 * groups)
@@ -165,3 +182,81 @@ def cut(groups: int) -> Any:
         return ty(ty, i32, i32, i32), codegen
 
     return chosen
+
+
+# --- Masks -------------------------------------------------------------------------------------------------------------
+
+
+def mask_words(kind: DType, own_rows: bool) -> int:
+    """Words that a thread reads of a mask for each group of 8 columns: two elements of one row, or of both of its rows."""
+    return (2 if kind is DType.F32 else 1) * (2 if own_rows else 1)
+
+
+@cache
+def read_mask(groups: int, kind: DType, own_rows: bool, guarded: bool) -> Any:
+    """read_mask(at0, at1, left): the words of a mask of floats or bools for this thread's accumulators, two columns at a time.
+
+    at0, at1  addresses of row r's and row r + 8's elements of this thread's first column; only at0 counts if all rows share one
+    left      if `guarded`, columns from there on that exist: pairs beyond are not read, and what comes for them is undefined
+    """
+    each = 2 if kind is DType.F32 else 1
+    outs = ", ".join(f"${i}" for i in range(each))
+    load = {DType.F32: f"ld.global.v2.b32 {{{outs}}}", DType.F16: f"ld.global.b32 {outs}", DType.BOOL: f"ld.global.u16 {outs}"}[
+        kind
+    ]
+    constraints = ",".join([*["=r"] * each, "l", "r", "~{memory}"])
+    word = ir.LiteralStructType([I32] * each) if each > 1 else I32
+    function = ir.FunctionType(word, [ir.IntType(64), I32])
+    result = types.UniTuple(u32, groups * mask_words(kind, own_rows))
+
+    @intrinsic
+    def read(typingctx, at0, at1, left):
+        def codegen(context, builder, sig, args):
+            words: list = []
+            for group in range(groups):
+                for at in args[: 2 if own_rows else 1]:
+                    text = f"{load}, [${each}+{8 * group * kind.size}];"
+                    if guarded:
+                        text = f"{{ .reg .pred p; setp.gt.s32 p, ${each + 1}, {8 * group}; @p {text} }}"
+                    out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [at, args[2]])
+                    words += unpacked(builder, out, each) if each > 1 else [out]
+            return packed(builder, words)
+
+        return result(u64, u64, i32), codegen
+
+    return read
+
+
+@cache
+def masked(groups: int, kind: DType, own_rows: bool) -> Any:
+    """masked(acc, words, scale): accumulators times `scale` plus what `read_mask` gave; or, by bools, as they are or -inf."""
+    ty = types.UniTuple(f32, 4 * groups)
+    rows = 2 if own_rows else 1
+    each = mask_words(kind, own_rows) // rows
+    text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }"
+
+    @intrinsic
+    def computed(typingctx, acc, words, scale):
+        def codegen(context, builder, sig, args):
+            values, words = unpacked(builder, args[0], 4 * groups), unpacked(builder, args[1], groups * rows * each)
+            pair = ir.LiteralStructType([F32] * 2)
+            for group in range(groups):
+                for row in range(rows):
+                    own = words[(group * rows + row) * each :][:each]
+                    if kind is DType.F32:
+                        added = [builder.bitcast(w, F32) for w in own]
+                    elif kind is DType.F16:
+                        added = unpacked(builder, _pure(builder, text, "=f,=f,r", pair, own), 2)
+                    else:
+                        low = builder.and_(own[0], ir.Constant(I32, 0xFF))
+                        seen = [builder.icmp_unsigned(">", w, ir.Constant(I32, limit)) for w, limit in ((low, 0), (own[0], 0xFF))]
+                    for i in (4 * group + 2 * r + c for r in ([row] if own_rows else [0, 1]) for c in (0, 1)):
+                        if kind is DType.BOOL:
+                            values[i] = builder.select(seen[i % 2], values[i], ir.Constant(F32, float("-inf")))
+                        else:
+                            values[i] = builder.fma(values[i], args[2], added[i % 2])
+            return packed(builder, values)
+
+        return ty(ty, types.UniTuple(u32, groups * rows * each), f32), codegen
+
+    return computed

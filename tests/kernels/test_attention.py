@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -56,7 +57,25 @@ RUN: dict[str, tuple[Any, ...]] = {
         attention("b", (1, 1, 1, 64), 1),
     ),
     "wgmma, in turns": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64}, attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
-}
+    "wgmma, a mask of keys": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64},
+        attention("a", (2, 3, 65, 64), 199, mask=(2, 1, 1, 199), hidden=LOWEST, unseen=True),
+        attention("b", (3, 1, 1, 64), 63, mask=(3, 1, 1, 63), hidden=-1e9, unseen=True),
+        attention("c", (2, 2, 3, 64), 128, mask=(2, 2, 1, 128), unseen=True),
+    ),
+    "wgmma, a mask of rows": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64},
+        attention("a", (2, 2, 130, 32), 211, mask=(1, 2, 130, 211), hidden=LOWEST, unseen=True, causal=100),
+        attention("b", (2, 2, 49, 32), 49, mask=(2, 2, 49, 49), unseen=True, causal=0),
+        attention("c", (2, 1, 7, 32), 129, mask=(2, 1, 7, 129), hidden=-1e38, unseen=True, causal=129),
+    ),
+    "wgmma, a mask of halves": (SM90, "sm_90a", {"warpgroups": 1, "bn": 128},
+        attention("a", (1, 2, 70, 40), 141, mask=(1, 2, 70, 141), kind=DType.F16, unseen=True),
+        attention("b", (2, 2, 64, 40), 256, mask=(1, 2, 64, 256), kind=DType.F16, hidden=-6e4),
+    ),
+    "wgmma, a mask of bools": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64},
+        attention("a", (2, 2, 70, 72), 141, mask=(2, 1, 70, 141), kind=DType.BOOL, unseen=True),
+        attention("b", (2, 2, 64, 72), 64, mask=(1, 1, 64, 64), kind=DType.BOOL, unseen=True),
+    ),
+}  # fmt: skip
 """Kernels as they are compiled: generation, config, and programs of the same code."""
 
 
@@ -80,7 +99,6 @@ def test_says_why_not() -> None:
     for kernel in (MMA, SM90):
         assert "float32" in reason(kernel, attention("wide", (1, 2, 40, 64), 40, dtype=DType.F32))
         assert "at most 256" in reason(kernel, attention("long heads", (1, 2, 40, 264), 40))
-        assert "a mask, mask" in reason(SM90, program_of("attention_mask"))
         program = program_of("attention_packed")
         (op,) = program.ops
         assert isinstance(op, Attention)
@@ -88,12 +106,17 @@ def test_says_why_not() -> None:
         assert "its scale is -1" in reason(kernel, negative)
         odd = {n: replace(t, offset=t.offset + (n == "k")) for n, t in program.tensors.items()}
         assert "rows of k do not begin" in reason(kernel, replace(program, tensors=odd))
+    masked = {case: attention(case, (1, 2, 40, 64), 40, mask=(1, 1, 40, n), kind=k)
+              for case, n, k in (("odd", 40, DType.F32), ("wide", 40, DType.BF16), ("one", 1, DType.F32))}  # fmt: skip
+    odd = {n: replace(t, offset=t.offset + (n == "mask")) for n, t in masked["odd"].tensors.items()}
+    assert not reason(SM90, masked["odd"]) and "begin at even" in reason(SM90, replace(masked["odd"], tensors=odd))
+    assert "bfloat16" in reason(SM90, masked["wide"]) and "one element for all columns" in reason(SM90, masked["one"])
     assert "64 KiB of shared memory" in reason(MMA, attention("large", (1, 2, 40, 256), 40), "sm_75")
 
 
 def test_tiles_fit_shared_memory_and_registers() -> None:
-    for d in (8, 40, 64, 96, 128, 192, 256):
-        program = attention("tiles", (1, 2, 600, d), 600)
+    for d, mask in product((8, 40, 64, 96, 128, 192, 256), (None, (1, 1, 1, 600), (1, 2, 600, 600))):
+        program = attention("tiles", (1, 2, 600, d), 600, mask=mask, kind=DType.F32)
         (op,) = program.ops
         for config in SM90.configs(op, program, ARCHS["sm_90a"]):
             (launch,) = SM90.work(op, program, config, ARCHS["sm_90a"]).launches
@@ -101,7 +124,7 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
             maps = [a for a in launch.args if isinstance(a, TiledMap)]
             assert [m.box[1] for m in maps] == [64 * config["warpgroups"], config["bn"], config["bn"]]
             assert [m.extents[0] for m in maps] == [d] * 3
-        assert len(list(SM90.configs(op, program, ARCHS["sm_90a"]))) >= 2
+        assert len(list(SM90.configs(op, program, ARCHS["sm_90a"]))) >= (2 if mask is None or d < 192 else d < 256)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +135,7 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
         (MMA, "attention_causal", "sm_80", {"bn": 64}),
         (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64}),
         (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128}),
+        (SM90, "attention_mask_long", "sm_90a", {"warpgroups": 2, "bn": 64}),
     ],
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:
