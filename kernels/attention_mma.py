@@ -3,6 +3,10 @@
 A block computes 64 rows of one head, 16 a warp. It walks k and v `bn` rows at a time: scores come into registers as accumulators
 and leave them as the left operand of the second product, so that neither they nor their exponentials see shared memory. The
 softmax is online (see attention.py), in float32 and to base 2. A tile of k or v is copied while the other one is multiplied.
+
+Where blocks are too few to fill the GPU, as for few rows of q and many of k, the rows of k are split over blocks: each writes its
+part's results, as they are before they are divided by the sum of weights, with each row's highest score and that sum; the last
+one to arrive, by a counter, adds the parts up.
 """
 
 from __future__ import annotations
@@ -17,14 +21,37 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.gemm_mma import instruction_of
+from tccompile.kernels.implicit_gemm import split_steps
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.spec import LAUNCH_US, Config, Function, Kernel, Launch, Work, code, traffic_us
+from tccompile.kernels.spec import (
+    I32,
+    LAUNCH_US,
+    Arg,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Scratch,
+    Work,
+    code,
+    traffic_us,
+)
 from tccompile.program import Attention, Op, Program, Tensor
+
+SPLIT = ("partial", "counter", "each")
+"""Where k is split: addresses of the workspace and of the counters, and rows of k in a part."""
 
 CHUNK = 8
 """Halves that are copied at once: 16 bytes."""
 
 BM, THREADS = 64, 128
+
+MOST_SPLITS = 32
+"""Parts of k: a lane of a warp has one each when they are joined."""
+
+JOINED = 8
+"""Threads that add up the parts of 8 elements of a row."""
 
 MOST = 256
 """Elements of a head: registers hold no more of a row's result."""
@@ -71,9 +98,9 @@ def _pitch(chunks: int) -> int:
 
 
 def smem_of(chunks: tuple[int, int], bn: int) -> int:
-    """Bytes of shared memory: q, a tile of k and one of v, or later the warps' results; and room to align them."""
+    """Bytes of shared memory: q, a tile of k and one of v, later the warps' results or the parts' weights; and room to align."""
     operands = (BM + bn) * _pitch(chunks[0]) + bn * _pitch(chunks[1])
-    return max(operands, BM * 4 * _slab(chunks[1])) + 128
+    return max(operands, BM * 4 * _slab(chunks[1]), BM * 4 * MOST_SPLITS) + 128
 
 
 def _slab(chunks: int) -> int:
@@ -100,34 +127,49 @@ class AttentionMma(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Attention)
-        chunks = self._chunks(op, program)
+        heads, rows, n = op_extents(op, program)
+        chunks, blocks = self._chunks(op, program), heads * -(-rows // BM)
         for bn in (64, 32):
             small = max(chunks) <= 16 and op.mask is None  # registers, and code for a mask's elements
             if smem_of(chunks, bn) <= arch.smem_block and (bn == 32 or small):
-                yield {"bn": bn}
+                steps, room = -(-n // bn), arch.sms * _resident(chunks, bn, arch) / blocks
+                wanted = [1, *(min(int(room * f), MOST_SPLITS, steps // 2) for f in (0.5, 1, 2))]
+                for splits in sorted({split_steps(steps, w)[0] for w in wanted if w > 0}):
+                    yield {"bn": bn, "splits": splits}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
         heads, rows, n = op_extents(op, program)
-        chunks, bn = self._chunks(op, program), int(config["bn"])
-        tiles = heads * -(-rows // BM)
+        chunks, bn, splits = self._chunks(op, program), int(config["bn"]), int(config["splits"])
+        parts, each = split_steps(-(-n // bn), splits)
+        blocks = heads * -(-rows // BM) * parts
         seen = min(n, rows / 2 + op.causal) if op.causal is not None and rows > BM else n
-        work = 2.0 * BM * max(seen, 1) * CHUNK * sum(chunks)
-        resident = max(1, min(2, arch.smem_sm // (smem_of(chunks, bn) + KIB)))
+        work = 2.0 * BM * max(min(seen, each * bn), 1) * CHUNK * sum(chunks)
+        resident = _resident(chunks, bn, arch)
         rate = (
             (0.32 if arch.mma == "wgmma" else 0.5) * arch.tensor_tflops * 1e6 / arch.sms
         )  # of a multiprocessor's blocks together
-        waves = tiles / (arch.sms * resident)
-        time = max(waves, 1.0) * resident * work / rate if waves >= 1 else work / rate * max(1.0, tiles / arch.sms)
-        steps = -(-n // bn) * (0.5 if bn == 64 else 0.35)
-        return LAUNCH_US + max(time, steps, traffic_us(op, program, arch)) + 2.0
+        waves = blocks / (arch.sms * resident)
+        time = max(waves, 1.0) * resident * work / rate if waves >= 1 else work / rate * max(1.0, blocks / arch.sms)
+        steps = each * (0.5 if bn == 64 else 0.35)
+        return LAUNCH_US + max(time, steps, traffic_us(op, program, arch)) + 2.0 + self._join_us(op, program, parts, arch)
+
+    def _join_us(self, op: Attention, program: Program, parts: int, arch: Arch) -> float:
+        """To write the parts, to count blocks, and to read them: an estimate."""
+        if parts == 1:
+            return 0.0
+        _, rows, _ = op_extents(op, program)
+        rounds = -(-min(rows, BM) * _up(self._chunks(op, program)[1], 2) * JOINED // THREADS)
+        moved = 2 * _scratch(op, program, parts) / (arch.gbps * 1e3 * 0.9)
+        return 1.5 + 0.7 * rounds + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)
-        heads, rows, _ = op_extents(op, program)
+        heads, rows, columns = op_extents(op, program)
         if 0 in program.tensors[op.y].padded:
             return Work(())
-        chunks, tiles = self._chunks(op, program), -(-rows // BM)
+        chunks, tiles, bn = self._chunks(op, program), -(-rows // BM), int(config["bn"])
+        parts, each = split_steps(-(-columns // bn), int(config["splits"]))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
         instruction = instruction_of(arch)
         assert instruction is not None
@@ -135,13 +177,16 @@ class AttentionMma(Kernel):
             self.name,
             instruction=instruction,
             chunks=chunks,
-            bn=config["bn"],
+            bn=bn,
+            split=parts > 1,
             mask="none" if op.mask is None else program.tensors[op.mask].dtype.value,
             causal=op.causal is not None,
             epilogue=stored.params,
         )
-        args = (*arguments(op, program, tiles), *stored.args)
-        return Work((Launch(compiled, (tiles * heads, 1, 1), THREADS, args, smem_of(chunks, int(config["bn"]))),))
+        shared: tuple[Arg, ...] = (Scratch(), Counters(), I32(each * bn)) if parts > 1 else ()
+        args = (*arguments(op, program, tiles), *shared, *stored.args)
+        launch = Launch(compiled, (tiles * heads, parts, 1), THREADS, args, smem_of(chunks, bn))
+        return Work((launch,), _scratch(op, program, parts), tiles * heads * 4) if parts > 1 else Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
         chunks = params["chunks"]
@@ -150,6 +195,7 @@ class AttentionMma(Kernel):
             arch.cp_async,
             (chunks[0], chunks[1]),
             params["bn"],
+            params["split"],
             params["mask"],
             params["causal"],
             params["epilogue"],
@@ -158,6 +204,57 @@ class AttentionMma(Kernel):
     def _chunks(self, op: Op, program: Program) -> tuple[int, int]:
         assert isinstance(op, Attention)
         return _chunks(program.tensors[op.q]), _chunks(program.tensors[op.v])
+
+
+def _resident(chunks: tuple[int, int], bn: int, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once, as far as it is known: no more than two."""
+    return max(1, min(2, arch.smem_sm // (smem_of(chunks, bn) + KIB)))
+
+
+def _scratch(op: Attention, program: Program, parts: int) -> int:
+    """Bytes of all parts: for each row that a block has, its elements, and its highest score and sum of weights."""
+    heads, rows, _ = op_extents(op, program)
+    elements = _up(_chunks(program.tensors[op.v]), 2) * CHUNK
+    return heads * -(-rows // BM) * parts * min(rows, BM) * (elements + 2) * 4
+
+
+def _warp_reductions() -> tuple[Any, Any]:
+    """The device functions x → the greatest x of a warp, and their sum."""
+    from tccompile.kernels.loops import device
+    from tccompile.kernels.ptx.simt import shuffle
+
+    distances = (16, 8, 4, 2, 1)
+    found = [line for d in distances for line in (f"other = shuffle(x, i32({d}))", "x = larger(x, other)")]
+    added = [f"x = x + shuffle(x, i32({d}))" for d in distances]
+    return tuple(device("reduced", "x", [*lines, "return x"], shuffle=shuffle) for lines in (found, added))  # type: ignore[return-value]
+
+
+def joined() -> Any:
+    """The device function that adds up the parts of 8 elements of a row, and gives them to all JOINED threads that do.
+
+    (at, step, weights, first, parts): address of the elements in part 0, bytes from part to part, address of the row's weights
+    in shared memory, this thread's first part, and how many parts there are.
+    """
+    from tccompile.kernels.loops import device
+    from tccompile.kernels.ptx import memory
+    from tccompile.kernels.ptx.core import u32
+    from tccompile.kernels.ptx.simt import shuffle
+
+    turns, lanes = range(MOST_SPLITS // JOINED), range(CHUNK)
+    lines = [f"i{t} = first + i32({t * JOINED})" for t in turns]
+    lines += [f"v{t} = read(at + i64(i{t}) * i64(step), i32(i{t} < parts))" for t in turns]
+    lines += [f"w{t} = weight(weights + u32(i{t} * i32(4)), i32(i{t} < parts))" for t in turns]
+    lines += [f"s{k} = {' + '.join(f'v{t}[{k}] * w{t}' for t in turns)}" for k in lanes]
+    for distance in (4, 2, 1):
+        lines += [f"s{k} = s{k} + shuffle(s{k}, i32({distance}))" for k in lanes]
+    lines.append(f"return {tuple_of([f's{k}' for k in lanes])}")
+    scope = {
+        "shuffle": shuffle,
+        "read": memory.load(DType.F32, CHUNK, guarded=True),
+        "weight": memory.load(DType.F32, guarded=True, space="shared"),
+        "u32": u32,
+    }
+    return device("joined", "at, step, weights, first, parts", lines, **scope)
 
 
 def masked(groups: int, kind: str) -> Any:
@@ -185,15 +282,22 @@ def masked(groups: int, kind: str) -> Any:
 
 
 def build(
-    instruction: str, cp_async: bool, chunks: tuple[int, int], bn: int, mask_kind: str, causal: bool, epilogue_params: Any
+    instruction: str,
+    cp_async: bool,
+    chunks: tuple[int, int],
+    bn: int,
+    split: bool,
+    mask_kind: str,
+    causal: bool,
+    epilogue_params: Any,
 ) -> Function:
-    """The kernel's code. Parameters: those of `attention.arguments`, then the epilogue's."""
+    """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
     from numba import cuda
     from numba.cuda import types
 
     from tccompile.kernels import gemm_walk as walk
     from tccompile.kernels.device_math import inline
-    from tccompile.kernels.ptx import mma, softmax
+    from tccompile.kernels.ptx import memory, mma, softmax
     from tccompile.kernels.ptx.core import f32, i32, u32, u64
 
     i64 = types.int64
@@ -216,6 +320,9 @@ def build(
     store, extra = epilogue.build(epilogue_params)
     read = mma.load_floats
     stored_groups = 2 * e_blocks
+    join, (warp_maximum, warp_sum) = joined(), _warp_reductions()
+    store_eight, store_pair, load_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2), memory.load(DType.F32, 2, True)
+    store_weight = memory.store(DType.F32, space="shared")
 
     def copier(chunks: int, pitch: int, rows: int) -> Any:
         """The device function that copies a tile of `rows` rows; each thread has one chunk column."""
@@ -250,7 +357,36 @@ def build(
             mma.cp_async_commit()
 
     @inline
-    def body(q, k, v, mask, integers, strides, scale, e):
+    def add_parts(partial, pairs, base, warp, lane, tid, parts, by, m0, head, rows, e):
+        """Joins what the blocks of a tile wrote: each warp the weights of the parts of some rows, then threads their elements."""
+        within = i32(min(i32(rows - m0), BM))
+        kept = i32(min(rows, BM))
+        row = warp
+        while row < within:
+            x, total = load_pair(walk.at(pairs, i64(lane) * kept + row, 8), i32(lane < parts))
+            x = x if lane < parts else f32(-math.inf)
+            top = warp_maximum(x)
+            b = f32(0) if top == f32(-math.inf) else f32(top * by)
+            weight = exp2(f32(x * by - b))
+            total = warp_sum(f32(weight * total))
+            store_weight(u32(base + u32((row * MOST_SPLITS + lane) * 4)), f32(weight / total) if total > f32(0) else f32(0))
+            row = i32(row + THREADS // 32)
+        cuda.syncthreads()
+        items = i32(within * stored_groups)
+        at = i32(tid // JOINED)
+        for _ in range(i32(items + (THREADS // JOINED - 1)) // (THREADS // JOINED)):
+            inside = at < items
+            row = i32(at // stored_groups) if inside else i32(0)
+            group = i32(at % stored_groups)
+            place = walk.at(partial, i64(row) * stored_groups + group, 32)
+            weights = u32(base + u32(row * (MOST_SPLITS * 4)))
+            values = join(place, i32(kept * (stored_groups * 32)), weights, i32(tid % JOINED), parts if inside else i32(0))
+            if inside and tid % JOINED == 0:
+                store(values, i32(head * rows + m0 + row), i32(group * 8), e)
+            at = i32(at + THREADS // JOINED)
+
+    @inline
+    def body(q, k, v, mask, integers, strides, scale, parts, e):
         tiles, heads, share, rows, columns, _, _, ahead = integers
         q_b, q_h, q_r, _, k_b, k_h, k_r, _, v_b, v_h, v_r = strides[:11]
         base = (mma.shared_address(cuda.shared.array(0, types.uint8)) + u32(127)) & u32(0xFFFFFF80)
@@ -270,10 +406,16 @@ def build(
         v = walk.at(v, i64(b) * v_b + i64(g) * v_h, 2)
         last = i32(min(columns, i32(min(rows, i32(m0 + BM)) + ahead))) if causal else columns
 
+        first = i32(0)
+        if split:
+            partial, counter, each = parts
+            first = i32(i32(cuda.blockIdx.y) * each)
+            last = i32(min(last, i32(first + each)))
+
         copy_q(base, q, q_r, m0, rows, tid)
-        copy_k(u32(base + k_at), k, k_r, i32(0), last, tid)
+        copy_k(u32(base + k_at), k, k_r, first, last, tid)
         commit()
-        copy_v(u32(base + v_at), v, v_r, i32(0), last, tid)
+        copy_v(u32(base + v_at), v, v_r, first, last, tid)
         commit()
 
         # This thread's two rows, and what they see.
@@ -291,7 +433,7 @@ def build(
         x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
         factor = f32(scale * f32(LOG2_E))
         by = f32(1) if has_mask else factor
-        n = i32(0)
+        n = first
         while n < last:
             wait_one() if cp_async else None
             cuda.syncthreads()
@@ -330,7 +472,21 @@ def build(
         cuda.syncthreads()
 
         sum0, sum1 = row_sum(sum0), row_sum(sum1)
-        acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
+        if split:
+            # Parts of a tile lie one after the other; all rows' highest scores and sums behind the last tile's.
+            count, kept = i32(cuda.gridDim.y), i32(min(rows, BM))
+            number = i32(i32(cuda.blockIdx.x) * count)  # of the tile's first part
+            pairs = walk.at(partial, i64(i32(cuda.gridDim.x) * count) * kept, stored_groups * 32)
+            pairs = walk.at(pairs, i64(number) * kept, 8)
+            partial = walk.at(partial, i64(number) * kept, stored_groups * 32)
+            own = i64(i32(cuda.blockIdx.y)) * kept  # this part's first row
+            row = i32(warp * 16 + lane // 4)
+            if lane % 4 == 0 and m < rows:
+                store_pair(walk.at(pairs, own + row, 8), x0, sum0)
+            if lane % 4 == 0 and m + 8 < rows:
+                store_pair(walk.at(pairs, own + row + 8, 8), x1, sum1)
+        else:
+            acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
         slab = u32(base + u32(warp * (16 * slab_pitch * 4)))
         row, column = lane_acc(lane)
         spill(acc, u32(slab + u32((row * slab_pitch + column) * 4)), i32(0))
@@ -342,12 +498,20 @@ def build(
             values = read(u32(slab + u32((row * slab_pitch + group * 8) * 4)))
             m = i32(m0 + warp * 16 + row)
             if m < rows:
-                store(values, i32(head * rows + m), i32(group * 8), e)
+                if split:
+                    to = walk.at(partial, (own + warp * 16 + row) * stored_groups + group, 32)
+                    store_eight(to, *values)
+                else:
+                    store(values, i32(head * rows + m), i32(group * 8), e)
+        if split and walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), count):
+            add_parts(partial, pairs, base, warp, lane, tid, count, by, m0, head, rows, e)
 
     tensors = ["q", "k", "v", *(["mask"] if has_mask else [])]
     strides = [f"{t}_{axis}" for t in tensors for axis in "bhre"]
     more = [f"e{i}" for i in range(len(extra))]
-    text = f"def kernel({', '.join([*tensors, *INTEGERS, *strides, 'scale', *more])}):\n"
-    text += f"    body(q, k, v, mask, {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(more)})\n"
-    signature = types.void(*[u64] * len(tensors), *[i32] * (len(INTEGERS) + len(strides)), f32, *extra)
+    parts = SPLIT if split else ()
+    text = f"def kernel({', '.join([*tensors, *INTEGERS, *strides, 'scale', *parts, *more])}):\n"
+    text += f"    body(q, k, v, mask, {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(parts)}, {tuple_of(more)})\n"
+    shared = [u64, u64, i32] if split else []
+    signature = types.void(*[u64] * len(tensors), *[i32] * (len(INTEGERS) + len(strides)), f32, *shared, *extra)
     return Function(execute(text, {"body": body, "mask": 0}, "kernel"), signature, THREADS, 2 if max(chunks) <= 16 else 1)

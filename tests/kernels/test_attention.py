@@ -39,16 +39,31 @@ RUN: dict[str, tuple[Any, ...]] = {
     "mma.m16n8k16": (
         MMA,
         "sm_80",
-        {"bn": 64},
+        {"bn": 64, "splits": 1},
         attention("a", (1, 3, 70, 40), 130, share=3, causal=60),
         attention("b", (1, 1, 5, 33), 1),
     ),
     "mma.m16n8k8, a mask": (
         MMA,
         "sm_75",
-        {"bn": 32},
+        {"bn": 32, "splits": 1},
         attention("a", (2, 1, 17, 8), 70, mask=(2, 1, 1, 70), hidden=LOWEST, unseen=True),
     ),
+    "mma.m16n8k16, split": (
+        MMA,
+        "sm_80",
+        {"bn": 32, "splits": 5},
+        attention("a", (1, 4, 3, 40), 299, share=2),
+        attention("b", (2, 1, 70, 40), 161),
+    ),
+    "mma.m16n8k16, split, a mask": (
+        MMA,
+        "sm_80",
+        {"bn": 32, "splits": 8},
+        attention("a", (2, 4, 9, 64), 250, share=2, mask=(2, 1, 1, 250), hidden=LOWEST, unseen=True, causal=100),
+        attention("b", (2, 1, 1, 64), 1025, mask=(2, 1, 1, 1025), unseen=True, causal=1024),
+    ),
+    "mma.m16n8k8, split": (MMA, "sm_75", {"bn": 32, "splits": 32}, attention("a", (1, 1, 17, 160), 1023)),
     "wgmma": (
         SM90,
         "sm_90a",
@@ -114,6 +129,20 @@ def test_says_why_not() -> None:
     assert "64 KiB of shared memory" in reason(MMA, attention("large", (1, 2, 40, 256), 40), "sm_75")
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_few_rows_and_many_of_k_are_split(arch: str) -> None:
+    def splits(*shape: Any, **more: Any) -> int:
+        (op,) = (program := attention("a", *shape, **more)).ops
+        return min(MMA.configs(op, program, ARCHS[arch]), key=lambda c: MMA.cost(op, program, c, ARCHS[arch]))["splits"]
+
+    assert splits((1, 12, 1, 64), 4096) > 4 and splits((1, 8, 16, 128), 8192, share=4) > 4
+    assert splits((16, 12, 1, 64), 4096) <= 2 and splits((1, 12, 197, 64), 197) == splits((1, 12, 1, 64), 64) == 1
+    (op,) = (program := attention("a", (1, 12, 5, 40), 4096)).ops
+    work = MMA.work(op, program, {"bn": 32, "splits": 20}, ARCHS[arch])
+    assert work.launches[0].grid == (12, 19, 1)  # 128 steps, 7 each
+    assert (work.scratch, work.counters) == (12 * 19 * 5 * (48 + 2) * 4, 12 * 4)
+
+
 def test_tiles_fit_shared_memory_and_registers() -> None:
     for d, mask in product((8, 40, 64, 96, 128, 192, 256), (None, (1, 1, 1, 600), (1, 2, 600, 600))):
         program = attention("tiles", (1, 2, 600, d), 600, mask=mask, kind=DType.F32)
@@ -131,8 +160,10 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
     "kernel, case, arch, config",
     [
         (KERNEL, "attention_mask_causal", "sm_61", {}),
-        (MMA, "attention_40", "sm_75", {"bn": 32}),
-        (MMA, "attention_causal", "sm_80", {"bn": 64}),
+        (MMA, "attention_40", "sm_75", {"bn": 32, "splits": 1}),
+        (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
+        (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
+        (MMA, "attention_decode_few", "sm_86", {"bn": 32, "splits": 9}),
         (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64}),
         (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128}),
         (SM90, "attention_mask_long", "sm_90a", {"warpgroups": 2, "bn": 64}),
