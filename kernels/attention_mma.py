@@ -53,6 +53,9 @@ MOST_SPLITS = 32
 JOINED = 8
 """Threads that add up the parts of 8 elements of a row."""
 
+STEP_US = 0.7
+"""What a block takes for a step beside its own products: to wait for copies and for its warps."""
+
 MOST = 256
 """Elements of a head: registers hold no more of a row's result."""
 
@@ -132,8 +135,8 @@ class AttentionMma(Kernel):
         for bn in (64, 32):
             small = max(chunks) <= 16 and op.mask is None  # registers, and code for a mask's elements
             if smem_of(chunks, bn) <= arch.smem_block and (bn == 32 or small):
-                steps, room = -(-n // bn), arch.sms * _resident(chunks, bn, arch) / blocks
-                wanted = [1, *(min(int(room * f), MOST_SPLITS, steps // 2) for f in (0.5, 1, 2))]
+                steps, most = -(-n // bn), _resident(chunks, bn, True, op.mask is not None, arch)
+                wanted = [1, *(min(arch.sms * r // blocks, MOST_SPLITS, steps // 2) for r in range(1, most + 1))]
                 for splits in sorted({split_steps(steps, w)[0] for w in wanted if w > 0}):
                     yield {"bn": bn, "splits": splits}
 
@@ -144,24 +147,27 @@ class AttentionMma(Kernel):
         parts, each = split_steps(-(-n // bn), splits)
         blocks = heads * -(-rows // BM) * parts
         seen = min(n, rows / 2 + op.causal) if op.causal is not None and rows > BM else n
-        work = 2.0 * BM * max(min(seen, each * bn), 1) * CHUNK * sum(chunks)
-        resident = _resident(chunks, bn, arch)
-        rate = (
-            (0.32 if arch.mma == "wgmma" else 0.5) * arch.tensor_tflops * 1e6 / arch.sms
-        )  # of a multiprocessor's blocks together
-        waves = blocks / (arch.sms * resident)
-        time = max(waves, 1.0) * resident * work / rate if waves >= 1 else work / rate * max(1.0, blocks / arch.sms)
-        steps = each * (0.5 if bn == 64 else 0.35)
-        return LAUNCH_US + max(time, steps, traffic_us(op, program, arch)) + 2.0 + self._join_us(op, program, parts, arch)
+        resident = _resident(chunks, bn, parts > 1, op.mask is not None, arch)
+        together = min(resident, -(-blocks // arch.sms))
+        # Fitted to 30 times on an H200; other generations' rate is an estimate.
+        rate = (0.37 if arch.mma == "wgmma" else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
+        each_us = 2.0 * BM * bn * CHUNK * sum(chunks) / rate
+        if op.mask is not None:
+            each_us += bn * (0.012 if program.tensors[op.mask].shape[2] > 1 else 0.001)
+        steps = min(math.ceil(max(seen, 1) / bn), each)
+        waves = blocks / (arch.sms * together)
+        waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
+        time = waves * (steps * (STEP_US + together * each_us) + 0.75 * together)
+        return LAUNCH_US + max(time, traffic_us(op, program, arch)) + self._join_us(op, program, parts, arch)
 
     def _join_us(self, op: Attention, program: Program, parts: int, arch: Arch) -> float:
-        """To write the parts, to count blocks, and to read them: an estimate."""
+        """To write the parts and to read them, eight at a time: fitted to times on an H200."""
         if parts == 1:
             return 0.0
         _, rows, _ = op_extents(op, program)
         rounds = -(-min(rows, BM) * _up(self._chunks(op, program)[1], 2) * JOINED // THREADS)
         moved = 2 * _scratch(op, program, parts) / (arch.gbps * 1e3 * 0.9)
-        return 1.5 + 0.7 * rounds + moved
+        return 0.4 * rounds * -(-parts // JOINED) + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)
@@ -206,9 +212,11 @@ class AttentionMma(Kernel):
         return _chunks(program.tensors[op.q]), _chunks(program.tensors[op.v])
 
 
-def _resident(chunks: tuple[int, int], bn: int, arch: Arch) -> int:
-    """Blocks that a multiprocessor holds at once, as far as it is known: no more than two."""
-    return max(1, min(2, arch.smem_sm // (smem_of(chunks, bn) + KIB)))
+def _resident(chunks: tuple[int, int], bn: int, split: bool, mask: bool, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once, by shared memory and registers."""
+    held = _up(chunks[1], 2) * CHUNK // 2 + bn // 2  # results and scores
+    registers = _up(held + 66 + 10 * split + 40 * mask, 8)
+    return max(1, min(arch.smem_sm // (smem_of(chunks, bn) + KIB), 512 // registers))  # a warp in each quarter
 
 
 def _scratch(op: Attention, program: Program, parts: int) -> int:

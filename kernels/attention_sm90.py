@@ -139,6 +139,9 @@ FAR = -1e4
 The product of such a score and log2(e) is rounded to more than an exponent may be off, or beyond float32.
 """
 
+EARLY_US = 2.0
+"""What a launch's first blocks have done of their start when the launch before has ended."""
+
 MASKS = (DType.F32, DType.F16, DType.BOOL)
 
 
@@ -193,7 +196,9 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    return max(1, min(arch.smem_sm // (t.smem + KIB), 65536 // (t.threads * (t.held + 32))))
+    # Each quarter of a multiprocessor has registers of its own, 512 for a lane: five warps of 192 are one block, not two.
+    warps = 4 * (512 // (-(-(t.held + 28) // 8) * 8))
+    return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
 
 
 class AttentionSm90(Kernel):
@@ -234,17 +239,19 @@ class AttentionSm90(Kernel):
         seen = min(n, rows / 2 + op.causal + t.bm) if op.causal is not None and rows > t.bm else n
         together = min(resident(t, arch), -(-blocks // arch.sms))
         # Cycles of 1.7 GHz that a warpgroup takes for a tile of k and v; fitted to 50 times on an H200.
-        each = t.bn * (t.d + t.e) / 32 + t.bn * 4  # products, and an exponential for each score
-        if t.warpgroups == 1:
-            each = each + 60 if together > 1 else 1.45 * each  # nobody multiplies while it computes exponentials
-        else:
-            each += 90 if t.warpgroups == 3 else 28 + 1.5 * (128 - t.bn)
-        if op.mask is not None:  # an estimate: of rows of their own, eight lines for each load
-            each += t.bn * (8 if program.tensors[op.mask].shape[2] > 1 else 1)
+        products = t.bn * (t.d + t.e) / 32
+        softmax = 4.9 * t.bn + 2.25 * t.e  # of scores, and to scale the results
+        if op.mask is not None:  # of rows of their own, eight lines for each load
+            softmax += t.bn * t.words * (3 if program.tensors[op.mask].shape[2] > 1 else 1.6)
+        # One warpgroup does either by turns; of two, one multiplies while the other computes exponentials, for the most part.
+        shares = together * t.warpgroups
+        exposed = {1: 1.0, 2: 0.33}.get(shares, 0.0)
+        each = max(products, softmax) + exposed * min(products, softmax) + (120 if shares == 1 else 46)
         waves = blocks / (arch.sms * together)
-        waves = max(waves, min(math.ceil(waves), waves + 0.5))
-        time = waves * (max(seen, 1) / t.bn * t.warpgroups * together * each / 1700 + (0.7 if together > 1 else 1.7))
-        return LAUNCH_US + max(time, traffic_us(op, program, arch)) + 1.0
+        waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
+        start = 1.55 + t.bm * (t.d + t.e) / 15500 + (0.2 if t.exchange else 0)  # and the end: results on their way out
+        time = waves * (math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + start) - EARLY_US
+        return LAUNCH_US + max(time, traffic_us(op, program, arch))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)
