@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     else:
         path = Path(model)
         try:
+            if stat.S_ISCHR(path.stat().st_mode):
+                raise UsageError(f"cannot read the model {path}: it is a device, not a file")
             data = path.read_bytes()
         except OSError as e:
             raise UsageError(f"cannot read the model {path}: {e.strerror}") from e

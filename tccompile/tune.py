@@ -98,8 +98,17 @@ def gpu_to_measure(archs: Sequence[str]) -> tuple[Device, Arch]:
     return gpu, ARCHS[name]
 
 
-def tune(programs: Sequence[Program], gpu: Device, arch: Arch, path: Path, progress: Progress, jobs: int | None = None) -> Table:
-    """Measure every distinct op of the programs that has a choice, and write the table to `path` after each.
+def tune(
+    programs: Sequence[Program],
+    gpu: Device,
+    arch: Arch,
+    path: Path,
+    progress: Progress,
+    jobs: int | None = None,
+    count: int = COUNT,
+) -> Table:
+    """Measure every distinct op of the programs that has a choice, `count` candidates of each, and write the table to `path`
+    after each op.
 
     What the file at `path` already holds for this GPU and the kernels' present sources is not measured again.
     Raises UsageError if the file is no table, or another GPU's.
@@ -110,7 +119,7 @@ def tune(programs: Sequence[Program], gpu: Device, arch: Arch, path: Path, progr
             f"{path} holds times of {table.arch} code on {table.gpu}, and this GPU is {gpu.name}: give it a file of its own"
         )
     write(table, path)
-    trials = trials_of(programs, arch, table)
+    trials = trials_of(programs, arch, table, count)
     for done, (trial, results) in enumerate(measure(list(trials.values()), gpu, arch, progress, jobs)):
         progress("tune", done, len(trials))
         right = [r for r in results if r.wrong is None]

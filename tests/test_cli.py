@@ -217,6 +217,7 @@ COMPILING = {
     "output is the weights": ("outside.onnx -o outside.data", 2, "outside.data", "no plan", "another name"),
     "no such folder": ("conv.onnx -o nowhere/conv.plan", 2, "nowhere", "make it first"),
     "output is the model": ("conv.onnx -o conv.onnx", 2, "conv.onnx", "another name"),
+    "model is a device": ("/dev/zero", 2, "/dev/zero", "a device"),
     "output is a device": ("conv.onnx -o /dev/null", 2, "/dev/null", "regular file"),
 }
 
