@@ -40,7 +40,7 @@ from tccompile.load import load as read_model
 from tccompile.lower import lower
 from tccompile.program import Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense
 from tccompile.rewrites import rewrite
-from tccompile.schedule import candidates
+from tccompile.schedule import Candidate, candidates
 from tccompile.tune import COUNT, REPETITIONS, Trial, gpu_to_measure, measure
 from tccompile.weights import Source
 from tests.networks import CONVOLUTIONAL, skeleton
@@ -325,6 +325,9 @@ class Row:
     chosen: str = ""
     fastest: str = ""
     wrong: list[str] = field(default_factory=list)
+    times: list[tuple[str, float, float]] = field(
+        default_factory=list
+    )  # of each candidate of its last op, µs: estimated, measured
 
     @property
     def ratio(self) -> float:
@@ -342,9 +345,14 @@ def ours(rows: Sequence[Row], count: int) -> Iterator[Row]:
         right = [r for r in results if r.wrong is None]
         fastest = min(right, key=lambda r: r.us)
         row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
-        row.chosen, row.fastest = (f"{r.candidate.kernel.name} {short(r.candidate.config)}" for r in (right[0], fastest))
+        row.chosen, row.fastest = (named(r.candidate) for r in (right[0], fastest))
+        row.times = [(named(r.candidate), r.candidate.cost, r.us) for r in right]
         if number + 1 == len(parts) or parts[number + 1][0] is not row:
             yield row
+
+
+def named(candidate: Candidate) -> str:
+    return f"{candidate.kernel.name} {short(candidate.config)}"
 
 
 def short(config: Any) -> str:
