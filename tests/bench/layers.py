@@ -325,9 +325,8 @@ class Row:
     chosen: str = ""
     fastest: str = ""
     wrong: list[str] = field(default_factory=list)
-    times: list[tuple[str, float, float]] = field(
-        default_factory=list
-    )  # of each candidate of its last op, µs: estimated, measured
+    times: list[tuple[str, float, float]] = field(default_factory=list)
+    """Of each candidate of its last op: its name, estimate and time."""
 
     @property
     def ratio(self) -> float:
