@@ -11,8 +11,8 @@ would lose. From the values they take (ranges.py; estimate.py where nothing can 
                                                   that read it multiply in fp32, in expressions they evaluate anyway
   too wide for fp16 at any scale, or read by an   stored in fp32
   op that no scale can be taken out of
-  read by a Norm whose mean is so large that      stored in fp32
-  rounding counts in what is left
+  read by a Norm or a Softmax, and its mean so    stored in fp32
+  large that rounding counts in what is left
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
 
 What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
@@ -48,6 +48,7 @@ from tccompile.program import (
     Reduce,
     Resize,
     Rnn,
+    Softmax,
     Storage,
     Tensor,
     multiplied,
@@ -63,7 +64,8 @@ LOSS = 2.0**-10
 """The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
 
 UNCENTRED = 2.0**-9
-"""The relative error of a Norm's result from which on rounding what it reads is a loss; most are off by 2**-12 to 2**-10."""
+"""The relative error of a Norm's or a Softmax's result from which on rounding what it reads is a loss; most norms are off by
+2**-12 to 2**-10."""
 
 EVEN = 64.0
 """How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
@@ -208,9 +210,9 @@ class _Choice:
             self.even.add(owner)
         v = values.magnitudes
         fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
-        if values.uncentred > UNCENTRED:
-            norm = next(op.nodes[0] for op in self.readers[owner] if isinstance(op, Norm))
-            why = f"fp32: rounded to fp16, it would move what {norm!r} leaves of it by {values.uncentred:.0e}"
+        reader = next((op.nodes[0] for op in self.readers.get(owner, ()) if isinstance(op, Norm | Softmax)), None)
+        if values.uncentred > UNCENTRED and reader is not None:  # None: what was run was not fused, or for other shapes
+            why = f"fp32: rounded to fp16, it would move what {reader!r} leaves of it by {values.uncentred:.0e}"
             self._widen_with(owner, why, computed=True)
         if fits and _loss(v) <= LOSS:
             return

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Program, Rnn, multiplied
+from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Program, Rnn, Softmax, multiplied
 from tccompile.reference import elements, evaluate, store
-from tccompile.reference.reductions import norm
+from tccompile.reference.reductions import norm, softmax
 
 if TYPE_CHECKING:
     import onnx
@@ -27,6 +27,9 @@ TOO_LARGE = 1 << 28
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
 
+COUNTS = 16.0
+"""How far below its row's largest element an input of a Softmax counts at least: there its exponential is 1e-7 of that one's."""
+
 
 @dataclass
 class Spread:
@@ -35,7 +38,8 @@ class Spread:
     spread     for constant operands: how far the norms for each input channel are apart, those that are not 0
     estimated  from the weights, not from running the network (estimate.py)
     bound      what no input can make it exceed
-    uncentred  how far a Norm's result moves, relative to it, when this is rounded to fp16: 2**-12 where means are about 0
+    uncentred  how far, relative to it, what a Norm or a Softmax keeps of this moves when it is rounded to fp16: 2**-12 where
+               means are about 0
     """
 
     largest: float = 0.0
@@ -66,9 +70,9 @@ def activations(
     """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage."""
     found: dict[str, Spread] = {}
     tensors, last = program.tensors, {program.tensors[op.y].storage: op.y for op in program.ops}
-    norms: dict[str, list[Norm]] = {}  # by the storage that they read
+    norms: dict[str, list[Norm | Softmax]] = {}  # by the storage that they read
     for op in program.ops:
-        if isinstance(op, Norm) and op.centred and tensors[op.x].storage in last:
+        if (isinstance(op, Softmax) or (isinstance(op, Norm) and op.centred)) and tensors[op.x].storage in last:
             norms.setdefault(tensors[op.x].storage, []).append(op)
     memory: dict[str, np.ndarray] = {}
 
@@ -89,14 +93,44 @@ def activations(
     return found
 
 
-def _moved(op: Norm, x: np.ndarray) -> float:
-    """How far the Norm's result moves, relative to it, when x is rounded to fp16 at the best scale."""
+def _moved(op: Norm | Softmax, x: np.ndarray) -> float:
+    """How far the op's result moves, relative to it, when x is rounded to fp16 at the best scale."""
+    if isinstance(op, Softmax):
+        return _moved_softmax(op, x)
     scale = 2.0 ** (8 - math.frexp(float(np.abs(x).max(initial=0.0)))[1])
     rounded = (x * scale).astype(np.float16).astype(np.float32) / np.float32(scale)
-    exact, other = (norm(op, {op.x: values}, x.shape) for values in (x, rounded))
+    return _apart(*(norm(op, {op.x: values}, x.shape) for values in (x, rounded)))
+
+
+def _moved_softmax(op: Softmax, x: np.ndarray) -> float:
+    """The same of a Softmax, or of the differences that its row's largest element leaves, relative to them, if that is less.
+
+    Logits that are merely far apart are as exact as the activations they were computed from. They are rounded to fp16's digits
+    at any exponent: what a mask's values do to a scale is told by the range.
+    """
+    digits, exponents = np.frexp(x)
+    rounded = np.ldexp(np.rint(digits * 2.0**11) * 2.0**-11, exponents)
+    shares = replace(op, log=False)  # logarithms of what is masked would outweigh all others
+    moved = _apart(*(softmax(shares, {op.x: values}, x.shape) for values in (x, rounded)))
+    return min(moved, _apart(*_differences(op, x, rounded))) if moved else 0.0
+
+
+def _apart(exact: np.ndarray, other: np.ndarray) -> float:
     size = float(np.linalg.norm(exact))
     moved = float(np.linalg.norm(other - exact)) / size if size else 0.0
     return moved if math.isfinite(moved) else 0.0
+
+
+def _differences(op: Softmax, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Each of the inputs less its row's mean, over the elements that count in the first; 0 for others.
+
+    Those below the largest by more than twice its magnitude do not: they are masked, and their distance is no measure of others.
+    """
+    top = inputs[0].max(op.axis, keepdims=True)
+    counts = inputs[0] > top - np.maximum(2 * np.abs(top), COUNTS)
+    number = np.maximum(counts.sum(op.axis, keepdims=True), 1)
+    kept = [np.where(counts, x, 0) for x in inputs]
+    return [np.where(counts, x - x.sum(op.axis, np.float64, keepdims=True) / number, 0) for x in kept]
 
 
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:

@@ -19,8 +19,8 @@ from tccompile.load import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan import Plan
-from tccompile.precision import _Choice, _scaled
-from tccompile.program import Conv, Gemm, Program, verify
+from tccompile.precision import UNCENTRED, _Choice, _scaled, precision
+from tccompile.program import Conv, Gemm, Program, Softmax, verify
 from tccompile.ranges import activations, flops, total_flops
 from tccompile.reference import evaluate
 from tccompile.runtime.cpu import CpuEngine
@@ -241,6 +241,54 @@ def test_what_a_norm_subtracts_is_not_what_rounding_is_measured_by(between, offs
     assert any("it would move what " in s.reason for s in storage(plan).values())
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
     assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F16}
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("between", ["nothing", "mask", "rows"])
+def test_what_a_softmax_subtracts_is_not_what_rounding_is_measured_by(between, op):
+    """Logits of mean 1000 and deviation 1: rounded to fp16, they are 1/2 apart. Products read fp16 all the same."""
+    n = Network(20)
+    x = n(n("x", "MatMul", n.weight(24, 32) / 5), "Add", np.full(32, 1e3, np.float32), name="logits")
+    if between == "mask":  # most of a row is far below what counts
+        hidden = np.where(np.arange(32) % 3 > 0, -1e4, 0).astype(np.float32)
+        x = n(n(x, "Relu"), "Add", hidden)
+    if between == "rows":
+        x = n(x, "Transpose", perm=[1, 0])
+    model = n.model((16, 24), n(x, op, axis=0 if between == "rows" else -1))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert any("it would move what " in s.reason for s in storage(plan).values())
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
+    assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F16}
+
+
+@pytest.mark.parametrize("kind", ["small", "far apart", "one number", "all masked", "masked", "not finite", "nothing"])
+def test_logits_that_no_offset_drowns_stay_in_fp16(kind):
+    x = np.random.default_rng(21).standard_normal((64, 50)).astype(np.float32)
+    match kind:
+        case "far apart":  # their sums are no more exact than this
+            x *= 40
+        case "one number":
+            x[:] = 1000
+        case "all masked":
+            x[:] = -np.inf
+        case "masked":
+            x[:, ::3] = -np.inf
+        case "not finite":
+            x[::2, 3], x[5, 4], x[7, 7] = np.inf, np.nan, -np.inf
+        case "nothing":
+            x = x[:, :0]
+    for log in (False, True):
+        with np.errstate(all="ignore"):
+            assert ranges._moved(Softmax(nodes=("s",), y="y", x="x", axis=1, log=log), x) <= UNCENTRED
+
+
+def test_what_was_measured_of_a_network_of_other_shapes_may_have_no_reader():
+    """A Softmax of the smaller images that were run may be an Attention's of this program."""
+    n = Network(22)
+    model = n.model((4, 8), n(n(n("x", "MatMul", n.weight(8, 8)), "Relu", name="y"), "MatMul", n.weight(8, 8)))
+    program = to_program(model, {}, Options(precision="fp32"), Dump(None))
+    spread = ranges.Spread(largest=1.0, uncentred=1.0)
+    assert precision(program, "mixed", {name: spread for name in program.tensors}).storage == {}
 
 
 def test_a_scaled_tensor_that_overflows_is_named_with_its_range():
