@@ -23,7 +23,7 @@ from tccompile.errors import PlanError, UsageError
 from tccompile.limits import SIZE, check_program, require
 from tccompile.program import OPS, Op, Program, Tensor
 from tccompile.reference.storage import elements, store, to_storage
-from tccompile.weights import SMALL, Literal, Recipe, Source, Transform, evaluate
+from tccompile.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves
 
 FORMAT_VERSION = 5
 
@@ -255,37 +255,34 @@ def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
 
     Raises UsageError if they are not the initializers of the model that the plan was made from.
     """
-    weights = dict(plan.weights)
-    for entry in plan.entries:
-        for name, recipe in entry.program.constants.items():
-            if name in weights:
-                continue
-            for source in _sources(recipe):
-                values = sources.get(source.name)
-                if values is None:
-                    raise UsageError(
-                        f"the plan needs the weight {source.name!r}, which the model does not have: is it another model?"
-                    )
-                if values.shape != source.shape or values.dtype.name != source.dtype:
-                    raise UsageError(
-                        f"the plan needs the weight {source.name!r} as {source.dtype} {source.shape}, the model has "
-                        f"{values.dtype.name} {values.shape}: is it another model?"
-                    )
-            try:
-                weights[name] = pack_constant(entry.program.tensors[name], evaluate(recipe, sources))
-            except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
-                raise PlanError(f"the recipe of the constant {name!r} cannot be evaluated: {error}") from error
+    weights, missing = dict(plan.weights), _left_out(plan)
+    for source in (leaf for _, recipe in missing.values() for leaf in leaves(recipe)):
+        if not isinstance(source, Source):
+            continue
+        values = sources.get(source.name)
+        if values is None:
+            raise UsageError(f"the plan needs the weight {source.name!r}, which the model does not have: is it another model?")
+        if values.shape != source.shape or values.dtype.name != source.dtype:
+            raise UsageError(
+                f"the plan needs the weight {source.name!r} as {source.dtype} {source.shape}, the model has "
+                f"{values.dtype.name} {values.shape}: is it another model?"
+            )
+    for name, (tensor, recipe) in missing.items():
+        try:
+            weights[name] = pack_constant(tensor, evaluate(recipe, sources))
+        except NOT_EVALUATED as error:
+            raise PlanError(f"the recipe of the constant {name!r} cannot be evaluated: {error}") from error
     return replace(plan, weights=weights)
 
 
-def _sources(recipe: Recipe) -> Iterator[Source]:
-    """The model's weights that a recipe needs."""
-    match recipe:
-        case Source():
-            yield recipe
-        case Transform(args=args):
-            for a in args:
-                yield from _sources(a)
+NOT_EVALUATED = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+"""What evaluating a recipe raises that says something that no function takes."""
+
+
+def _left_out(plan: Plan) -> dict[str, tuple[Tensor, Recipe]]:
+    """The constants whose values are not in the plan."""
+    constants = {n: (e.program.tensors[n], r) for e in plan.entries for n, r in e.program.constants.items()}
+    return {name: constant for name, constant in constants.items() if name not in plan.weights}
 
 
 # --- What a plan must keep to ----------------------------------------------------------------------------------------
@@ -313,11 +310,36 @@ def check_plan(plan: Plan) -> None:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].span * constants[name].dtype.size
         require(len(memoryview(data).cast("B")) == size, f"weights of {name!r} of {len(data)} bytes, its layout has {size}")
+    _check_left_out(plan)
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
             _check_certificate(certificate, plan.entries)
     for image in plan.images:
         require(image.kind in ("cubin", "ptx"), f"code of kind {image.kind!r}")
+
+
+MADE, TIMES = 1 << 27, 64
+"""Elements that filling in weights may make: so many, or so many times those that they come from."""
+
+
+def _check_left_out(plan: Plan) -> None:
+    """Hold what `fill` would make of a model's weights, on the way and in the end, to a multiple of those."""
+    made: dict[str, int] = {}
+    given: dict[str | int, int] = {}
+    for name, (tensor, recipe) in _left_out(plan).items():
+        try:
+            made[name] = extents(recipe)[1] + tensor.span
+        except NOT_EVALUATED as error:
+            raise PlanError(f"the recipe of the constant {name!r} cannot be evaluated: {error}") from error
+        for leaf in leaves(recipe):
+            given[leaf.name if isinstance(leaf, Source) else id(leaf.values)] = math.prod(extents(leaf)[0])
+    most = max(MADE, TIMES * sum(given.values()))
+    if sum(made.values()) > most:
+        name = max(made, key=made.__getitem__)
+        raise PlanError(
+            f"the recipe of the constant {name!r} makes {made[name]} elements, and all {sum(made.values())} of weights that have "
+            f"{sum(given.values())}: more than {most} are not filled in"
+        )
 
 
 SEEDED = 4096
@@ -694,15 +716,6 @@ def _without_packed_literals(plan: Plan) -> Plan:
     return replace(plan, entries=tuple(replace(e, program=bare(e.program)) for e in plan.entries))
 
 
-def _literals(recipe: Recipe) -> Iterator[np.ndarray]:
-    match recipe:
-        case Literal(values=values):
-            yield values
-        case Transform(args=args):
-            for a in args:
-                yield from _literals(a)
-
-
 def _with_packed_literals(plan: Plan) -> Plan:
     """The reverse, with values as the weights store them."""
 
@@ -710,7 +723,7 @@ def _with_packed_literals(plan: Plan) -> Plan:
         constants = dict(program.constants)
         for name, recipe in program.constants.items():
             if not isinstance(recipe, Literal):
-                packed = any(values is _PACKED for values in _literals(recipe))
+                packed = any(isinstance(leaf, Literal) and leaf.values is _PACKED for leaf in leaves(recipe))
                 require(not packed, f"the recipe of {name!r} has no values")
             elif recipe.values is _PACKED:
                 require(name in plan.weights, f"the constant {name!r} has no values")

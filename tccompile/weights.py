@@ -6,8 +6,9 @@ are too small to matter), and transforms of `TRANSFORMS`. It is part of the plan
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +145,68 @@ def evaluate(recipe: Recipe, sources: Mapping[str, np.ndarray]) -> np.ndarray:
             return values
         case Transform(fn, args, attributes):
             return TRANSFORMS[fn](*(evaluate(a, sources) for a in args), **dict(attributes))
+
+
+def extents(recipe: Recipe) -> tuple[tuple[int, ...], int]:
+    """The shape of the values, and how many elements evaluating would make on the way to them and in them.
+
+    An extent of 0 counts as 1. Raises ArithmeticError, LookupError, TypeError or ValueError if it could not be evaluated.
+    """
+    match recipe:
+        case Source(shape=shape):
+            return shape, 0
+        case Literal(values=values):
+            return values.shape, 0
+        case Transform(fn, args, attributes):
+            shapes, made = zip(*map(extents, args), strict=True)
+            shape = _extents(fn, *shapes, **dict(attributes))
+            return shape, sum(made) + math.prod(max(n, 1) for n in shape)
+
+
+def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]:
+    """The shape of `TRANSFORMS[fn]` of arrays of these shapes."""
+    function, x = TRANSFORMS[fn], shapes[0]
+    if isinstance(function, np.ufunc):  # they take more: where to write, and as what
+        if len(shapes) != function.nin or given:
+            raise TypeError(f"{fn} takes {function.nin} arrays and nothing else")
+    else:
+        inspect.signature(function).bind(*shapes, **given)
+    match fn:
+        case "add" | "sub" | "mul" | "div":
+            return np.broadcast_shapes(*shapes)
+        case "matmul":
+            a, b = shapes
+            return (*np.broadcast_shapes(a[:-2], b[:-2]), *a[-2:-1], *b[-2:][1:])
+        case "reshape":
+            known = math.prod(n for n in given["shape"] if n != -1)
+            return tuple(math.prod(x) // known if n == -1 else n for n in given["shape"])
+        case "expand":
+            return np.broadcast_shapes(x, given["shape"])
+        case "transpose":
+            return tuple(x[a] for a in given["axes"])
+        case "slice":
+            cuts = [slice(*cut) for cut in zip(given["starts"], given["ends"], given["steps"], strict=True)]
+            return (*(len(range(n)[cut]) for n, cut in zip(x, cuts, strict=False)), *x[len(cuts) :])
+        case "pad":
+            return tuple(map(sum, zip(x, given["before"], given["after"], strict=True)))
+        case "concat":
+            axis = range(len(x))[given["axis"]]
+            return (*x[:axis], sum(shape[axis] for shape in shapes), *x[axis + 1 :])
+        case "take":
+            axis = range(max(len(x), 1))[given["axis"]]  # a single number is taken from as a row of one
+            return (*x[:axis], *shapes[1], *x[axis + 1 :])
+        case "cast" if np.dtype(given["dtype"]).itemsize > 8:
+            raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
+    return x
+
+
+def leaves(recipe: Recipe) -> Iterator[Source | Literal]:
+    """What the recipe's values come from."""
+    if isinstance(recipe, Transform):
+        for a in recipe.args:
+            yield from leaves(a)
+    else:
+        yield recipe
 
 
 def sources_of(recipe: Recipe) -> set[str]:

@@ -19,10 +19,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tccompile import codec
+from tccompile import codec, weights
 from tccompile.errors import PlanError, TccompileError, UsageError
 from tccompile.expr import DType, Expr, call, const, load
-from tccompile.plan import FORMAT_VERSION, PREFIX, Plan, fill, from_bytes, pack_constant, read_plan, to_bytes, write_plan
+from tccompile.plan import (
+    FORMAT_VERSION,
+    NOT_EVALUATED,
+    PREFIX,
+    Plan,
+    fill,
+    from_bytes,
+    pack_constant,
+    read_plan,
+    to_bytes,
+    write_plan,
+)
 from tccompile.program import Tensor, dense
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.weights import Literal, Recipe, Source, Transform, same
@@ -160,16 +171,93 @@ def test_weights_of_another_model_are_refused():
         Transform("matmul", (Literal(np.zeros(3)), Literal(np.zeros(4)))),
         Transform("cast", (Literal(np.zeros(3)),), (("dtype", "nonsense"),)),
         Transform("add", ()),
+        Transform("sqrt", (Literal(np.zeros(3)), Literal(np.zeros(3)))),  # the second is where it would write
+        Transform("neg", (Literal(np.zeros(3)),), (("dtype", "float32"),)),
+        Transform("take", (Literal(np.zeros(3)), Literal(np.zeros(3))), (("axis", 1),)),
+        Transform("slice", (Literal(np.zeros(3)),), (("ends", (1,)), ("starts", (0,)), ("steps", (0,)))),
         Literal(np.zeros(3)),
     ],
 )
 def test_recipes_that_cannot_be_evaluated(recipe):
+    with pytest.raises(PlanError, match="recipe of the constant 'w1'"):
+        fill(from_bytes(to_bytes(with_recipe(recipe))), sources())
+
+
+def with_recipe(recipe: Recipe, **tensor: object) -> Plan:
+    """The plan without the values of w1, which this recipe gives."""
     stripped = plan(left_out=["w1"])
     entry = stripped.entries[0]
     program = replace(entry.program, constants={**entry.program.constants, "w1": recipe})
-    stripped = from_bytes(to_bytes(replace(stripped, entries=(replace(entry, program=program),))))
-    with pytest.raises(PlanError, match="recipe of the constant 'w1'"):
-        fill(stripped, sources())
+    if tensor:
+        program = replace(program, tensors={**program.tensors, "w1": replace(program.tensors["w1"], **tensor)})
+    return replace(stripped, entries=(replace(entry, program=program),))
+
+
+def column(n: int) -> Literal:
+    return Literal(np.zeros((n, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Transform("expand", (column(1),), (("shape", (1 << 20, 1 << 20)),)),
+        Transform("add", (column(1 << 17), Transform("transpose", (column(1 << 17),), (("axes", (1, 0)),)))),
+        Transform("matmul", (column(1 << 17), Transform("reshape", (column(1 << 17),), (("shape", (1, -1)),)))),
+        Transform("pad", (column(1),), (("after", (1 << 40, 0)), ("before", (0, 0)))),
+        Transform("take", (Transform("expand", (column(1),), (("shape", (1, 1 << 26)),)), Literal(np.zeros(8))), (("axis", 0),)),
+        Transform("cast", (column(1),), (("dtype", "U1000000000"),)),
+        Transform("rounded", (Transform("reshape", (column(0),), (("shape", (0, 1 << 40)),)),), (("terms", 1),)),
+        Transform(
+            "concat", (Transform("pad", (column(1),), (("after", (1 << 16, 0)), ("before", (0, 0)))),) * 4096, (("axis", 0),)
+        ),
+    ],
+    ids=lambda recipe: recipe.fn,
+)
+def test_recipes_that_would_make_more_than_memory_holds(recipe):
+    """What is made on the way counts, whatever comes of it: here one slice of it, or nothing."""
+    first = Transform("slice", (recipe,), (("ends", (1, 1)), ("starts", (0, 0)), ("steps", (1, 1))))
+    for whole in (recipe, first):
+        with pytest.raises(PlanError, match="recipe of the constant 'w1'"):
+            to_bytes(with_recipe(whole))
+
+
+def test_a_constant_that_is_left_out_is_no_larger_than_weights_can_make_it():
+    """A shape of few elements, but 10^11 in memory."""
+    recipe = PLAN.entries[0].program.constants["w1"]
+    with pytest.raises(PlanError, match=r"recipe of the constant 'w1' makes \d{11,} elements"):
+        to_bytes(with_recipe(recipe, padded=((1 << 31) - 1, *PLAN.entries[0].program.tensors["w1"].padded[1:])))
+
+
+dims = st.lists(st.integers(-1, 3), max_size=3).map(tuple)
+cuts = st.lists(st.none() | st.integers(-4, 4), min_size=2, max_size=2).map(tuple)
+
+
+def larger(r: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+    def of(fn: str, arrays: int, **given: st.SearchStrategy) -> st.SearchStrategy[Recipe]:
+        named = (v.map(lambda x, k=k: (k, x)) for k, v in sorted(given.items()))
+        return st.builds(Transform, st.just(fn), st.tuples(*[r] * arrays), st.tuples(*named))
+
+    return st.one_of(
+        *(of(fn, 2) for fn in ("add", "matmul")),
+        *(of(fn, n, axis=st.integers(-2, 2)) for fn, n in [("concat", 3), ("take", 2)]),
+        *(of(fn, 1, shape=dims) for fn in ("reshape", "expand")),
+        *(of(fn, 1, axes=dims) for fn in ("transpose", "flip")),
+        of("slice", 1, starts=cuts, ends=cuts, steps=cuts),
+        of("pad", 1, before=dims, after=dims),
+        of("cast", 1, dtype=st.sampled_from(["float16", "U9"])),
+        of("rounded", 1, terms=st.integers(0, 2)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.recursive(st.lists(st.integers(0, 3), max_size=3).map(lambda shape: Literal(np.zeros(shape))), larger, max_leaves=5))
+def test_what_a_recipe_would_make_is_told_by_shapes(recipe):
+    """Whatever NumPy makes of a recipe, its extents were known; but for text, which no weights are."""
+    try:
+        shape = weights.evaluate(recipe, {}).shape
+    except NOT_EVALUATED:
+        return
+    assert "U9" in repr(recipe) or weights.extents(recipe)[0] == shape
 
 
 # --- Damage ----------------------------------------------------------------------------------------------------------
