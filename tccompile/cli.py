@@ -25,6 +25,7 @@ from tccompile.errors import LaunchError, TccompileError, UsageError, Verificati
 
 if TYPE_CHECKING:
     from tccompile.ops.builder import Issue
+    from tccompile.options import Shapes
     from tccompile.plan import Plan
     from tccompile.program import Tensor
     from tccompile.report import Json
@@ -152,14 +153,15 @@ def _need_compiler(purpose: str) -> None:
     "shape_texts",
     multiple=True,
     metavar="NAME=1x3x224x224",
-    help="The shape of an input with open dimensions; repeat for other inputs.",
+    help="The shape of an input with open dimensions: what follows the last =. Repeat for other inputs.",
 )
 @click.option(
     "--entry",
     "entry_texts",
     multiple=True,
     metavar="x=1x3x224x224,y=1x10",
-    help="A set of input shapes that the plan can run; repeat for more sets.",
+    help="A set of input shapes that the plan can run; repeat for more sets. "
+    "A , or = may belong to an input's name: the longest names that the model has count.",
 )
 @click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
 @click.option(
@@ -226,12 +228,18 @@ def tccompile(
 
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
-    entries = tuple(map(parse_entry, entry_texts)) or (parse_shapes(shape_texts),)
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
     archs = parse_archs(arch)
+    entries: tuple[Shapes, ...] = ({},)
+    if shape_texts or entry_texts:
+        _need_compiler("compiling")
+        from tccompile.load import input_names
+
+        inputs = input_names(model)
+        entries = tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
     options = Options(entries, archs, precision, strip_weights, dump, jobs, timing_cache, tune, tuple(fp32), calibrate)
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None

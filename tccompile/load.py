@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,13 @@ def sources(model: Model) -> Mapping[str, np.ndarray]:
     return _read(model)[1]
 
 
+def input_names(model: Model) -> list[str]:
+    """The names of the model's inputs, as its file says; nothing else of it is checked."""
+    graph = _parsed(model)[0].graph
+    weights = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return [v.name for v in graph.input if v.name not in weights]
+
+
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -72,6 +80,19 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
     Weights become graph inputs of the same name, type and shape, so that no call into ONNX's C++ ever sees their values.
     """
+    proto, path = _parsed(model)
+    _opset(proto)
+    if len(proto.graph.node) > MAX_NODES:
+        raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
+    _guard("the model is not valid ONNX", _bring_in, proto, path)
+    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
+    _guard("the model's functions are not valid ONNX", _level, proto, weights)
+    _check(proto)
+    return proto, weights
+
+
+def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
+    """The model, of which nothing is known yet but that it has a graph, and the file it comes from."""
     path = None
     proto = onnx.ModelProto()
     if isinstance(model, onnx.ModelProto):
@@ -87,14 +108,7 @@ def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         _guard(f"{path} is not an ONNX file", proto.ParseFromString, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{path or 'the model'} is not an ONNX model: it holds no graph")
-    _opset(proto)
-    if len(proto.graph.node) > MAX_NODES:
-        raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
-    _guard("the model is not valid ONNX", _bring_in, proto, path)
-    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
-    _guard("the model's functions are not valid ONNX", _level, proto, weights)
-    _check(proto)
-    return proto, weights
+    return proto, path
 
 
 def _check(proto: onnx.ModelProto) -> None:
@@ -380,7 +394,8 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
         raise UnsupportedError(f"the input {name!r} holds strings; only numbers and booleans can be compiled")
     if not tensor.HasField("shape"):
         if shape is None:
-            raise UsageError(f"the input {name!r} has no shape: give it with --shape {name}=1x3x224x224 (its own extents)")
+            example = shlex.quote(f"{name}=1x3x224x224")
+            raise UsageError(f"the input {name!r} has no shape: give it with --shape {example} (its own extents)")
         tensor.shape.SetInParent()
         tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
     dims = tensor.shape.dim
@@ -392,11 +407,9 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
         if len(bound) == len(said):
             shape = bound
     if shape is None:
-        example = "x".join(str(d) if isinstance(d, int) else "1" for d in said)
+        example = shlex.quote(f"{name}={'x'.join(str(d) if isinstance(d, int) else '1' for d in said)}")
         free = ", ".join(repr(d) for d in said if not isinstance(d, int))
-        raise UsageError(
-            f"the input {name!r} is {text}, and {free} can be anything: say what it is, as in --shape {name}={example}"
-        )
+        raise UsageError(f"the input {name!r} is {text}, and {free} can be anything: say what it is, as in --shape {example}")
     if len(shape) != len(said):
         raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} has {len(shape)} extents; the input is {text}")
     dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,8 @@ class Options:
         if not self.entries:
             raise UsageError("no entry: give at least one set of input shapes")
         texts = [_entry_text(shapes) for shapes in self.entries]
-        if twice := next((text for i, text in enumerate(texts) if text in texts[:i]), None):
+        sets = [{name: tuple(shape) for name, shape in shapes.items()} for shapes in self.entries]
+        if twice := next((text for i, text in enumerate(texts) if sets[i] in sets[:i]), None):
             raise UsageError(f"two entries of the same shapes, {twice}; leave one away")
         if self.tune and self.timing_cache is None:
             raise UsageError("nowhere to write what is measured: give a timing cache")
@@ -79,30 +80,51 @@ def parse_archs(text: str) -> tuple[str, ...]:
     return tuple(ARCHS) if "all" in names else names
 
 
-def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`NAME=1x3x224x224`; a scalar input is `NAME=`. The name may contain `=`."""
-    name, sign, dims = text.rpartition("=")
-    name = name.strip()
-    try:
-        shape = tuple(int(d) for d in dims.split("x")) if dims else ()
-    except ValueError:
-        shape = None
-    if not sign or not name or shape is None or any(d < 1 for d in shape):
-        raise UsageError(f"cannot read the shape {text!r}; write it as NAME=1x3x224x224")
-    return name, shape
-
-
-def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of several inputs, each as `parse_shape` reads it."""
+def parse_shapes(texts: Iterable[str], inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of several of the model's inputs, each as `NAME=1x3x224x224`; a scalar input is `NAME=`."""
     out: dict[str, tuple[int, ...]] = {}
     for text in texts:
-        name, shape = parse_shape(text)
+        name, shape = _parse_shape(text, inputs)
+        if not name or shape is None:
+            known = ", ".join(map(repr, inputs)) or "none"
+            raise UsageError(f"cannot read the shape {text!r}; write it as NAME=1x3x224x224 (the model's inputs: {known})")
         if name in out:
             raise UsageError(f"two shapes for the input {name!r}; give a set of shapes each with --entry")
         out[name] = shape
     return out
 
 
-def parse_entry(text: str) -> dict[str, tuple[int, ...]]:
-    """`x=1x3x224x224,y=1x10`: one set of input shapes"""
-    return parse_shapes(text.split(","))
+def _parse_shape(text: str, inputs: Collection[str]) -> tuple[str, tuple[int, ...] | None]:
+    """The name, which is all before the last `=`, and the shape; None if it cannot be read."""
+    name, sign, dims = text.rpartition("=")
+    name = name if name in inputs else name.strip()
+    try:
+        shape = tuple(int(d) for d in dims.split("x")) if dims else ()
+    except ValueError:
+        return name, None
+    return name, shape if sign and all(d >= 1 for d in shape) else None
+
+
+def parse_entry(text: str, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """`x=1x3x224x224,y=1x10`: one set of shapes of the model's inputs. Their names may hold `,` and `=`."""
+    parts = text.split(",")
+    whole = _joined(parts, inputs)
+    if whole is None:  # a shape that cannot be read is known by its input's name
+        for name in sorted(inputs, key=len, reverse=True):
+            start = f",{text}".find(f",{name}=")
+            wrong = f"{name}={text[start + len(name) + 1 :].partition(',')[0]}"
+            if start >= 0 and _parse_shape(wrong, inputs)[1] is None:
+                parts = [wrong]
+                break
+    return parse_shapes(whole or parts, inputs)
+
+
+def _joined(parts: Sequence[str], inputs: Collection[str]) -> list[str] | None:
+    """The parts between commas, joined so that each is the shape of an input: as few as can be. None if there is no such way."""
+    if not parts:
+        return []
+    for n in range(len(parts), 0, -1):
+        name, shape = _parse_shape(first := ",".join(parts[:n]), inputs)
+        if shape is not None and name in inputs and (rest := _joined(parts[n:], inputs)) is not None:
+            return [first, *rest]
+    return None

@@ -22,6 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
 from tccompile import cli
+from tccompile.errors import UsageError
+from tccompile.options import parse_entry, parse_shapes
 from tccompile.plan import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
@@ -232,6 +234,53 @@ def test_bad_input_of_tccompile(case, run, models, monkeypatch):
     assert result.out == "" and all(n in result.err for n in named), result.err
     assert len(result.err.splitlines()) <= 4, result.err
     assert {p: p.stat().st_mtime_ns for p in models.iterdir()} == before
+
+
+NAMED = {
+    "one comma": ("a,b=1x3", {"a,b": (1, 3)}),
+    "and others": ("c=2,a,b=1x3,x=4=5x6", {"c": (2,), "a,b": (1, 3), "x=4": (5, 6)}),
+    "a shape in a name": ("c=2,d=3,c=7", {"c=2,d": (3,), "c": (7,)}),
+    "the same in parts": ("d=3,c=2", {"d": (3,), "c": (2,)}),
+    "longest first, if the rest can be read": ("c=2,d=3,e=4", {"c": (2,), "d=3,e": (4,)}),
+    "scalars": ("a,b=,c=,=1==", {"a,b": (), "c": (), "=1=": ()}),
+    "spaces": (" s =3, c=4", {" s ": (3,), "c": (4,)}),
+    "of a comma": (",=8", {",": (8,)}),
+}
+NAMES = ("c", "a,b", "x=4", "d", "c=2,d", "d=3,e", "=1=", " s ", ",")
+
+
+@pytest.mark.parametrize("text, shapes", NAMED.values(), ids=NAMED)
+def test_inputs_of_any_name_take_shapes(text, shapes):
+    assert parse_entry(text, NAMES) == shapes
+    for name, shape in shapes.items():
+        assert parse_shapes([f"{name}={'x'.join(map(str, shape))}"], NAMES) == {name: shape}
+
+
+UNREADABLE = {
+    "a,b=1x3x": "'a,b=1x3x'",
+    "c=1,a,b=1y3,d=2": "'a,b=1y3'",
+    "c=2,d=0": "'c=2,d=0'",
+    "c=1,c=2": "'c'",
+    "q,r=1x3": "'q'.*'a,b'",
+    "": "''",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_shape_that_cannot_be_read_is_named_with_its_input(text):
+    with pytest.raises(UsageError, match=UNREADABLE[text]):
+        parse_entry(text, NAMES)
+
+
+def test_entries_of_a_model_whose_inputs_have_commas(run, tmp_path):
+    values = [helper.make_tensor_value_info(name, FLOAT, [extent]) for name, extent in (("a,b=1", "n"), ("c d", "m"))]
+    y = helper.make_tensor_value_info("y", FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Add", ["a,b=1", "c d"], ["y"])], "g", values, [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "odd.onnx")
+    assert run("tccompile", "odd.onnx", "--check", "--entry", "a,b=1=3,c d=3").code == 0
+    assert run("tccompile", "odd.onnx", "--check", "--shape", "a,b=1=3", "--shape", "c d=3").code == 0
+    assert "--shape a,b=1=1" in run("tccompile", "odd.onnx", "--check").err
+    assert "--shape 'c d=1'" in run("tccompile", "odd.onnx", "--check", "--shape", "a,b=1=3").err
 
 
 RUNNING = {
