@@ -61,8 +61,9 @@ def put(key: str, data: bytes) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(data).digest() + data)
             os.replace(name, path)
-        except OSError:
-            os.unlink(name)
+        except BaseException:
+            with suppress(FileNotFoundError):  # interrupted when it had its name already
+                os.unlink(name)
             raise
 
 

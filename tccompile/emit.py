@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -354,9 +356,10 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
     """Compile in worker processes of our own: multiprocessing's would run the caller's main module again.
 
     The kinds of one code go to the same worker, one after the other. Returns the errors of what spills, and raises the first
-    other failure.
+    other failure. An interrupt ends the workers at once.
     """
-    idle = [Worker() for _ in range(workers)]
+    team = [Worker() for _ in range(workers)]
+    idle = [*team]
     failures: dict[int, TccompileError] = {}
     spills: dict[int, SpillError] = {}
     together: dict[tuple[Code, Arch], list[int]] = {}
@@ -380,9 +383,13 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
                         failures[i] = result
                     else:
                         finished(misses[i], result)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            stop(team)
+            raise
         finally:
             threads.shutdown(cancel_futures=True)
-            for worker in idle:
+            for worker in team:
                 worker.close()
     if failures:
         raise failures[min(failures)]
@@ -395,7 +402,7 @@ class Worker:
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-P", "-c", "from tccompile.emit import serve; serve()"]  # -P: import nothing from here
-        # In a group of its own: the terminal's interrupt reaches only the parent, which lets workers end what they are at.
+        # In a group of its own: the terminal's interrupt reaches only the parent, which ends workers: see `stop`.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0)
 
     def compile(self, job: Job) -> Image | TccompileError:
@@ -419,8 +426,31 @@ class Worker:
         self.process.stdout.close()
 
 
+PATIENCE = 0.5
+"""Seconds that a worker has to put away its files."""
+
+
+def stop(workers: Iterable[Worker]) -> None:
+    """End workers in the midst of what they do. One that has files runs Python, and deletes them; one in NVVM has none."""
+    for worker in workers:
+        worker.process.terminate()
+    end = time.monotonic() + PATIENCE
+    for worker in workers:
+        try:
+            worker.process.wait(max(end - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):  # it may have ended now
+                os.killpg(worker.process.pid, signal.SIGKILL)
+
+
+def _stopped(*_: object) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries may have something to say of it, which nobody asked for
+    sys.exit()
+
+
 def serve() -> None:
     """A worker's whole life: read a job, write its image or the error, until there are no more."""
+    signal.signal(signal.SIGTERM, _stopped)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer
     while True:

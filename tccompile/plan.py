@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -637,7 +637,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
     except BaseException as error:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):  # interrupted when it had its name already
+            os.unlink(temporary)
         if isinstance(error, OSError) and error.filename is None:  # writing says only that the disk is full
             error.filename = os.fspath(path)
         raise

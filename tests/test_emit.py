@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -412,6 +414,60 @@ def test_a_failure_in_a_process(monkeypatch):
     with pytest.raises(CodegenError, match="the process that compiled kernel nothing for sm_75 ended with status"):
         worker.compile(jobs[0])
     worker.close()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_an_interrupt_ends_processes_at_once(patient, monkeypatch):
+    """Also those that do not see a signal, as one that is in NVVM does not."""
+    jobs = [(code("toy", n=n), ARCHS[a], "cubin") for n in (70, 71) for a in ("sm_75", "sm_80", "sm_86")]
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if patient else ""
+    command = [sys.executable, "-c", f"import signal, time; {deaf} time.sleep(60)"]
+    workers = []
+
+    def init(self: emit.Worker) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        workers.append(self)
+        if len(workers) == 2:
+            interrupt = signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
+            threading.Timer(1, *interrupt).start()
+
+    monkeypatch.setattr(emit.Worker, "__init__", init)
+    monkeypatch.setattr(emit, "_key", lambda *job: cache.key(repr(job)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        emit.emit(jobs, jobs=2)
+    signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begin < 20
+    assert [w.process.poll() for w in workers] == [-signal.SIGKILL if patient else -signal.SIGTERM] * 2
+
+
+WAITING = """
+import subprocess
+from tccompile import emit
+run = subprocess.run
+subprocess.run = lambda command, **options: run(["sleep", "60"], **options)
+emit._ptxas = lambda: "ptxas"
+emit._receive = lambda stream: ("", "sm_80")
+emit.compile_code = emit.assemble
+emit.serve()
+"""
+"""A process whose ptxas takes a minute."""
+
+
+def test_a_process_that_is_ended_leaves_no_files(tmp_path):
+    worker = emit.Worker.__new__(emit.Worker)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command, environment = [sys.executable, "-c", WAITING], {**os.environ, "TMPDIR": str(tmp_path)}
+    worker.process = subprocess.Popen(command, env=environment, process_group=0, **streams)
+    while not list(tmp_path.glob("tccompile-*/kernel.ptx")):
+        assert worker.process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.2)
+    emit.stop([worker])
+    assert worker.process.wait() == 0 and worker.process.stderr.read() == b""
+    worker.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_spills_is_told_apart_when_the_rest_is_compiled():
