@@ -450,6 +450,8 @@ def broadcast_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
 
 def reshape_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
     """Reads a tensor as if its elements, in row-major order of its logical shape, had been given `shape`."""
+    if 0 in tensor_shape:  # nothing is read
+        return View(tensor, (constant(0),) * len(tensor_shape))
     linear, step = constant(0), 1
     for axis in reversed(range(len(shape))):
         linear, step = linear + coord(axis) * step, step * shape[axis]

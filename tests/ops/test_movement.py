@@ -110,6 +110,21 @@ def test_split_with_sizes_and_by_number() -> None:
     agrees(net.out(a, b, c, d, e))
 
 
+@pytest.mark.parametrize(
+    "shape, target",
+    [
+        ((2, 0, 4), (0, 0, 2, 2)),
+        ((3, 2, 13, 0), (0, 2, -1)),
+        ((3, 2, 13, 0), (0, -1, 13, 1)),
+        ((2, 0, 4), (-1, 2)),
+        ((1, 0, 2, 3), (0, 0, 3, 2)),
+    ],
+)
+def test_nothing_takes_another_shape(shape: tuple, target: tuple) -> None:
+    net = Net(x=shape)
+    agrees(net.out(net("Relu", net("Reshape", net("Relu", "x"), ints(*target)))), {"x": np.zeros(shape, np.float32)})
+
+
 def test_reflection_of_more_than_the_extent_folds_twice() -> None:
     net = Net(x=(1, 1, 3, 9))
     agrees(net.out(net("Pad", "x", ints(0, 0, 0, 8, 0, 0, 2, 8), mode="reflect")))
