@@ -160,7 +160,6 @@ def int_power(a, b):
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
 _to_u64 = instruction("cvt.rzi.u64.f32 $0, $1;", i64, f32, pure=True)
 to_float = instruction("cvt.rn.f32.s64 $0, $1;", f32, i64, pure=True)
-unsigned_to_float = instruction("cvt.rn.f32.u64 $0, $1;", f32, i64, pure=True)
 
 
 @inline

@@ -10,8 +10,9 @@ class Arch:
     """One GPU generation.
 
     Figures are the CUDA C++ Programming Guide's "Technical Specifications per Compute Capability" and the datasheets of a
-    typical card of the generation (for the cost model only: the card that will run a plan is not known; of sm_90a's memory,
-    between an H100's 3350 GB/s and an H200's 4800).
+    typical card of the generation, for the cost models only: the card that will run a plan is not known. Not a datasheet's are
+    sm_90a's 800 TFLOP/s (of 989: what cuBLAS reaches), its memory (between an H100's 3350 GB/s and an H200's 4800), and sm_100's
+    500, an estimate for mma.sync, since no kernel uses its tcgen05.
     """
 
     name: str  # as in sm_80
@@ -20,9 +21,8 @@ class Arch:
     mma: str | None  # the Tensor Core instruction that the kernels use, or None
     cp_async: bool  # asynchronous copies from global to shared memory
     tma: bool  # tensor copy engine, mbarriers, programmatic dependent launch
-    fp16_math: bool  # packed half arithmetic at full rate (not on sm_61)
     smem_block: int  # bytes of shared memory that one block may ask for
-    smem_sm: int  # bytes of shared memory of a multiprocessor
+    smem_sm: int  # bytes of shared memory of a multiprocessor; a block costs 1 KiB more (added for sm_70 and sm_75)
     threads_sm: int
     blocks_sm: int
     sms: int  # of a typical card
@@ -44,16 +44,16 @@ class Arch:
 KIB = 1024
 # fmt: off
 ARCHS: dict[str, Arch] = {a.name: a for a in (
-    #     name       cc       suffix mma         cp_async tma    half   smem_block smem_sm    thr/SM blk/SM SMs TC     fp32   GB/s
-    Arch("sm_61",  (6, 1),  "",  None,           False, False, False,  48 * KIB,  96 * KIB,  2048, 32,  10,   0.0,   4.4,  192),
-    Arch("sm_70",  (7, 0),  "",  "mma.m8n8k4",   False, False, True,   96 * KIB, 97 * KIB,  2048, 32,  80, 112.0,  14.0,  900),
-    Arch("sm_75",  (7, 5),  "",  "mma.m16n8k8",  False, False, True,   64 * KIB, 65 * KIB,  1024, 16,  46,  60.0,  10.1,  448),
-    Arch("sm_80",  (8, 0),  "",  "mma.m16n8k16", True,  False, True,  163 * KIB, 164 * KIB,  2048, 32, 108, 312.0,  19.5, 1555),
-    Arch("sm_86",  (8, 6),  "",  "mma.m16n8k16", True,  False, True,   99 * KIB, 100 * KIB,  1536, 16,  68, 119.0,  29.8,  760),
-    Arch("sm_89",  (8, 9),  "",  "mma.m16n8k16", True,  False, True,   99 * KIB, 100 * KIB,  1536, 24, 128, 330.0,  82.6, 1008),
-    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,  True,  True,  227 * KIB, 228 * KIB,  2048, 32, 132, 800.0,  67.0, 4000),
-    Arch("sm_100", (10, 0), "",  "mma.m16n8k16", True,  True,  True,  227 * KIB, 228 * KIB,  2048, 32, 148, 500.0,  75.0, 7000),
-    Arch("sm_120", (12, 0), "",  "mma.m16n8k16", True,  True,  True,   99 * KIB, 100 * KIB,  1536, 24, 170, 400.0, 104.0, 1790),
+    #    name      cc       suf. mma             cp_async tma     smem_block  smem_sm   thr/SM blk/SM  SMs  TC     fp32   GB/s
+    Arch("sm_61",  (6, 1),  "",  None,           False,   False,  48 * KIB,   96 * KIB,  2048,   32,    10,   0.0,   4.4,  192),
+    Arch("sm_70",  (7, 0),  "",  "mma.m8n8k4",   False,   False,  96 * KIB,   97 * KIB,  2048,   32,    80, 112.0,  14.0,  900),
+    Arch("sm_75",  (7, 5),  "",  "mma.m16n8k8",  False,   False,  64 * KIB,   65 * KIB,  1024,   16,    46,  60.0,  10.1,  448),
+    Arch("sm_80",  (8, 0),  "",  "mma.m16n8k16", True,    False, 163 * KIB,  164 * KIB,  2048,   32,   108, 312.0,  19.5, 1555),
+    Arch("sm_86",  (8, 6),  "",  "mma.m16n8k16", True,    False,  99 * KIB,  100 * KIB,  1536,   16,    68, 119.0,  29.8,  760),
+    Arch("sm_89",  (8, 9),  "",  "mma.m16n8k16", True,    False,  99 * KIB,  100 * KIB,  1536,   24,   128, 330.0,  82.6, 1008),
+    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,    True,  227 * KIB,  228 * KIB,  2048,   32,   132, 800.0,  67.0, 4000),
+    Arch("sm_100", (10, 0), "",  "mma.m16n8k16", True,    True,  227 * KIB,  228 * KIB,  2048,   32,   148, 500.0,  75.0, 7000),
+    Arch("sm_120", (12, 0), "",  "mma.m16n8k16", True,    True,   99 * KIB,  100 * KIB,  1536,   24,   170, 400.0, 104.0, 1790),
 )}
 # fmt: on
 

@@ -510,7 +510,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.layers")
     parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
     parser.add_argument("--batch", default="1,8,32", help="of the networks' layers")
-    parser.add_argument("--lists", default="zoo,inference,training,square,attention")
+    parser.add_argument("--lists", default="zoo,inference,training,square,attention,masked,decoders")
     parser.add_argument(
         "--candidates", type=int, default=COUNT, metavar="N", help="configs to measure: those of least estimated time"
     )
