@@ -76,6 +76,14 @@ NAMED: dict[str, tuple[Case, str]] = {
     "countless points in a cell": (
         (16, (1, 1, 9, 9), lambda n: n("RoiAlign", "x", n.positive(3, 4), i([0, 0, 0]), sampling_ratio=2**32)),
         "sampling_ratio is 4294967296"),
+    "taps far apart": (
+        (17, (1, 70, 5), lambda n: n("ConvTranspose", "x", n.normal(70, 1, 2), dilations=[2**20], strides=[3], group=70)),
+        r"'dilations': \[1048576\]\} its taps are so far apart"),
+    "a stride beyond all": (
+        (17, (1, 1, 1), lambda n: n("ConvTranspose", "x", n.normal(1, 1, 2), strides=[2**30])), "its taps are so far apart"),
+    "a bias that is computed": (
+        (17, (1, 2, 9), lambda n: n("ConvTranspose", "x", n.normal(2, 9, 2), n("ReduceMax", "x", axes=[0, 1], keepdims=0))),
+        "its bias .* is computed"),
     "an output that is a sequence": ((17, (2, 2), lambda n: n("SequenceConstruct", "x", "x")), "is a sequence"),
     "updates of fewer axes than indices": (
         (18, (1, 5), lambda n: n("ScatterElements", "x", n("Cast", "x", to=7), n("ReduceSum", "x", i([1]), keepdims=0), axis=1)),

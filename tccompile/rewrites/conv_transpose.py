@@ -55,6 +55,9 @@ def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: in
     return Axis(stride, (-lo, end), taps, n - lo + end - (hi - lo), cut)
 
 
+MOST, SPARSEST = 1 << 26, 64
+"""Weights, mostly zeros, that phases may have: so many, or so many times those there are."""
+
 WIDE = 16
 """Output channels from which fewer taps are worth it that y is not stored by itself: with fewer a tile is padding anyway."""
 
@@ -102,6 +105,12 @@ def _check(edit: Editor, node: gs.Node) -> str | None:
         return "only one to three spatial axes are supported"
     if constant(node.inputs[1]) is None or (operand(node, 2) is not None and constant(operand(node, 2)) is None):
         return "weights and bias are not constant"
+    w, spatial = node.inputs[1], rank(node.inputs[0]) - 2
+    strides, dilations = (node.attrs.get(name, [1] * spatial) for name in ("strides", "dilations"))
+    taps = [(k - 1) * d + 2 * s for k, d, s in zip(w.shape[2:], dilations, strides, strict=True)]  # of all phases, about
+    elements, size = math.prod((*w.shape[:2], *taps)), math.prod(w.shape)
+    if elements > max(MOST, SPARSEST * size):
+        return f"strides of {list(strides)} and dilations of {list(dilations)} would make {elements} weights of {size}"
     return None
 
 
