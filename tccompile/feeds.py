@@ -51,11 +51,12 @@ def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str,
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # the readers of zip archives and headers raise types of many kinds
-        raise InputError(f"{what}: {error}") from None
+        says = str(error)  # they may repeat what the file holds
+        raise InputError(f"{what}: {says if len(says) <= 200 else says[:200] + '…'}") from None
     if isinstance(arrays, dict):
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
-                raise InputError(f"{what}: {name} is no array")
+                raise InputError(f"{what}: {name!r} is no array")
         return arrays
     if not names:
         raise InputError(f"the model has no inputs, and {os.fspath(path)} is one; leave it away")

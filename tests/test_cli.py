@@ -162,6 +162,7 @@ def plans(models: Path) -> Path:
     (models / "cut.npy").write_bytes((models / "x.npy").read_bytes()[:200])
     (models / "cut.npz").write_bytes((models / "x.npz").read_bytes()[:200])
     (models / "text.npy").write_text("1, 2, 3")
+    (models / "long.npy").write_bytes(b"\x93NUMPY\x01\x00\x70\x17" + b"(" * 3000 + b")" * 3000)
     (models / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
     with zipfile.ZipFile(models / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as bomb:
         for i in range(20):
@@ -314,6 +315,7 @@ RUNNING = {
     "pickled inside": ("conv.plan pickled.npz --device cpu", 7, "pickled.npz", "plain arrays"),
     "npy cut off": ("conv.plan cut.npy --device cpu", 7, "cut.npy"),
     "npz cut off": ("conv.plan cut.npz --device cpu", 7, "cut.npz"),
+    "a header of brackets": ("conv.plan long.npy --device cpu", 7, "long.npy", "…"),
     "no array": ("conv.plan text.npy --device cpu", 7, "text.npy"),
     "two outputs into npy": ("two.plan two.npz -o y.npy --device cpu", 2, "sum, file", "y.npz"),
     "no such folder": ("conv.plan x.npy -o nowhere/y.npy --device cpu", 2, "nowhere", "make it first"),
