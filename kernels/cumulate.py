@@ -36,7 +36,7 @@ class CumulateKernel(Kernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Cumulate)
         x = program.tensors[op.x]
-        return f"it has {x.size} elements, 2**31 or more" if x.size > LIMIT else refusal(op, program)
+        return f"{op.x} has {x.size} elements; they are counted in 31 bits" if x.size > LIMIT else refusal(op, program)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         yield {}

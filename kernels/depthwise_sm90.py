@@ -58,7 +58,7 @@ STRIPS = (1, 2, 4)
 """Parts of a row, of 16 pixels each, that a warp multiplies."""
 
 STAGES = 6
-"""At most."""
+"""Slabs of x that shared memory holds, at most."""
 
 RESIDENT = (3, 2, 1)
 """Blocks that a multiprocessor holds at once, which bound the registers."""

@@ -411,6 +411,8 @@ def build_tile(
 
 
 class _Mma(OneWay):
+    """Convolutions and matrix products by mma.sync, fp16, from sm_70 on; one class for each of the two ops."""
+
     tensor_cores = True
 
     def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:

@@ -229,6 +229,8 @@ def build_tile(tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool
 
 
 class _Simt(Kernel):
+    """Convolutions and matrix products of floats by CUDA cores; one class for each of the two ops."""
+
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         problem = describe(op, program)
         if isinstance(problem, str):

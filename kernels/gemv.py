@@ -106,6 +106,8 @@ def streams(problem: Problem) -> Streams:
 
 
 class _Gemv(Kernel):
+    """A product, of a Gemm or a 1×1 Conv, of which one operand has few rows and the other is read once."""
+
     most: int  # rows of the small operand
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
@@ -117,8 +119,9 @@ class _Gemv(Kernel):
         few = min(problem.rows, problem.columns)
         if few > self.most:
             return f"it has {problem.rows} rows and {problem.columns} columns; one of them must be at most {self.most}"
-        if problem.k_major != (True, True):
-            return "an operand of it is transposed"
+        for t, k_major in zip((problem.x, problem.w), problem.k_major, strict=True):
+            if not k_major:
+                return f"{t.name} is transposed; neighbours along K are read at once"
         if not problem.linear:
             return "it gathers its rows from an image"
         if problem.batch[1] > 1 and problem.column_batch:
@@ -441,6 +444,8 @@ class Gemv(_Gemv):
 
 
 class ConvGemv(Gemv):
+    """The same for a Conv that is such a product: 1×1, of few pixels or into few channels."""
+
     name = "conv_gemv"
     realises = Conv
 
@@ -455,6 +460,8 @@ class GemvMma(_Gemv):
 
 
 class ConvGemvMma(GemvMma):
+    """The same for a Conv that is such a product."""
+
     name = "conv_gemv_mma"
     realises = Conv
 

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from tccompile.arch import Arch
 from tccompile.expr import DType, Epilogue, Expr, View
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, divider
-from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.kernels.pointwise import LIMIT, PointwiseKernel
 from tccompile.kernels.spec import I32, Arg, Launch
 from tccompile.program import Op, Pointwise, Program, Tensor
 
 THREADS = 256
-LIMIT = 2**31 - 2**20
-"""Bound of everything that is computed in 32 bits; the slack is for the last block's threads."""
 
 
 def filled(op: Op, program: Program, expr: Expr, views: tuple[View, ...], arch: Arch) -> tuple[Launch, ...]:
@@ -29,8 +27,8 @@ def filled(op: Op, program: Program, expr: Expr, views: tuple[View, ...], arch: 
 def refusal(op: Op, program: Program) -> str | None:
     """Why the op cannot be computed with indices of 32 bits, or None."""
     for name in (*op.inputs, op.y):
-        if program.tensors[name].span >= LIMIT:
-            return f"tensor {name} spans 2**31 elements or more"
+        if (span := program.tensors[name].span) >= LIMIT:
+            return f"{name} spans {span} elements; offsets are counted in 31 bits"
     return None
 
 

@@ -167,6 +167,6 @@ def refusal(op: Op, program: Program, frame: Frame) -> str | None:
         if n != padded and axis != frame[-1]:
             return f"its output is padded along axis {axis}, not along that of the lanes"
     for name in (*op.inputs, op.y):
-        if program.tensors[name].span >= LIMIT:
-            return f"tensor {name} spans 2**31 elements or more"
+        if (span := program.tensors[name].span) >= LIMIT:
+            return f"{name} spans {span} elements; offsets are counted in 31 bits"
     return None

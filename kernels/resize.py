@@ -34,8 +34,9 @@ class ResizeKernel(Kernel):
         if not program.tensors[op.x].dtype.is_float:
             return f"its input is {program.tensors[op.x].dtype.value}, and it reads floats"
         frame = epilogue.frame_of(op, program)
-        if _rows(op, program) * epilogue.lane_groups(op, program, frame, _lanes(op, program)) >= LIMIT - THREADS:
-            return "it has 2**31 outputs or more"
+        threads = _rows(op, program) * epilogue.lane_groups(op, program, frame, _lanes(op, program))
+        if threads >= LIMIT - THREADS:
+            return f"it takes {threads} threads; they are counted in 31 bits"
         return refusal(op, program, frame)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:

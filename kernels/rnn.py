@@ -120,6 +120,8 @@ class Shape:
 
 
 class _Rnn(Kernel):
+    """What both kernels of recurrent layers share: all but the sizes of the blocks' parts."""
+
     realises = Rnn
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
@@ -143,8 +145,9 @@ class _Rnn(Kernel):
                 return f"{name} is {t.dtype.value}; it computes floats of 16 and 32 bits"
         if y.dtype not in (DType.F16, DType.BF16, DType.F32):
             return f"{y.name} is {y.dtype.value}; it stores floats of 16 and 32 bits"
-        if any(t.span >= LIMIT for t in (x, r, y)):
-            return "a tensor spans 2**31 elements or more"
+        for t in (x, r, y):
+            if t.span >= LIMIT:
+                return f"{t.name} spans {t.span} elements; offsets are counted in 31 bits"
         return None
 
     def shapes(self, op: Rnn, program: Program, arch: Arch) -> list[Shape]:
@@ -264,16 +267,18 @@ class _Rnn(Kernel):
 
 
 class RnnMma(_Rnn):
+    """Rnn with recurrent weights and results in fp16, by mma.sync, from sm_75 on."""
+
     name = "rnn_mma"
     tensor_cores = True
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Rnn)
         if arch.mma in (None, "mma.m8n8k4"):
-            return f"{arch.name} has no Tensor Core instruction that it uses"
+            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         for name in (op.r, op.y):
             if program.tensors[name].dtype is not DType.F16:
-                return f"{name} is {program.tensors[name].dtype.value}, its Tensor Cores multiply float16"
+                return f"{name} is {program.tensors[name].dtype.value}; Tensor Cores multiply float16"
         return super().supports(op, program, arch)
 
     def shapes(self, op: Rnn, program: Program, arch: Arch) -> list[Shape]:
@@ -292,6 +297,8 @@ class RnnMma(_Rnn):
 
 
 class RnnSimt(_Rnn):
+    """Rnn of floats, in float32, on any generation."""
+
     name = "rnn_simt"
 
     def shapes(self, op: Rnn, program: Program, arch: Arch) -> list[Shape]:

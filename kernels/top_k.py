@@ -39,7 +39,7 @@ class TopKKernel(Kernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, TopK)
         x = program.tensors[op.x]
-        return f"it has {x.size} elements, 2**31 or more" if x.size > LIMIT else refusal(op, program)
+        return f"{op.x} has {x.size} elements; they are counted in 31 bits" if x.size > LIMIT else refusal(op, program)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         yield {}

@@ -1,4 +1,4 @@
-"""The README's commands and its Python do what it says."""
+"""The README's commands and its Python do what it says, and its tables and the design's are the code's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile import errors
 from tccompile.arch import ARCHS, PTX
+from tccompile.kernels import KERNELS
 from tccompile.opset import NEWEST, OLDEST
+from tests.gpu.cases import CASES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -97,3 +99,16 @@ def test_tables_and_figures_are_the_code_s():
     assert set(re.findall(r"`(sm_\d+a?)`", README)) == set(ARCHS)
     assert f"PTX of {' and '.join(f'`{name}`' for name in PTX)}" in README
     assert f"opsets {OLDEST} to {NEWEST}" in README
+
+
+def test_the_design_s_table_of_kernels():
+    """All kernels, and from which generation on each runs an op of the cases that GPUs are tested by."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [\w ,]*\| (`.*) \| (\w+) \|$", design, re.MULTILINE)
+    told = {name: since for text, since in rows for name in re.findall(r"`(\w+)`", text)}
+    assert told.keys() == {k.name for k in KERNELS}
+    programs = [make(case) for case, make in CASES.items()]
+    for k in KERNELS:
+        ops = [(op, p) for p in programs for op in p.ops if isinstance(op, k.realises)]
+        since = next(a.name for a in ARCHS.values() if any(k.supports(op, p, a) is None for op, p in ops))
+        assert told[k.name] == ("any" if since == next(iter(ARCHS)) else since), k.name
