@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache as memoised
 from pathlib import Path
@@ -107,7 +106,7 @@ def sources_of(module: str, within: str = "") -> str:
         if name in texts:
             continue
         texts[name] = _text(name)
-        waiting += [i for i in _imports(texts[name], name) if i.partition(".")[0] in roots and i.startswith(within)]
+        waiting += [i for i in _imports(texts[name], name, frozenset(roots)) if i.startswith(within)]
     digest = hashlib.sha256()
     for name in sorted(texts):
         digest.update(f"{name}:{len(texts[name])}:".encode() + texts[name])
@@ -128,16 +127,25 @@ def _text(module: str) -> bytes:
     return Path(path).read_bytes() if path else b""
 
 
-def _imports(source: bytes, module: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+@memoised
+def _imports(source: bytes, module: str, roots: frozenset[str]) -> tuple[str, ...]:
+    """The modules below `roots` that the text imports."""
+    found = []
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in roots]
         elif isinstance(node, ast.ImportFrom):
             package = module.rsplit(".", node.level)[0] + "." if node.level else ""
             parent = (package + (node.module or "")).rstrip(".")
-            for alias in node.names:
-                name = f"{parent}.{alias.name}"
-                yield name if _is_module(name) else parent
+            if parent.partition(".")[0] in roots:
+                names = (f"{parent}.{alias.name}" for alias in node.names)
+                found += [name if _is_module(name) else parent for name in names]
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):  # imports are statements: expressions have none
+            within = getattr(node, part, ())
+            waiting += within if isinstance(within, list) else ()
+    return tuple(found)
 
 
 @memoised

@@ -6,6 +6,7 @@ is assembled by itself from a file of a fixed name.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -15,14 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache as memoised
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, cast
 
 import numpy as np
 
@@ -91,27 +93,159 @@ def resources(code: Code, arch: Arch) -> Resources:
     return _built(code, arch, "cubin")[1]
 
 
-def ptx_text(function: Function, arch: Arch, name: str) -> str:
+def ptx_text(function: Function, arch: Arch, name: str, library: Any = None) -> str:
     """The PTX of a kernel's function, with `name` as its entry: the same text in every process.
 
-    Where the generation can start a grid while those before it still run, the code waits for their end. Raises whatever Numba
-    raises.
+    Where the generation can start a grid while those before it still run, the code waits for their end. `library` is what
+    `_library` gives for the function and this generation, or another that it suits. Raises whatever Numba raises.
     """
-    from numba import cuda
-
-    text, _ = cuda.compile(
-        function.function,
-        function.signature,
-        cc=arch.target,
-        device=False,
-        abi="numba",
-        fastmath=function.fastmath,
-        launch_bounds=(function.threads, function.blocks),
-    )
+    (text,) = (library or _library(function, arch)).get_asm_strs(cc=arch.target)
     if function.cluster > 1:
         text = re.sub(r"(?m)^(\.maxntid.*)$", rf"\1\n.explicitcluster\n.reqnctapercluster {function.cluster}, 1, 1", text)
     text = _stable(text, name)
     return _waiting(text) if arch.tma else text
+
+
+def _library(function: Function, arch: Arch) -> Any:
+    """Numba's library of a kernel's function, as LLVM IR: what `numba.cuda.compile` makes the PTX of one generation from."""
+    from numba.cuda import compiler
+
+    options = {
+        "device": False,
+        "abi": "numba",
+        "fastmath": function.fastmath,
+        "launch_bounds": (function.threads, function.blocks),
+    }
+    with _quick_numba() as ready:
+        if ready:
+            return compiler._compile_pyfunc_with_fixup(function.function, function.signature, cc=arch.target, **options)[0]
+    return _Recompiled(lambda cc: compiler.compile(function.function, function.signature, cc=cc, **options)[0])
+
+
+@dataclass(frozen=True)
+class _Recompiled:
+    """What stands for a library where there is none to be had: each generation's PTX is compiled from the beginning."""
+
+    compile: Callable[[Any], str]
+
+    def get_asm_strs(self, cc: Any) -> list[str]:
+        return [self.compile(cc)]
+
+
+class _Asked(tuple[Any, ...]):
+    """A generation's number as Numba sees it while it makes LLVM IR, and asks whether it is at least some other.
+
+    questions  all of them, for good: what Numba compiled for one kernel is part of others, and then it does not ask again
+    """
+
+    questions: ClassVar[set[tuple[Any, ...]]] = set()
+
+    def __ge__(self, other: tuple[Any, ...]) -> bool:
+        self.questions.add(other)
+        return tuple(self) >= other
+
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        return not self >= other
+
+    def __gt__(self, other: tuple[Any, ...]) -> bool:
+        raise NotImplementedError  # Numba has no such question
+
+    __le__ = __gt__
+
+
+class _Known:
+    """A generation for `Kernel.build`, with the figures that it has looked up."""
+
+    def __init__(self, arch: Arch):
+        self._arch, self.figures = arch, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.figures.setdefault(name, getattr(self._arch, name))
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A kernel's function and its LLVM IR, which is that of all generations that are alike in what it was made by."""
+
+    function: Function
+    library: Any
+    figures: Mapping[str, Any]
+    cc: tuple[Any, ...]
+
+    def suits(self, arch: Arch) -> bool:
+        alike = all(getattr(arch, name) == value for name, value in self.figures.items())
+        return alike and all((self.cc >= q) == (arch.target >= q) for q in _Asked.questions)
+
+
+@lru_cache(maxsize=1)
+def _lowerings(code: Code) -> list[_Lowered]:
+    """What was made of the code. Remembered for other generations, which come next."""
+    return []
+
+
+def _lowered(code: Code, arch: Arch) -> _Lowered:
+    made = _lowerings(code)
+    found = next((m for m in made if m.suits(arch)), None)
+    if found is None:
+        known = _Known(arch)
+        function = kernel_named(code.kernel).build(cast(Arch, known), **dict(code.params))
+        found = _Lowered(function, _library(function, arch), known.figures, arch.target)
+        made.append(found)
+    return found
+
+
+@contextmanager
+def _quick_numba() -> Iterator[bool]:
+    """Numba with two of its functions replaced by ones that do the same in less time: half of what a kernel takes to compile.
+    And its questions about the generation are noted, see `_Asked`.
+
+    `inline_function` inlines the IR that it has just made for the one call, not a copy of a copy of it: each block's copy has
+    all variables of the function in it. `_find_singly_assigned_variable` goes through a block once, not once for each variable.
+    Yields whether all is where it was sought; else Numba is as quick as it is.
+    """
+    try:
+        from numba.cuda.compiler import CUDAFlags, _compile_pyfunc_with_fixup  # noqa: F401  what `_library` calls
+        from numba.cuda.core import inline_closurecall, ir
+        from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
+        from numba.cuda.core.inline_closurecall import InlineWorker
+        from numba.cuda.lowering import Lower
+
+        real, inline, find = inline_closurecall.copy, InlineWorker.inline_function, Lower._find_singly_assigned_variable
+        number: property = CUDAFlags.compute_capability
+    except (ImportError, AttributeError):
+        yield False
+        return
+
+    def inline_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, inline_closurecall.copy = inline_closurecall.copy, _AsItIs
+        try:
+            return inline(self, *args, **kwargs)
+        finally:
+            inline_closurecall.copy = before
+
+    def find_singly_assigned_variable(self: Any) -> None:
+        blocks, found = self.func_ir.blocks, compute_use_defs(self.func_ir.blocks)
+        used = set().union(*found.usemap.values(), must_use_alloca(blocks))
+        assigned = Counter(s.target.name for block in blocks.values() for s in block.find_insts(ir.assign_types))
+        once = (name for names in found.defmap.values() for name in names if assigned[name] == 1)
+        self._singly_assigned_vars, self._blk_local_varmap = set(once) - used, {}
+
+    InlineWorker.inline_function, Lower._find_singly_assigned_variable = inline_function, find_singly_assigned_variable
+    CUDAFlags.compute_capability = property(lambda self: _Asked(number.__get__(self) or ()), number.fset, number.fdel)
+    try:
+        yield True
+    finally:
+        CUDAFlags.compute_capability = number
+        InlineWorker.inline_function, Lower._find_singly_assigned_variable = inline, find
+        inline_closurecall.copy = real
+
+
+class _AsItIs:
+    """For the module `copy`, where nobody reads the original again."""
+
+    @staticmethod
+    def deepcopy(value: Any) -> Any:
+        return value
 
 
 _ARITHMETIC = re.compile(
@@ -191,8 +325,8 @@ def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
 @lru_cache(maxsize=1)
 def _compiled(code: Code, arch: Arch) -> tuple[str, bytes, Resources]:
     """PTX and cubin of a kernel. Remembered for the job that wants it in the other kind, which comes next."""
-    function = kernel_named(code.kernel).build(arch, **dict(code.params))
-    text = ptx_text(function, arch, _entry_name(code))
+    lowered = _lowered(code, arch)
+    text = ptx_text(lowered.function, arch, _entry_name(code), lowered.library)
     return text, *assemble(text, arch.name)
 
 
@@ -355,18 +489,18 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
 def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Image], None]) -> list[SpillError]:
     """Compile in worker processes of our own: multiprocessing's would run the caller's main module again.
 
-    The kinds of one code go to the same worker, one after the other. Returns the errors of what spills, and raises the first
-    other failure. An interrupt ends the workers at once.
+    One code's generations and kinds go to the same worker, one after the other. Returns the errors of what spills, and raises
+    the first other failure. An interrupt ends the workers at once.
     """
     team = [Worker() for _ in range(workers)]
     idle = [*team]
     failures: dict[int, TccompileError] = {}
     spills: dict[int, SpillError] = {}
-    together: dict[tuple[Code, Arch], list[int]] = {}
-    for i, (code, arch, _) in enumerate(misses):
-        together.setdefault((code, arch), []).append(i)
+    together: dict[Code, list[int]] = {}
+    for i, (code, _, _) in enumerate(misses):
+        together.setdefault(code, []).append(i)
 
-    def compile_kinds(indices: list[int]) -> list[tuple[int, Image | TccompileError]]:
+    def compile_all(indices: list[int]) -> list[tuple[int, Image | TccompileError]]:
         worker = idle.pop()
         try:
             return [(i, worker.compile(misses[i])) for i in indices]
@@ -375,7 +509,7 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
 
     with ThreadPoolExecutor(workers) as threads:
         try:
-            for future in as_completed([threads.submit(compile_kinds, indices) for indices in together.values()]):
+            for future in as_completed([threads.submit(compile_all, indices) for indices in together.values()]):
                 for i, result in future.result():
                     if isinstance(result, SpillError):
                         spills[i] = SpillError(str(result), (misses[i],))
@@ -453,6 +587,10 @@ def serve() -> None:
     signal.signal(signal.SIGTERM, _stopped)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer
+    with suppress(TccompileError):  # which the first job says
+        toolchain()
+    gc.freeze()  # Numba's own objects stay, and looking for garbage among a kernel's often takes a third of its time
+    gc.set_threshold(100_000, 20, 50)
     while True:
         try:
             job = _receive(sys.stdin.buffer)

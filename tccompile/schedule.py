@@ -11,15 +11,15 @@ the others lose: see `Company`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.program import Conv, Gemm, Op, Program, earlier, needs
+from tccompile.program import Conv, Gemm, Op, Program, earlier, needs, renamed
 from tccompile.timings import NO_TIMINGS, Timing, Timings, source
 
 
@@ -63,7 +63,13 @@ LOSS = 0.5
 
 def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
-    ranked = [candidates(op, program, arch) for op in program.ops]
+    known: dict[Hashable, list[Candidate]] = {}
+    ranked = []
+    for op in program.ops:
+        alike = seen(op, program)
+        if alike not in known:
+            known[alike] = candidates(op, program, arch)
+        ranked.append(known[alike])
     choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(program.ops, ranked, strict=True)]
     times = [choice.cost for choice in choices]
     reads = needs(program)
@@ -103,6 +109,18 @@ def company(program: Program, times: Sequence[float]) -> tuple[list[float], list
 def share(work: Work, arch: Arch) -> float:
     """Of the GPU's multiprocessors, the part that a step's blocks are spread over."""
     return min(1.0, max((math.prod(launch.grid) for launch in work.launches), default=0) / arch.sms)
+
+
+def seen(op: Op, program: Program) -> Hashable:
+    """All that kernels see of an op but its names: ops with equal ones have the same candidates."""
+    joined = program.joined.get((op.w, op.groups), ()) if isinstance(op, Conv) else ()
+    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *joined))
+    names |= dict.fromkeys(program.tensors[name].storage for name in [*names])
+    numbers = {name: str(number) for number, name in enumerate(names)}
+    tensors = (program.tensors[name] for name in names)
+    own = tuple(replace(t, name=numbers[t.name], base=t.base and numbers[t.base]) for t in tensors)
+    outside = tuple((n in program.inputs, n in program.outputs, n in program.constants) for n in names)
+    return replace(renamed(op, numbers), nodes=()), own, outside, len(joined)
 
 
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:

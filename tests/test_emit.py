@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -500,3 +502,58 @@ def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):
     monkeypatch.setattr(emit, "ptx_text", lambda *args: calls.append(args) or whole(*args))
     cubin, ptx = (compile_code(code("toy", n=5), ARCHS["sm_80"], kind) for kind in ("cubin", "ptx"))
     assert len(calls) == 1 and cubin.kind == "cubin" and b".target sm_80" in ptx.code
+
+
+# --- In less time ----------------------------------------------------------------------------------------------------
+
+
+class Asking(Toy):
+    """A toy that computes with what it reads of the generation, and asks Numba for a tanh that not all generations have."""
+
+    name = "asking"
+
+    def build(self, arch, n=1, fault=""):
+        from numba import cuda
+        from numba.cuda import types
+
+        add = 1 if arch.cp_async else 2
+
+        def kernel(x, count):
+            values = cuda.shared.array(32, types.float32)
+            values[cuda.threadIdx.x] = math.tanh(values[count]) + types.float32(add)
+
+        return Function(kernel, types.void(types.uint64, types.int32), 128, fastmath=bool(n))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "builds"),
+    [("toy", 3, ["sm_61"]), ("asking", 0, ["sm_61", "sm_80"]), ("asking", 1, ["sm_61", "sm_75", "sm_80"])],
+)
+def test_generations_share_what_is_alike(monkeypatch, name, n, builds):
+    """A code is lowered once for all generations that give it the same, and comes out as if for each by itself"""
+    monkeypatch.setattr(kernels, "KERNELS", (Toy(), Asking()))
+    monkeypatch.setattr(emit._Asked, "questions", set())
+    wanted, built, library = code(name, n=n), [], emit._library
+    monkeypatch.setattr(emit, "_library", lambda *args: built.append(args[1].name) or library(*args))
+    emit._lowerings.cache_clear()
+    emit._compiled.cache_clear()
+    shared = [emit._compiled(wanted, arch)[:2] for arch in ARCHS.values()]
+    assert built == builds
+    for arch, made in zip(ARCHS.values(), shared, strict=True):
+        emit._lowerings.cache_clear()
+        emit._compiled.cache_clear()
+        assert emit._compiled(wanted, arch)[:2] == made
+
+
+@pytest.mark.parametrize(("case", "name"), [("gemm_large", "gemm_mma"), ("depthwise_3x3", "depthwise"), ("mean_hw", "reduce")])
+def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
+    """As the one that is not, which a Numba is where something is not found"""
+    quick = texts(case, name, ARCHS["sm_80"])
+    from numba.cuda.core.inline_closurecall import InlineWorker
+
+    monkeypatch.setattr(emit, "_quick_numba", lambda: nullcontext(False))
+    assert texts(case, name, ARCHS["sm_80"]) == quick
+    monkeypatch.undo()
+    monkeypatch.delattr(InlineWorker, "inline_function")
+    with emit._quick_numba() as ready:
+        assert not ready

@@ -387,6 +387,31 @@ def test_sums_of_rounded_weights_stay(kind):
         assert np.linalg.norm(got - w) <= 1.02 * np.linalg.norm(nearest - w)
 
 
+@pytest.mark.parametrize("shape", [(40, 7), (5, 300), (3, 70000)])
+def test_the_cheapest_are_found_without_sorting_all(shape):
+    """Also in rows that need most of their elements, and where the next number is infinite or costs as much as others"""
+    rng = np.random.default_rng(5)
+    x = (rng.standard_normal(shape) * rng.lognormal(0, 4, (shape[0], 1))).astype(np.float32)
+    x[:2] = np.abs(x[:2]).clip(0, 60000) + np.float32(5)
+    x[0, :4], x[-1] = 65504, np.float32(0.02)
+    near = x.astype(np.float16)
+    expected = near.copy()
+    for row, (values, rounded) in enumerate(zip(x, near, strict=True)):
+        off = rounded.astype(np.float32) - values
+        total = off.sum(dtype=np.float64)
+        off = -off if total < 0 else off
+        other = np.nextafter(rounded, np.float16(np.inf if total < 0 else -np.inf))
+        gap = np.where((off > 0) & (rounded != 0), np.abs(other.astype(np.float32) - rounded), 0).astype(np.float32)
+        gap[~np.isfinite(gap)] = 0
+        cost = np.where(gap > 0, np.clip((gap - 2 * off) / max(gap.max(), 1e-30), 0, 1), 2).astype(np.float16)
+        for i in cost.argsort(kind="stable"):
+            if gap[i] and gap[cost < cost[i]].sum() + gap[:i][cost[:i] == cost[i]].sum() + gap[i] / 2 < abs(total):
+                expected[row, i] = other[i]
+            elif gap[i]:
+                break
+    assert (expected != near).any() and (weights._sums_kept(x) == expected).all()
+
+
 def test_weights_that_fp16_holds_stay():
     w = np.random.default_rng(4).standard_normal((8, 64)).astype(np.float16)
     assert (weights.evaluate(transform("rounded", Literal(w.astype(np.float32)), terms=1), {}) == w).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from tccompile.arch import ARCHS
 from tccompile.expr import DType, Epilogue, identity_view, load
 from tccompile.kernels.spec import Launch, Work, code
 from tccompile.program import Gemm, Op, Pointwise, Program, dense
-from tccompile.schedule import ALONE, Company, choose, company, schedule, share
+from tccompile.schedule import ALONE, Company, candidates, choose, company, schedule, share
 from tccompile.weights import Source
 
 ARCH = ARCHS["sm_90a"]
@@ -80,3 +81,15 @@ def test_share_of_the_gpu() -> None:
     assert share(work((33, 1, 1)), ARCH) == 0.25
     assert share(work((2, 33, 1), (1, 1, 1)), ARCH) == 0.5
     assert share(work((1000, 1, 1)), ARCH) == 1.0 and share(work(), ARCH) == 0.0
+
+
+def test_ops_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their tensors are called; not if one of these is a constant, a model output or a type of its own"""
+    program, looked, all_of = projections(4), [], candidates
+    tensors = program.tensors | {"y3": dense("y3", (1, 128, 1024), DType.F32, pad=1)}
+    program = replace(program, tensors=tensors, outputs=("y0", "y1", "y3"))
+    monkeypatch.setattr("tccompile.schedule.candidates", lambda op, *rest: looked.append(op.y) or all_of(op, *rest))
+    choices = schedule(program, ARCH)
+    assert looked == ["h", "y0", "y2", "y3"]
+    for op, choice in zip(program.ops, choices, strict=True):
+        assert choice.cost in [c.cost for c in all_of(op, program, ARCH)]
