@@ -324,7 +324,7 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
     row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
     store, extra = epilogue.build(params)
     staged, pitch, half = t.staged, t.pitch, 2 * t.staged + 16
-    stage_results, parts = hw.stage(t.e, staged, pitch, half), t.e // staged
+    stage_results, parts = hw.stage(t.e, staged, pitch), t.e // staged
     lane_groups = staged // 8
     apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
     load4 = hw.load_shared_f32x4

@@ -423,7 +423,7 @@ class _Mma(OneWay):
             return problem
         if problem.rows >= 2**31 - 256:
             return f"it has {problem.rows} rows; they are counted in 31 bits"
-        if reason := unfit(problem, program):
+        if reason := unfit(problem):
             return reason
         if not all(problem.k_major) and instruction_of(arch) == "mma.m8n8k4":
             return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"

@@ -381,7 +381,7 @@ def _function(
     accumulators = hw.accumulators(bn)
     columns, pitch, half, staged = t.columns, t.pitch, 2 * t.columns + 16, t.staged
     groups, chunks = columns // 8, bn // columns
-    stage_results = hw.stage(bn, columns, pitch, half)
+    stage_results = hw.stage(bn, columns, pitch)
     span = min(columns, 32)  # columns of a box that are taken from the accumulators at once
     rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
     take, spans, box_y = hw.part(bn, span), columns // span, 32 * columns
@@ -735,7 +735,7 @@ class Hopper(OneWay):
         problem = describe(way, program)
         if isinstance(problem, str):
             return problem
-        if reason := unfit(problem, program):
+        if reason := unfit(problem):
             return reason
         found = copies(problem, program)
         return found if isinstance(found, str) else None

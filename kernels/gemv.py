@@ -129,7 +129,7 @@ class _Gemv(Kernel):
         if problem.batches > 65535:
             return f"it has {problem.batches} batches; a grid has 65535 layers"
         if self.tensor_cores:
-            return unfit(problem, program)
+            return unfit(problem)
         for t in (problem.x, problem.w):
             if t.dtype not in (DType.F16, DType.BF16, DType.F32):
                 return f"{t.name} is {t.dtype.value}; it multiplies float16, bfloat16 and float32"

@@ -251,7 +251,7 @@ def _chosen(op: Op, program: Program, config: Config) -> Op:
 # --- What Tensor Core kernels need -----------------------------------------------------------------------------------
 
 
-def unfit(problem: Problem, program: Program) -> str | None:
+def unfit(problem: Problem) -> str | None:
     """None if 16-byte copies of half-precision operands can feed Tensor Cores, else the rule that does not hold."""
     for t in (problem.x, problem.w):
         if t.dtype is not DType.F16:

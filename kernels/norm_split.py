@@ -52,15 +52,15 @@ class NormSplit(Kernel):
         if not spatial or set(op.axes) not in ((spatial,) if op.groups else (spatial, {1, *spatial})):
             return "it does not reduce all pixels of each image"
         if not (is_vector_type(x) and vectors(x, 1, LANES)):
-            return "its input's channels do not lie in aligned vectors of 8 float16 or float32"
+            return f"{op.x}'s channels do not lie in aligned vectors of {LANES} float16 or float32"
         if x.shape[0] > 65535:
-            return "it has more images than a grid has layers"
+            return f"it has {x.shape[0]} images; a grid has 65535 layers"
         frame = epilogue.frame_of(op, program)
         if frame[-1] != 1:
-            return "its output's channels are not innermost"
+            return f"the channels of {op.y} are not innermost"
         groups = _groups(op)
-        if groups and lcm(x.shape[1] // groups, LANES) > THREADS * LANES:
-            return "its groups have more channels than a block can merge"
+        if groups and (whole := lcm(x.shape[1] // groups, LANES)) > THREADS * LANES:
+            return f"whole groups in whole vectors are {whole} channels, more channels than a block merges, {THREADS * LANES}"
         return refusal(op, program, frame)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:

@@ -279,15 +279,16 @@ load_matrices = instruction(
 
 
 @cache
-def stage(n: int, columns: int, pitch: int, half: int) -> Any:
+def stage(n: int, columns: int, pitch: int) -> Any:
     """stage(acc, address, chunk): write columns `chunk * columns` and up of a 64×n tile to shared memory as fp32.
 
-    address  of this thread's corner: row lane / 4 of its warp's 16 rows, in column 0, plus `corner` (see `stage_corner`)
+    address  of this thread's first element: in row r of its warp's 16 rows, q mod 2 · 8 bytes on, and with q > 1 behind the row's
+             first fours
     pitch    bytes from row to row
-    half     bytes from the first four of every 8 columns to their last four: all first fours of a row lie side by side, so
-             that a thread reads 8 columns as two 16-byte accesses without bank conflicts
 
-    Thread (row r = lane / 4, q = lane mod 4) holds columns 8j + 2q and 8j + 2q + 1 of rows r and r + 8.
+    Thread (row r = lane / 4, q = lane mod 4) holds columns 8j + 2q and 8j + 2q + 1 of rows r and r + 8. The first four of every
+    8 columns of a row lie side by side, and behind them the last four, so that a thread reads 8 columns as two 16-byte accesses
+    without bank conflicts.
     """
     kind = types.Tuple((f32,) * (n // 2))
 

@@ -45,7 +45,7 @@ def attention(node: gs.Node, b: Builder) -> None:
     if b.input(6) is not None:
         raise b.refuse("the number of keys (nonpad_kv_seqlen) is an input", "give a mask instead")
     scale, cap = float(b.attr("scale", q.shape[3] ** -0.5)), float(b.attr("softcap", 0.0))
-    mask = _mask(b, q, k)
+    mask = _mask(b, k)
     causal = past if b.attr("is_causal", 0) else None
     y = node.outputs[0]
     flat = len(y.shape) == 3
@@ -88,7 +88,7 @@ def _after(b: Builder, past: gs.Tensor, t: Tensor) -> Tensor:
     return y
 
 
-def _mask(b: Builder, q: Tensor, k: Tensor) -> Tensor | None:
+def _mask(b: Builder, k: Tensor) -> Tensor | None:
     """The mask as a tensor of rank 4; keys beyond its last are masked."""
     t = b.input(3)
     if t is None:
