@@ -87,12 +87,16 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Least:
+    """The smaller of two indices."""
+
     a: Index
     b: Index
 
 
 @dataclass(frozen=True)
 class Greatest:
+    """The larger of two indices."""
+
     a: Index
     b: Index
 

@@ -101,6 +101,8 @@ def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[
 
 
 class Folder:
+    """Walks the nodes once, in order: each is folded into a constant, replaced by others that are visited next, or kept."""
+
     def __init__(self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> None:
         self.graph = graph
         self.constants = constants
@@ -126,7 +128,9 @@ class Folder:
             with blamed_on(title(node)):
                 self.visit(node)
             if len(self.kept) + len(self.pending) > MAX_NODES:
-                raise UnsupportedError("the model has more than 2^20 nodes")
+                raise UnsupportedError(
+                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
+                )
         self.name_outputs()
         self.drop_unused()
         del self.graph.node[:], self.graph.value_info[:]

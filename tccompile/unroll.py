@@ -45,6 +45,8 @@ class Running:
 
 
 class Unroller:
+    """Puts the nodes of bodies in the place of If, Loop and Scan; a loop goes on when what its last turn computes is known."""
+
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.running: dict[str, tuple[Callable[[Running], None], Running]] = {}

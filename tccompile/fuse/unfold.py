@@ -41,6 +41,7 @@ PIXELS = 1 << 14
 
 
 def unfold_inputs(program: Program) -> Program:
+    """The program in which convolutions of few channels read columns (g filter rows × S taps × C channels) that a step writes."""
     tensors, constants, ops = dict(program.tensors), dict(program.constants), []
     for op in program.ops:
         if (
@@ -62,6 +63,7 @@ def unfold_inputs(program: Program) -> Program:
         constants[weights.name] = _column_weights(constants[op.w], w.shape, g, weights.shape)
         tensors |= {columns.name: columns, weights.name: weights}
 
+        # Column (row · S + tap) · C + channel of a pixel is x's channel there: zero where the tap lies beside the image.
         tap, channel = quotient(coord(1), channels, shape), remainder(coord(1), channels, shape)
         row, tap = quotient(tap, taps, shape), remainder(tap, taps, shape)
         at = coord(last) * op.strides[-1] + tap * op.dilations[-1] - op.pads[-1]
@@ -111,12 +113,14 @@ def _inside(index: Index, extent: int, shape: tuple[int, ...]) -> tuple[Range, .
 
 
 def _few_inputs(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
+    """Whether it pays that taps become channels."""
     taps = math.prod(w.shape[2:])
     apart = op.strides[-1] >= w.shape[-1] or taps > (LONG if math.prod(y[2:]) * y[0] >= PIXELS else MIDDLE)
     return w.shape[1] <= FEW and w.shape[-1] >= TAPS and apart
 
 
 def unfold_outputs(program: Program) -> Program:
+    """The program in which convolutions into few channels sum along a filter row only, and a step adds their rows, shifted."""
     tensors, constants, ops = dict(program.tensors), dict(program.constants), list[Op]()
     for op in program.ops:
         y = program.op_shape(op)
