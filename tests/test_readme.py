@@ -101,6 +101,15 @@ def test_tables_and_figures_are_the_code_s():
     assert f"opsets {OLDEST} to {NEWEST}" in README
 
 
+def test_times_are_those_of_the_benchmarks():
+    tables = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README, re.MULTILINE)
+    assert len(rows) >= 6
+    for batch, ours, eager, compiled, speed in rows:
+        assert re.search(rf"\| {batch} \| {ours} \| [\d.]+ \| {eager} \| {compiled} \|", tables), ours
+        assert float(speed) == round(min(float(eager), float(compiled)) / float(ours), 1)
+
+
 def test_the_design_s_table_of_kernels():
     """All kernels, and from which generation on each runs an op of the cases that GPUs are tested by."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
