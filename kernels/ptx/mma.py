@@ -16,9 +16,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
-from tccompile.kernels.ptx.core import packed as _array
-from tccompile.kernels.ptx.core import unpacked as _parts
+from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked, void
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -151,7 +149,7 @@ def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: i
     matrices = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if turned else "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
     name = matrices if fragments.ldmatrix else "ld.shared.v4.b32"
     text = f"{name} {{$0, $1, $2, $3}}, [$4+{offset}];"
-    return _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
+    return unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
 def _mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
@@ -165,7 +163,7 @@ def _mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list
     args = [*a, *b, *acc]
     function = ir.FunctionType(ir.LiteralStructType([F32] * n), [v.type for v in args])
     out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), args, attrs=("convergent",))
-    return _parts(builder, out, n)
+    return unpacked(builder, out, n)
 
 
 def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: list) -> list:
@@ -221,8 +219,8 @@ def take(n: int) -> Any:
     def mask(typingctx, words, a, b):
         def codegen(context, builder, sig, args):
             text = "lop3.b32 $0, $1, $2, $3, 0x80;"
-            masked = [_asm(builder, text, "=r,r,r,r", I32, [w, *args[1:]], False) for w in _parts(builder, args[0], n)]
-            return _array(builder, masked)
+            masked = [_asm(builder, text, "=r,r,r,r", I32, [w, *args[1:]], False) for w in unpacked(builder, args[0], n)]
+            return packed(builder, masked)
 
         return kind(kind, i32, i32), codegen
 
@@ -243,7 +241,7 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
         taps = b.count // tiles
 
         def codegen(context, builder, sig, args):
-            values, left, right = (_parts(builder, pack, t.count) for pack, t in zip(args, (acc, a, b), strict=True))
+            values, left, right = (unpacked(builder, pack, t.count) for pack, t in zip(args, (acc, a, b), strict=True))
             for t in range(tiles):
                 at = [2 * t, 2 * t + 1, 2 * tiles + 2 * t, 2 * tiles + 2 * t + 1]
                 ours = [values[i] for i in at]
@@ -256,7 +254,7 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
                         ours = _mma(builder, "m16n8k8", ours, rows[2 * k : 2 * k + 2], columns[k : k + 1])
                 for i, v in zip(at, ours, strict=True):
                     values[i] = v
-            return _array(builder, values)
+            return packed(builder, values)
 
         return kind(acc, a, b), codegen
 
@@ -289,7 +287,7 @@ def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 
     @intrinsic
     def multiply(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
-            values = _parts(builder, args[0], count)
+            values = unpacked(builder, args[0], count)
             ready = read(builder, args[1], 0, mi, a_turned), read(builder, args[2], 0, nj, b_turned)
             for step in range(steps):
                 left, right = ready
@@ -299,7 +297,7 @@ def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 
                     for j in range(nj):
                         at = 8 * (i * nj + j)
                         values[at : at + 8] = _multiply(builder, instruction, values[at : at + 8], left[i], right[j])
-            return _array(builder, values)
+            return packed(builder, values)
 
         return ty(ty, u32, u32), codegen
 
@@ -364,7 +362,7 @@ def store_partial(count: int, threads: int) -> Any:
     @intrinsic
     def store(typingctx, acc, address):
         def codegen(context, builder, sig, args):
-            values = _parts(builder, args[0], count)
+            values = unpacked(builder, args[0], count)
             for k in range(0, count, 4):
                 text = f"st.global.v4.f32 [$0+{4 * k * threads}], {{$1, $2, $3, $4}};"
                 _asm(builder, text, "l,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
@@ -383,14 +381,14 @@ def add_partial(count: int, threads: int) -> Any:
     @intrinsic
     def add(typingctx, acc, address):
         def codegen(context, builder, sig, args):
-            values = _parts(builder, args[0], count)
+            values = unpacked(builder, args[0], count)
             quad = ir.LiteralStructType([F32] * 4)
             read: list = []
             for k in range(0, count, 4):
                 text = f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * k * threads}];"
                 out = _asm(builder, text, "=f,=f,=f,=f,l,~{memory}", quad, [args[1]], True)
-                read += _parts(builder, out, 4)
-            return _array(builder, [builder.fadd(v, r) for v, r in zip(values, read, strict=True)])
+                read += unpacked(builder, out, 4)
+            return packed(builder, [builder.fadd(v, r) for v, r in zip(values, read, strict=True)])
 
         return ty(ty, u64), codegen
 
@@ -412,7 +410,7 @@ def load_rows(instruction: str, steps: int) -> Any:
     def load(typingctx, address):
         def codegen(context, builder, sig, args):
             blocks = [_chunks(builder, FRAGMENTS[instruction], args[0], 32 * step) for step in range(steps)]
-            return _array(builder, [word for block in blocks for word in block])
+            return packed(builder, [word for block in blocks for word in block])
 
         return ty(u32), codegen
 
@@ -430,7 +428,7 @@ def multiply_rows(instruction: str, steps: int, nj: int, pitch: int) -> Any:
     @intrinsic
     def multiply(typingctx, rows, b):
         def codegen(context, builder, sig, args):
-            left = _parts(builder, args[0], 4 * steps)
+            left = unpacked(builder, args[0], 4 * steps)
             values = [ir.Constant(F32, 0.0)] * (8 * nj)
             for step in range(steps):
                 for j in range(nj):
@@ -438,7 +436,7 @@ def multiply_rows(instruction: str, steps: int, nj: int, pitch: int) -> Any:
                     values[8 * j : 8 * j + 8] = _multiply(
                         builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
                     )
-            return _array(builder, values)
+            return packed(builder, values)
 
         return acc(ty, u32), codegen
 
@@ -457,16 +455,16 @@ def multiply_columns(instruction: str, steps: int, nj: int, pitch: int) -> Any:
     @intrinsic
     def multiply(typingctx, acc, rows, b):
         def codegen(context, builder, sig, args):
-            values, left = _parts(builder, args[0], 8 * nj), _parts(builder, args[1], 4 * steps)
+            values, left = unpacked(builder, args[0], 8 * nj), unpacked(builder, args[1], 4 * steps)
             words = ir.LiteralStructType([I32] * 4)
             for step in range(steps):
                 for j in range(nj):
                     text = f"{transposed} {{$0, $1, $2, $3}}, [$4+{step * 16 * pitch + 32 * j}];"
-                    right = _parts(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [args[2]], True), 4)
+                    right = unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [args[2]], True), 4)
                     values[8 * j : 8 * j + 8] = _multiply(
                         builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
                     )
-            return _array(builder, values)
+            return packed(builder, values)
 
         return kind(kind, ty, u32), codegen
 

@@ -56,12 +56,13 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     logged at level DEBUG.
     """
     edit = Editor(graph)
-    _to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
-    _to_fixpoint(edit, REWRITES)
+    to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
+    to_fixpoint(edit, REWRITES)
     return graph
 
 
-def _to_fixpoint(edit: Editor, rewrites: tuple[Rewrite, ...]) -> None:
+def to_fixpoint(edit: Editor, rewrites: tuple[Rewrite, ...]) -> None:
+    """Apply the rewrites to the graph, the first that applies to each node, until none does."""
     by_op: dict[str, list[Rewrite]] = {}
     for entry in rewrites:
         for op in entry.ops:

@@ -187,6 +187,7 @@ class Session:
         return [given[name] if name in given else results[name] for name in names]
 
     def _run_on_gpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any], stream: Any) -> list[Any]:
+        """`run`, under the lock: streams ordered, arrays placed, launched, what the host wants fetched."""
         assert self._device is not None
         own = int(self._engines[0].stream.value)  # type: ignore[union-attr]
         queue = own if stream is None else _stream_handle(stream)

@@ -32,7 +32,7 @@ COMPOSED = (
 def module(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> torch.fx.GraphModule:
     """The network, in fp32 on the CPU: `.half().to("cuda", memory_format=torch.channels_last)` is what is measured."""
     graph = load(model, shapes)
-    rewrites._to_fixpoint(Editor(graph), COMPOSED)
+    rewrites.to_fixpoint(Editor(graph), COMPOSED)
     out, root = torch.fx.Graph(), torch.nn.Module()
     values = {x.name: out.placeholder(f"x{i}") for i, x in enumerate(graph.inputs)}
 
