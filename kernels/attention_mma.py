@@ -21,7 +21,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.gemm_mma import instruction_of
-from tccompile.kernels.implicit_gemm import split_steps
+from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import (
     I32,
@@ -41,9 +41,6 @@ from tccompile.program import Attention, Op, Program, Tensor
 
 SPLIT = ("partial", "counter", "each")
 """Where k is split: addresses of the workspace and of the counters, and rows of k in a part."""
-
-CHUNK = 8
-"""Halves that are copied at once: 16 bytes."""
 
 BM, THREADS = 64, 128
 

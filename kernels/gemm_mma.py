@@ -23,6 +23,7 @@ from tccompile.kernels.implicit_gemm import (
     CHUNK,
     IMAGES,
     MATRICES,
+    MOST_SCRATCH,
     SCALARS,
     OneWay,
     Problem,
@@ -54,9 +55,10 @@ LINES = ("depth", "x_line", "w_line")
 """int32 parameters after SCALARS if not all is K-major: lines of K, and strides of x and w from line to line, in chunks."""
 
 MOST_SPLITS = 32
+"""Parts of K."""
+
 LATENCY_US = 0.9
 """From a copy's begin to its end where memory is busy."""
-MOST_SCRATCH = 64 * 1024 * KIB
 
 
 @dataclass(frozen=True)

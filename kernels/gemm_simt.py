@@ -18,6 +18,7 @@ from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
     IMAGES,
     MATRICES,
+    MOST_SCRATCH,
     SCALARS,
     Problem,
     Rates,
@@ -35,8 +36,6 @@ BK = 16
 
 MORE = ("x_c", "w_r", "w_s", "w_c")
 """int32 parameters after SCALARS: strides of x along channels and of w along taps and channels, in chunks."""
-
-MOST_SCRATCH = 64 << 20
 
 
 @dataclass(frozen=True)

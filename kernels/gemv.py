@@ -21,7 +21,7 @@ from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.implicit_gemm import CHUNK, REDUCE_US, Problem, describe, unaligned, unfit
+from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
 from tccompile.kernels.loops import device, entry
 from tccompile.kernels.spec import (
     I32,
@@ -51,7 +51,6 @@ def resident(tensor_cores: bool, few: int) -> int:
 LANES = 8
 """Results that are stored at once."""
 
-MOST_SCRATCH = 64 << 20
 LATENCY_US = 0.9
 """From a load to its data where memory is busy."""
 

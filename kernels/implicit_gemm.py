@@ -19,6 +19,9 @@ from tccompile.program import Conv, Gemm, Op, Program, Tensor, merged
 CHUNK = 8
 """Halves that are copied at once: 16 bytes."""
 
+MOST_SCRATCH = 64 << 20
+"""Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -35,6 +35,8 @@ HIDDEN = 256
 """The most hidden units."""
 
 FRAME = (0, 2, 3, 1)
+"""Rows and lanes of its result, as the epilogue takes them: one pixel's channels."""
+
 PARAMS = "x, w, v, b, channels, chunks, units, v_chunks, columns, results, x_row, x_step, w_row, v_row"
 
 
