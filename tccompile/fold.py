@@ -25,6 +25,7 @@ from tccompile import contrib, contrib_transformers
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
+from tccompile.valid import Shapes, attributes, wrong_attribute, wrong_shapes, wrong_type
 from tccompile.weights import SMALL
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,12 @@ def title(node: onnx.NodeProto) -> str:
     return f"node {node.name or next(iter(node.output), '')!r} ({op})"
 
 
+def require_valid(node: onnx.NodeProto, wrong: str | None) -> None:
+    """Raises ModelError where something is wrong with a node."""
+    if wrong:
+        raise ModelError(f"{title(node)} is not valid: {wrong}")
+
+
 def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> dict[str, Type]:
     """Folds the graph in place, adding to `constants`; gives the type of every tensor that is left.
 
@@ -138,6 +145,9 @@ class Folder:
         return self.types
 
     def visit(self, node: onnx.NodeProto) -> None:
+        standard = node.domain in ("", "ai.onnx")
+        if standard:
+            require_valid(node, wrong_attribute(node))
         if self.control.visit(node):
             return
         if node.domain == contrib.DOMAIN and (parts := contrib.taken_apart(node)):
@@ -148,7 +158,6 @@ class Folder:
             if parts := contrib_transformers.taken_apart(node, shapes):
                 self.instead(*parts)
                 return
-        standard = node.domain in ("", "ai.onnx")
         if standard and (self.simplify(node) or self.take_apart(node)):
             return
         self.infer(node)
@@ -368,6 +377,8 @@ class Folder:
         found: dict[str, Type] = {}
         if onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain):
             found = self.inferred(node, domain)
+            if domain == "":
+                self.check_shapes(node, found)
         else:
             failure = "the operator is not one of ONNX's; export the model with standard operators only"
         outputs = {name: found.get(name) or self.said.get(name) for name in node.output if name}
@@ -392,9 +403,10 @@ class Folder:
             for name in reads
             if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
         }
+        schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         if domain == "":
             self.check_axis(node)
-        schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
+            require_valid(node, wrong_type(node, [self.type_of(x, node).elem if x else None for x in node.input], schema))
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
         except Exception as e:
@@ -426,6 +438,12 @@ class Folder:
             if not -rank <= axis < rank:
                 raise ModelError(f"{title(node)} is not valid: axis {axis} of a tensor of rank {rank}")
 
+    def check_shapes(self, node: onnx.NodeProto, found: Mapping[str, Type]) -> None:
+        inputs = [self.type_of(x, node).shape if x else None for x in node.input]
+        output = found.get(node.output[0])
+        if output is not None:
+            require_valid(node, wrong_shapes(node.op_type, Shapes(inputs, output.shape, attributes(node))))
+
     def parts(self, node: onnx.NodeProto) -> int | None:
         """How many a Split says it has, where it says so."""
         sizes = self.constants.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
@@ -451,6 +469,8 @@ class Folder:
         expect that divide the size they want by the extent; ONNX's own rule may give one less.
         """
         scales = self.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if scales is not None and not (np.isfinite(scales.values) & (scales.values > 0)).all():
+            require_valid(node, f"its scales are {scales.values.tolist()}; they must be positive and finite")
         x = self.type_of(node.input[0], node)
         axes = _attribute(node, "axes", range(len(x.shape)))
         if scales is None or scales.values.size != len(axes):
@@ -587,6 +607,8 @@ def widened(values: np.ndarray) -> np.ndarray:
 
 
 def constant_node(node: onnx.NodeProto) -> Weight:
+    if len(node.attribute) != 1:
+        raise ModelError(f"{title(node)} is not valid: it has {len(node.attribute)} values; it must have one")
     (attribute,) = node.attribute
     value = onnx.helper.get_attribute_value(attribute)
     match attribute.name:

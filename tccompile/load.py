@@ -328,7 +328,7 @@ def _set_opset(imports: Any, version: int) -> None:
 def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: Mapping[str, np.ndarray]) -> None:
     if opset >= UNIFORM:
         return
-    small = {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
+    small = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t")}
 
     def values(name: str) -> np.ndarray | None:
         return weights[name] if name in weights else onnx.numpy_helper.to_array(small[name]) if name in small else None

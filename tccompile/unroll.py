@@ -6,6 +6,7 @@ effects but their results). A Loop or Scan whose number of iterations is known i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import onnx.numpy_helper
 
 from tccompile.constants import literal
 from tccompile.errors import UnsupportedError
-from tccompile.fold import Folder, constant_node, rename_inputs, static_type, tensor_values, title
+from tccompile.fold import Folder, constant_node, rename_inputs, require_valid, static_type, tensor_values, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
@@ -76,7 +77,11 @@ class Unroller:
     def branch(self, node: onnx.NodeProto) -> None:
         condition = self.folder.constants.get(node.input[0])
         branches = [_graph(node, f"{which}_branch") for which in ("then", "else")]
-        if condition is not None and condition.values.size == 1:
+        counts = [len(graph.output) for graph in branches]
+        if counts != [len(node.output)] * 2:
+            require_valid(node, f"it has {len(node.output)} outputs, and its branches {counts[0]} and {counts[1]}")
+        if condition is not None:
+            self.check_one(node, node.input[0], "condition", onnx.TensorProto.BOOL)
             nodes, results = self.inlined(branches[not condition.values.item()], _prefix(node))
             self.folder.instead(*nodes, self.wait_for(Running(node, results), self.finish))
             return
@@ -88,6 +93,7 @@ class Unroller:
         """Where, for each result of the two branches, once they are known."""
         f, node = self.folder, running.node
         condition = running.condition
+        self.check_one(node, condition, "condition", onnx.TensorProto.BOOL)
         nodes = []
         if f.type_of(condition, node).shape:
             shape = onnx.numpy_helper.from_array(np.empty(0, np.int64))
@@ -114,8 +120,12 @@ class Unroller:
         if most and weight is None:
             raise self.refusal(node, f"its number of iterations ({most}) is computed at run time")
         carried = list(node.input[2:])
+        if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
+            require_valid(node, f"it carries {len(carried)} values, of {len(body.input)} inputs and {len(body.output)} outputs")
         parts: list[list[str]] = [[] for _ in body.output[1 + len(carried) :]]
         condition = node.input[1] if len(node.input) > 1 else ""
+        if most:
+            self.check_one(node, most, "number of iterations", onnx.TensorProto.INT64)
         iterations = int(weight.values.item()) if weight is not None else None
         running = Running(node, carried, condition, iterations, parts, [0] * len(parts))
         self.folder.instead(self.wait_for(running, self.iterate))
@@ -129,6 +139,7 @@ class Unroller:
             weight = f.constants.get(f.resolved(running.condition))
             if weight is None:
                 raise self.refusal(node, f"whether iteration {i} takes place ({running.condition}) is computed at run time")
+            self.check_one(node, f.resolved(running.condition), "condition", onnx.TensorProto.BOOL)
             goes_on = bool(weight.values.all())
         if not goes_on:
             self.finish(running)
@@ -151,15 +162,27 @@ class Unroller:
         f, body = self.folder, _graph(node, "body")
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         count = attributes["num_scan_inputs"]
+        if count > len(node.input) or len(body.input) != len(node.input) or len(body.output) < len(node.input) - count:
+            inside = f"{len(body.input)} inputs and {len(body.output)} outputs"
+            require_valid(node, f"it scans {count} of {len(node.input)} inputs, by a body of {inside}")
         carried, scanned = list(node.input[: len(node.input) - count]), list(node.input[len(node.input) - count :])
         outputs = len(body.output) - len(carried)
 
         def of(name: str, n: int) -> list[int]:
-            return list(attributes.get(name, [0] * n))
+            values = list(attributes.get(name, [0] * n))
+            if len(values) != n or (name.endswith("directions") and not set(values) <= {0, 1}):
+                require_valid(node, f"its {name} are {values}, for {n} tensors")
+            return values
 
-        axes = [axis % len(f.type_of(x, node).shape) for axis, x in zip(of("scan_input_axes", count), scanned, strict=True)]
-        backward = of("scan_input_directions", count)
-        steps = f.type_of(scanned[0], node).shape[axes[0]]
+        axes = of("scan_input_axes", count)
+        shapes = [f.type_of(x, node).shape for x in scanned]
+        if not all(-len(shape) <= axis < len(shape) for axis, shape in zip(axes, shapes, strict=True)):
+            require_valid(node, f"its scan_input_axes are {axes}, of {', '.join(map(str, shapes))}")
+        lengths = [shape[axis] for axis, shape in zip(axes, shapes, strict=True)]
+        if len(set(lengths)) > 1:
+            require_valid(node, f"it scans axes of {' and '.join(map(str, lengths))} elements")
+        axes = [axis % len(shape) for axis, shape in zip(axes, shapes, strict=True)]
+        backward, steps = of("scan_input_directions", count), lengths[0]
         parts: list[list[str]] = [[] for _ in range(outputs)]
         nodes: list[onnx.NodeProto] = []
         for i in range(steps):
@@ -257,6 +280,13 @@ class Unroller:
         for part, row in zip(parts, rows, strict=True):
             nodes.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [row], node.name or y))
         self.folder.instead(*nodes, onnx.helper.make_node("Concat", rows, [y], node.name or y, axis=axis))
+
+    def check_one(self, node: onnx.NodeProto, name: str, what: str, elem: int) -> None:
+        """Raises ModelError unless a tensor has one element, of this type."""
+        t = self.folder.type_of(name, node)
+        if math.prod(t.shape) != 1 or t.elem != elem:
+            kinds = [onnx.TensorProto.DataType.Name(e).lower() for e in (elem, t.elem)]
+            require_valid(node, f"its {what} ({name}) is {kinds[1]} of shape {t.shape}; it must be one {kinds[0]}")
 
     def refusal(self, node: onnx.NodeProto, why: str) -> UnsupportedError:
         return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.dump import Dump
-from tccompile.errors import ModelError, TccompileError, UnsupportedError
+from tccompile.errors import ModelError, TccompileError, UnsupportedError, blamed_on
 from tccompile.load import load
 from tccompile.options import Options
 from tccompile.pipeline import to_program
@@ -99,11 +99,123 @@ def test_what_is_too_much_or_too_little_is_named(case):
         to_program(as_it_is(net, build(net)), {}, Options(precision="fp16"), Dump(None))
 
 
-def test_contradictions_name_the_node():
-    net = Net(opset=17, x=(1, 2, 4, 4))
-    y = net("Resize", "x", None, f([1, 1, 2, 2]), mode="nearest", nearest_mode="up")
-    with pytest.raises(ModelError, match=r"node 'n0' \(Resize\) contradicts itself or what it reads \(KeyError: 'up'\)"):
-        to_program(as_it_is(net, y), {}, Options(), Dump(None))
+CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+
+INVALID: dict[str, tuple[Case, str]] = {
+    # what the standard does not allow, and what says so
+    "keepdims": ((17, (2, 3), lambda n: n("ReduceMax", "x", keepdims=2)), "its keepdims is 2; it must be 0 or 1"),
+    "sorted": ((17, (2, 9), lambda n: n("TopK", "x", i([3]), sorted=2, outputs=2)[0]), "its sorted is 2"),
+    "an interpolation": (
+        (17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, 2, 2]), mode="spline")),
+        "its mode is 'spline'; it must be 'nearest', 'linear' or 'cubic'"),
+    "coordinates": (
+        (17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, 2, 2]), coordinate_transformation_mode="y")),
+        "its coordinate_transformation_mode is 'y'"),
+    "auto_pad": ((17, (1, 2, 4, 4), lambda n: n("MaxPool", "x", kernel_shape=[2, 2], auto_pad="SAME")), "its auto_pad is 'SAME'"),
+    "approximate": ((20, (2, 3), lambda n: n("Gelu", "x", approximate="erf")), "its approximate is 'erf'"),
+    "a shift": (
+        (17, (3,), lambda n: n("BitShift", n("Cast", "x", to=TensorProto.UINT8), np.uint8([1]), direction="UP")),
+        "its direction is 'UP'"),
+    "places": ((17, (1, 4, 2, 2), lambda n: n("DepthToSpace", "x", blocksize=2, mode="RCD")), "its mode is 'RCD'"),
+    "what is done with updates": (
+        (18, (4, 2), lambda n: n("ScatterND", "x", i([[1]]), n.normal(1, 2), reduction="div")), "its reduction is 'div'"),
+    "a border": ((17, (2, 3), lambda n: n("Pad", "x", i([0, 1, 0, 1]), mode="mirror")), "its mode is 'mirror'"),
+    "a norm": ((17, (2, 3), lambda n: n("LpNormalization", "x", p=3)), "its p is 3; it must be 1 or 2"),
+    "neighbours": ((17, (1, 4, 3, 3), lambda n: n("LRN", "x", size=-3)), "its size is -3; it must be at least 1"),
+    "an element type": (
+        (17, (2, 2), lambda n: n("Add", "x", n("EyeLike", "x", dtype=99))),
+        "its dtype is 99, which is no element type"),
+    "both": (
+        (17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, 2, 2]), i([1, 2, 8, 8]))), "Either `sizes` or `scales`"),
+    "neither": ((17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([]))), "Either `sizes` or `scales`"),
+    "fewer scales": ((17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([2, 2]))), "must be same as rank"),
+    "a negative scale": (
+        (17, (1, 2, 4, 4), lambda n: n("Resize", "x", None, f([1, 1, -2, 2]))),
+        r"its scales are \[1.0, 1.0, -2.0, 2.0\]"),
+    "no region": (
+        (17, (1, 1, 4, 4), lambda n: n("Resize", "x", f([0, 1]), f([1, 1, 2, 2]), **CROP)),
+        "its roi is 2 for 4 axes"),
+    "axes twice": ((17, (2, 3, 4), lambda n: n("Transpose", "x", perm=[0, 2, 2])), r"perm"),
+    "axes of another rank": ((17, (2, 3, 4, 5), lambda n: n("Transpose", "x", perm=[0, 2, 1])), r"perm"),
+    "other elements": ((17, (2, 3), lambda n: n("Reshape", "x", i([7, 2]))), "it makes 7×2 of 2×3"),
+    "an axis beyond": ((17, (2, 3), lambda n: n("Flatten", "x", axis=-(2**40))), "its axis is -1099511627776, for 2×3"),
+    "types": ((17, (2, 3), lambda n: n("Add", "x", i([1, 2, 3]))), r"its B \(w0\) is int64, and another input is float"),
+    "a type that is not taken": (
+        (17, (2, 3), lambda n: n("And", "x", "x")),
+        r"its A \(x\) is float, which the operator does not take"),
+    "slopes": ((17, (3, 4, 1), lambda n: n("PRelu", "x", n.positive(5))), "5 does not broadcast to 3×4×1"),
+    "scales of a norm": (
+        (17, (2, 3, 4, 5), lambda n: n("LayerNormalization", "x", n.normal(10))),
+        "10 does not broadcast to 2×3×4×5"),
+    "biases of a norm": (
+        (17, (2, 3, 4), lambda n: n("InstanceNormalization", "x", n.normal(3), n.normal(6))), "its bias is 6; it must be 3"),
+    "a bias of a product": ((17, (2, 3), lambda n: n("Gemm", "x", n.normal(3, 4), n.normal(3, 4))), "its C is 3×4"),
+    "a bias of filters": (
+        (17, (1, 2, 5), lambda n: n("Conv", "x", n.normal(4, 2, 3), n.normal(3))),
+        "its bias is 3; it must be 4"),
+    "another kernel": (
+        (17, (1, 2, 5, 5), lambda n: n("Conv", "x", n.normal(4, 2, 1, 3), kernel_shape=[3, 3])), r"its kernel_shape is \[3, 3\]"),
+    "a bias of transposed filters": (
+        (17, (1, 2, 5), lambda n: n("ConvTranspose", "x", n.normal(2, 3, 2), n.normal(7))), "its bias is 7; it must be 3"),
+    "blocks": ((17, (1, 8, 3, 3), lambda n: n("DepthToSpace", "x", blocksize=3)), "its blocksize is 3, for 1×8×3×3"),
+    "indices of a rank": (
+        (17, (2, 3), lambda n: n("GatherElements", "x", i([0, 1]), axis=1)),
+        "its indices are 2 into 2×3 along axis 1"),
+    "rows of indices": (
+        (17, (1, 2, 2), lambda n: n("GatherND", "x", i([[0], [1]]), batch_dims=1)),
+        "its indices are 2×1 into 1×2×2, with batch_dims 1"),
+    "updates": ((18, (4, 2), lambda n: n("ScatterND", "x", i([[1]]), n.normal(2, 2))), "its updates is 2×2; it must be 1×2"),
+    "a long condition": (
+        (17, (3, 2), lambda n: n("Compress", "x", np.array([False, True, False, True]), axis=1)),
+        "its condition is 4, for 2 elements"),
+    "sequences": (
+        (17, (4, 3), lambda n: n("ReverseSequence", "x", i([1, 2, 3, 4]), batch_axis=1, time_axis=0)),
+        "its sequence_lens is 4; it must be 3"),
+    "the same axes": (
+        (17, (4, 4), lambda n: n("ReverseSequence", "x", i([1, 2, 3, 4]), batch_axis=1, time_axis=1)),
+        "its batch_axis is 1, and its time_axis 1"),
+    "a bias of gates": (
+        (17, (5, 1, 8), lambda n: n("RNN", "x", n.normal(1, 4, 8), n.normal(1, 4, 4), n.normal(1, 7), hidden_size=4)),
+        "its B is 1×7; it must be 1×8"),
+    "weights of a rank": (
+        (17, (5, 1, 8), lambda n: n("GRU", "x", n.normal(12, 8), n.normal(1, 12, 4), hidden_size=4)),
+        "its W is 12×8"),
+    "keys": (
+        (23, (1, 2, 4, 8), lambda n: n("Attention", "x", n.normal(1, 2, 4, 6), "x")),
+        "Q, K and V, of 1×2×4×8, 1×2×4×6 and 1×2×4×8"),
+    "bounds": ((17, (2, 3), lambda n: n("Clip", "x", f([0, 0, 0]))), "its min is 3; it must be one number"),
+    "scales of columns": (
+        (17, (2, 3), lambda n: n("DequantizeLinear", n("QuantizeLinear", "x", f([1, 2]), np.uint8([0, 0]), axis=1), f(1))),
+        "its scale is 2; along axis 1 of 2×3 it must be 3"),
+    "a condition of two": (
+        (17, (2, 2), lambda n: _branches(n, n("Cast", n("ReduceMax", "x", axes=[1], keepdims=0), to=TensorProto.BOOL))),
+        r"its condition \(t1\) is bool of shape \(2,\); it must be one bool"),
+    "values of a constant": (
+        (17, (2, 2), lambda n: n("Add", "x", n("Constant", value_int=1, value_float=1.0))),
+        "it has 2 values"),
+}  # fmt: skip
+
+
+def _branches(n: Net, condition: str) -> str:
+    y = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    one, other = (helper.make_graph([helper.make_node(op, ["x"], ["inner"])], op, [], [y]) for op in ("Relu", "Neg"))
+    return n("If", condition, then_branch=one, else_branch=other)
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_what_the_standard_does_not_allow_is_named(case):
+    (opset, shape, build), says = INVALID[case]
+    net = Net(opset=opset, x=shape)
+    with pytest.raises(ModelError, match=f"is not valid: .*{says}"):
+        to_program(as_it_is(net, build(net)), {}, Options(precision="fp16"), Dump(None))
+
+
+def test_a_contradiction_is_blamed_on_a_node():
+    with (
+        pytest.raises(ModelError, match=r"node 'a' contradicts itself or what it reads \(KeyError: 'up'\)"),
+        blamed_on("node 'a'"),
+    ):
+        {}["up"]
 
 
 def _model(nodes: list[onnx.NodeProto], shape: tuple[int, ...] = (2, 3), **more) -> onnx.ModelProto:

@@ -370,10 +370,7 @@ def pad(node: gs.Node, b: Builder) -> None:
         before[axis] = start
     value = b.array(2, "padding value")
     fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
-    mode = b.attr("mode", "constant")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise b.refuse(f"its mode is {mode!r}", "use constant, edge, reflect or wrap")
-    _move(node, b, pad_view(b.value(x).name, shape_of(x), shape_of(y), before, mode, fill))
+    _move(node, b, pad_view(b.value(x).name, shape_of(x), shape_of(y), before, b.attr("mode", "constant"), fill))
 
 
 def depth_to_space(node: gs.Node, b: Builder) -> None:

@@ -157,7 +157,7 @@ def _axes(node: gs.Node, b: Builder) -> list[Axis]:
     if scales is not None and scales.size:
         factors = [np.float32(s) for s in scales]
     else:
-        assert sizes is not None, "the checker lets no Resize pass without scales or sizes"
+        assert sizes is not None
         factors = [np.float32(m) / np.float32(n) for m, n in zip(sizes, extents, strict=True)]
         policy = b.attr("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
@@ -167,15 +167,12 @@ def _axes(node: gs.Node, b: Builder) -> list[Axis]:
     for i, (axis, factor) in enumerate(zip(axes, factors, strict=True)):
         region = (float(roi[i]), float(roi[half + i])) if roi is not None and half else (0.0, 1.0)
         at = coordinates(b.attr("coordinate_transformation_mode", "half_pixel"), shape[axis], out[axis], factor, region)
-        if at is None:
-            mode = b.attr("coordinate_transformation_mode")
-            raise b.refuse(f"its coordinate_transformation_mode is {mode!r}", "use half_pixel, align_corners or asymmetric")
         tables.append(_table(b, axis, shape[axis], at, factor))
     return tables
 
 
-def coordinates(mode: str, n: int, out: int, scale: np.float32, region: tuple[float, float] = (0.0, 1.0)) -> np.ndarray | None:
-    """Where each output element lies on the input's axis, in float32 as ONNX Runtime computes it; None for a mode unknown.
+def coordinates(mode: str, n: int, out: int, scale: np.float32, region: tuple[float, float] = (0.0, 1.0)) -> np.ndarray:
+    """Where each output element lies on the input's axis, in float32 as ONNX Runtime computes it.
 
     n, out  the extents of input and output
     region  start and end of the region of interest, as fractions of the input (tf_crop_and_resize)
@@ -197,11 +194,10 @@ def coordinates(mode: str, n: int, out: int, scale: np.float32, region: tuple[fl
             return o * np.float32(n - 1) / np.float32(out - 1) if out > 1 else o
         case "tf_half_pixel_for_nn":
             return (o + half) / scale
-        case "tf_crop_and_resize":
+        case _:  # tf_crop_and_resize
             if out > 1:
                 return start * np.float32(n - 1) + o * (end - start) * np.float32(n - 1) / np.float32(out - 1)
             return half * (start + end) * np.float32(n - 1) + o
-    return None
 
 
 NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {

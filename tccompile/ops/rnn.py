@@ -41,13 +41,8 @@ def rnn(node: gs.Node, b: Builder) -> None:
     d, rows, features = shape_of(w)
     units = rows // gates
     n, steps = shape_of(x)[:2] if batch_first else shape_of(x)[1::-1]
-    if d != len(backward) or shape_of(r) != (d, rows, units) or rows != gates * units or shape_of(x)[2] != features:
-        raise b.refuse(f"W is {shape_of(w)} and R is {shape_of(r)}", "check the model with onnx.checker")
     if min(steps, n, units) == 0:
         raise b.refuse(f"it has {steps} steps of {n} sequences and {units} units", "give every extent at least 1 element")
-    wide = b.attr("hidden_size", units)
-    if wide != units:
-        raise b.refuse(f"hidden_size is {wide} and R has {units} units", "make them equal")
     reset_after = cell == "gru" and bool(b.attr("linear_before_reset", 0))
     bias, reset_bias = _biases(b, d, gates, units, reset_after)
     projected = b.emit(
