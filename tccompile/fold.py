@@ -161,6 +161,8 @@ class Folder:
         if standard and (self.simplify(node) or self.take_apart(node)):
             return
         self.infer(node)
+        if self.empty(node):
+            return
         inputs = [self.constants.get(name) for name in node.input if name]
         if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
             result = self.evaluate(node)
@@ -266,6 +268,16 @@ class Folder:
                 self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
                 return True
         return False
+
+    def empty(self, node: onnx.NodeProto) -> bool:
+        """Removes the node if its outputs have no elements: True if that was so."""
+        types = {name: self.types[name] for name in node.output if name}
+        if not all(0 in t.shape and t.dtype.kind in "biuf" for t in types.values()):
+            return False
+        for name, t in types.items():
+            del self.types[name]
+            self.set_constant(name, literal("", np.empty(t.shape, t.dtype)))
+        return True
 
     def trains(self, node: onnx.NodeProto) -> bool:
         if len(node.input) < 3 or not node.input[2]:

@@ -125,6 +125,23 @@ def test_nothing_takes_another_shape(shape: tuple, target: tuple) -> None:
     agrees(net.out(net("Relu", net("Reshape", net("Relu", "x"), ints(*target)))), {"x": np.zeros(shape, np.float32)})
 
 
+@pytest.mark.parametrize(
+    ("op", "args", "attrs"),
+    [
+        ("Gather", (ints(),), {"axis": 1}),
+        ("Compress", (np.zeros(3, bool),), {"axis": 1}),
+        ("Slice", (ints(2), ints(2), ints(1)), {}),
+        ("GatherND", (np.zeros((0, 2), INT),), {}),
+        ("TopK", (ints(0),), {"outputs": 2}),
+    ],
+)
+def test_nothing_is_taken(op: str, args: tuple, attrs: dict) -> None:
+    net = Net(x=(2, 3, 4))
+    y = net(op, "x", *args, **attrs)
+    y = y if isinstance(y, str) else y[0]
+    agrees(net.out(y, net("Relu", net("Concat", y, y, axis=0))))
+
+
 def test_reflection_of_more_than_the_extent_folds_twice() -> None:
     net = Net(x=(1, 1, 3, 9))
     agrees(net.out(net("Pad", "x", ints(0, 0, 0, 8, 0, 0, 2, 8), mode="reflect")))
