@@ -194,6 +194,10 @@ def _lowered(code: Code, arch: Arch) -> _Lowered:
     return found
 
 
+KNOWN_NUMBA = "0.30."
+"""Releases of numba-cuda whose insides `_quick_numba` knows."""
+
+
 @contextmanager
 def _quick_numba() -> Iterator[bool]:
     """Numba with two of its functions replaced by ones that do the same in less time: half of what a kernel takes to compile.
@@ -201,7 +205,8 @@ def _quick_numba() -> Iterator[bool]:
 
     `inline_function` inlines the IR that it has just made for the one call, not a copy of a copy of it: each block's copy has
     all variables of the function in it. `_find_singly_assigned_variable` goes through a block once, not once for each variable.
-    Yields whether all is where it was sought; else Numba is as quick as it is.
+    Yields whether this is a release of numba-cuda that the replacements were made for, and all is where it was sought; else
+    Numba is as quick as it is.
     """
     try:
         from numba.cuda.compiler import CUDAFlags, _compile_pyfunc_with_fixup  # noqa: F401  what `_library` calls
@@ -209,10 +214,14 @@ def _quick_numba() -> Iterator[bool]:
         from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
         from numba.cuda.core.inline_closurecall import InlineWorker
         from numba.cuda.lowering import Lower
+        from numba_cuda import __version__ as release
 
         real, inline, find = inline_closurecall.copy, InlineWorker.inline_function, Lower._find_singly_assigned_variable
         number: property = CUDAFlags.compute_capability
+        known = release.startswith(KNOWN_NUMBA)
     except (ImportError, AttributeError):
+        known = False
+    if not known:
         yield False
         return
 

@@ -547,7 +547,7 @@ def test_generations_share_what_is_alike(monkeypatch, name, n, builds):
 
 @pytest.mark.parametrize(("case", "name"), [("gemm_large", "gemm_mma"), ("depthwise_3x3", "depthwise"), ("mean_hw", "reduce")])
 def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
-    """As the one that is not, which a Numba is where something is not found"""
+    """As the one that is not, which a Numba is where something is not found, and any that is not known"""
     quick = texts(case, name, ARCHS["sm_80"])
     from numba.cuda.core.inline_closurecall import InlineWorker
 
@@ -555,5 +555,9 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
     assert texts(case, name, ARCHS["sm_80"]) == quick
     monkeypatch.undo()
     monkeypatch.delattr(InlineWorker, "inline_function")
+    with emit._quick_numba() as ready:
+        assert not ready
+    monkeypatch.undo()
+    monkeypatch.setattr("numba_cuda.__version__", "0.31.0")
     with emit._quick_numba() as ready:
         assert not ready
