@@ -174,7 +174,8 @@ def choose(
     works = ((n, ranked[n].kernel.work(op, program, ranked[n].config, arch)) for n in order)
     chosen = next((w for w in works if not any(launch.code in refused for launch in w[1].launches)), None)
     if chosen is None:
-        raise TccompileError(f"every kernel for {type(op).__name__} {op.nodes[0]!r} spills registers on {arch.name}")
+        what = f"every kernel for {type(op).__name__} {op.nodes[0]!r} spills registers on {arch.name}"
+        raise TccompileError(f"{what}: leave {arch.name} out (--arch), or compute the node in fp32 (--fp32 {op.nodes[0]!r})")
     number, work = chosen
     cost, kernel, config = ranked[number]
     if known and number in times:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tccompile.arch import ARCHS
+from tccompile.errors import TccompileError
 from tccompile.expr import DType, Epilogue, identity_view, load
 from tccompile.kernels.spec import Launch, Work, code
 from tccompile.program import Gemm, Op, Pointwise, Program, dense
@@ -81,6 +82,15 @@ def test_share_of_the_gpu() -> None:
     assert share(work((33, 1, 1)), ARCH) == 0.25
     assert share(work((2, 33, 1), (1, 1, 1)), ARCH) == 0.5
     assert share(work((1000, 1, 1)), ARCH) == 1.0 and share(work(), ARCH) == 0.0
+
+
+def test_where_all_spill_the_ways_out_are_named() -> None:
+    class Everything(set[object]):
+        def __contains__(self, _: object) -> bool:
+            return True
+
+    with pytest.raises(TccompileError, match=r"spills registers on sm_80: leave sm_80 out \(--arch\), or .* \(--fp32 'a'\)"):
+        schedule(copies({"a": "x"}), ARCHS["sm_80"], Everything())
 
 
 def test_ops_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
