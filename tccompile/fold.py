@@ -40,7 +40,10 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 ROOM = 2**30  # bytes that all folded constants may take together, beside 16 times what the model's own take
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-LEFT = {"Dropout", "TfIdfVectorizer"}  # the time that the latter takes is an attribute's to choose
+LEFT = {"Dropout", "GRU", "LSTM", "LpNormalization", "RNN", "TfIdfVectorizer"}
+"""Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
+layers, and the time that TfIdfVectorizer takes is an attribute's to choose."""
+
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
     "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",

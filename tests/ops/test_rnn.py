@@ -166,3 +166,10 @@ def test_a_plan_with_another_layer_than_its_tensors_is_refused(change: dict[str,
     ops = (*program.ops[:at], replace(program.ops[at], **change), *program.ops[at + 1 :])
     with pytest.raises(PlanError):
         check_program(replace(program, ops=ops))
+
+
+def test_a_constant_sequence() -> None:
+    net = Net(x=(3, 1, 2, 4))
+    weights = net.normal(1, 12, 5), net.normal(1, 12, 4)
+    y, _ = net("GRU", net.normal(3, 2, 5), *weights, outputs=2, hidden_size=4, activations=["Relu", "Tanh"])
+    agrees(net.out(net("Add", "x", y)))

@@ -75,6 +75,12 @@ def test_one_hot_hardmax_and_norms() -> None:
     agrees(net.out(hot, net("Hardmax", "x", axis=1), *norms), {"i": index})
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_norms_of_a_constant(p: int) -> None:
+    net = Net(x=(2, 5))
+    agrees(net.out(net("Mul", "x", net("LpNormalization", net.normal(2, 5), p=p))))
+
+
 def test_compress_by_a_constant() -> None:
     net = Net(x=(4, 6, 5))
     keep = np.array([True, False, True, True])
