@@ -42,7 +42,7 @@ from tccompile.place import place
 from tccompile.plan import Plan, Section, Step
 from tccompile.precision import precision, storage_note
 from tccompile.program import Program, verify
-from tccompile.ranges import LONG, TOO_LARGE, TOO_LONG, Spread, activations, operands, smaller, total_flops
+from tccompile.ranges import LONG, TOO_LARGE, TOO_LONG, Spread, activations, largest, operands, smaller, total_flops
 from tccompile.rewrites import rewrite
 from tccompile.schedule import schedule
 from tccompile.timings import NO_TIMINGS, Timings, timings
@@ -206,9 +206,8 @@ def measured(model: Model, program: Program, options: Options) -> dict[str, Spre
     if total_flops(program) > LONG:
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
             small = lower(rewrite(load(*smaller(model, program))))
-    largest = max(t.size for t in small.tensors.values())
-    if largest > TOO_LARGE:
-        why = f"running it would take {largest * 4 / 2**30:.0f} GiB for one tensor"
+    if largest(small) > TOO_LARGE:
+        why = f"running it would take {largest(small) * 4 / 2**30:.0f} GiB for one tensor"
     elif total_flops(small) > TOO_LONG:
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Program, Rnn, Softmax, multiplied
+from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Pool, Program, Resize, Rnn, Softmax, multiplied
 from tccompile.reference import elements, evaluate, store
 from tccompile.reference.reductions import norm, softmax
 
@@ -184,20 +184,32 @@ def total_flops(program: Program) -> int:
     return sum(flops(op, program) for op in program.ops)
 
 
+def largest(program: Program) -> int:
+    """Elements of the largest tensor that a run makes: one of the program's, or a head's scores."""
+    heads = (op for op in program.ops if isinstance(op, Attention))
+    scores = [program.tensors[op.q].shape[2] * program.tensors[op.k].shape[2] for op in heads]
+    return max((*scores, *(t.size for t in program.tensors.values())))
+
+
 def flops(op: Op, program: Program) -> int:
-    """Multiplications and additions of an op's convolution or matrix products; other ops count as none."""
-    y = np.prod(program.op_shape(op), dtype=np.int64)
+    """Multiplications and additions of an op's convolution or matrix products, and of its windows; other ops count as none."""
+    shape = program.op_shape(op)
+    y = math.prod(shape)
     match op:
         case Conv(w=w):
-            return 2 * int(y * np.prod(program.tensors[w].shape[1:], dtype=np.int64))
+            return 2 * y * math.prod(program.tensors[w].shape[1:])
         case Gemm(a=a):
-            return 2 * int(y) * program.tensors[a].shape[-1]
+            return 2 * y * program.tensors[a].shape[-1]
         case Mlp(w=w):
-            shape = program.tensors[w].shape
-            return 2 * shape[0] * (int(y) + int(y) // program.op_shape(op)[1] * shape[1])
+            hidden, features, *_ = program.tensors[w].shape
+            return 2 * hidden * (y + y // shape[1] * features)
         case Attention(k=k, v=v):  # each row of y meets each row of k and of v
             rows, elements = program.tensors[k].shape[-2:]
-            return 2 * int(y) * rows * (elements + program.tensors[v].shape[-1]) // program.tensors[v].shape[-1]
+            return 2 * y * rows * (elements + program.tensors[v].shape[-1]) // program.tensors[v].shape[-1]
         case Rnn(x=x, r=r):
-            return 2 * int(np.prod((*program.tensors[x].shape[:2], *program.tensors[r].shape), dtype=np.int64))
+            return 2 * math.prod((*program.tensors[x].shape[:2], *program.tensors[r].shape))
+        case Pool(window=window):
+            return y * math.prod(window)
+        case Resize(index=index):
+            return 2 * y * sum(program.tensors[name].shape[1] for name in index)
     return 0

@@ -205,6 +205,13 @@ def _trilu(s: Shapes) -> Iterator[tuple[bool, str]]:
     yield from _one(s, (1, "k"))
 
 
+def _arg(s: Shapes) -> Iterator[tuple[bool, str]]:
+    yield (
+        s.x[s.attributes.get("axis", 0)] > 0,
+        f"it seeks among no elements, along axis {s.attributes.get('axis', 0)} of {_text(s.x)}",
+    )
+
+
 def _flatten(s: Shapes) -> Iterator[tuple[bool, str]]:
     axis = s.attributes.get("axis", 1)
     yield -len(s.x) <= axis <= len(s.x), f"its axis is {axis}, for {_text(s.x)}"
@@ -420,6 +427,7 @@ def _resize(s: Shapes) -> Iterator[tuple[bool, str]]:
 
 
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
     **dict.fromkeys(("LayerNormalization", "PRelu", "RMSNormalization"), _broadcast_to_x),
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), _channels),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantization),

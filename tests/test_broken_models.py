@@ -85,6 +85,13 @@ NAMED: dict[str, tuple[Case, str]] = {
         (17, (1, 2, 9), lambda n: n("ConvTranspose", "x", n.normal(2, 9, 2), n("ReduceMax", "x", axes=[0, 1], keepdims=0))),
         "its bias .* is computed"),
     "an output that is a sequence": ((17, (2, 2), lambda n: n("SequenceConstruct", "x", "x")), "is a sequence"),
+    "countless neighbours": (
+        (17, (1, 10**5, 1, 1), lambda n: n("LRN", "x", size=2**40)), "its size is 1099511627776, for 100000 channels"),
+    "a huge image": (
+        (17, (1, 1, 8, 8), lambda n: n("Resize", "x", None, f([1, 1, 2**26, 1]))), "it makes 536870912 elements along axis 2"),
+    "countless taps": (
+        (18, (1, 1, 2**24, 8), lambda n: n("Resize", "x", None, None, i([1, 1, 2, 8]), mode="linear", antialias=1)),
+        "it makes 2 elements along axis 2 of 16777216 each"),
     "updates of fewer axes than indices": (
         (18, (1, 5), lambda n: n("ScatterElements", "x", n("Cast", "x", to=7), n("ReduceSum", "x", i([1]), keepdims=0), axis=1)),
         "Scatter"),
@@ -190,6 +197,8 @@ INVALID: dict[str, tuple[Case, str]] = {
     "a condition of two": (
         (17, (2, 2), lambda n: _branches(n, n("Cast", n("ReduceMax", "x", axes=[1], keepdims=0), to=TensorProto.BOOL))),
         r"its condition \(t1\) is bool of shape \(2,\); it must be one bool"),
+    "the largest of nothing": (
+        (17, (2, 0, 3), lambda n: n("ArgMax", "x", axis=1)), "it seeks among no elements, along axis 1 of 2×0×3"),
     "values of a constant": (
         (17, (2, 2), lambda n: n("Add", "x", n("Constant", value_int=1, value_float=1.0))),
         "it has 2 values"),
@@ -240,6 +249,22 @@ def test_a_tensor_too_large_to_run_through_is_estimated():
     model = _model([helper.make_node("Relu", ["x"], ["y"])], (2**10, 2**20))
     with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would take 4 GiB for one tensor"):
         to_program(model, {}, Options(), Dump(None))
+
+
+SLOW = {
+    "countless taps of a window": (
+        (17, (1, 1, 8, 8), lambda n: n("MaxPool", "x", kernel_shape=[2000, 2000], pads=[1999] * 4)), "running it would be"),
+    "a head's countless scores": (
+        (23, (1, 1, 2**15, 8), lambda n: n("Attention", "x", "x", "x")), "it would take 4 GiB for one tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_what_takes_too_long_is_not_run(case):
+    (opset, shape, build), says = SLOW[case]
+    net = Net(opset=opset, x=shape)
+    with pytest.warns(RuntimeWarning, match=f"estimated from the weights, .*{says}"):
+        to_program(as_it_is(net, build(net)), {}, Options(), Dump(None))
 
 
 def test_a_loop_of_countless_trips():

@@ -9,6 +9,9 @@ from tccompile.ops.builder import IMAGE, Builder, Reads, order_of, shape_of
 from tccompile.ops.reduce import REDUCTIONS, Reduction, combine
 from tccompile.program import Norm, Tensor
 
+MOST_NEIGHBOURS = 101
+"""Channels that LocalResponseNormalization sums: one expression reads them all."""
+
 
 def batch_normalization(node: gs.Node, b: Builder) -> None:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, all per channel; in training mode with x's own statistics."""
@@ -79,7 +82,10 @@ def lrn(node: gs.Node, b: Builder) -> None:
     own = identity_view(source.name, source.rank)
     total: Expr | None = None
     far = shape[1] - 1  # there are no channels beyond
-    for shift in range(-min((size - 1) // 2, far), min(size // 2, far) + 1):
+    shifts = range(-min((size - 1) // 2, far), min(size // 2, far) + 1)
+    if len(shifts) > MOST_NEIGHBOURS:
+        raise b.refuse(f"its size is {size}, for {shape[1]} channels", f"use a size of at most {MOST_NEIGHBOURS}")
+    for shift in shifts:
         channel = coord(1) + shift
         outside = shift < 0 or shift > 0
         valid = (Range(channel, 0, shape[1]),) if outside else ()

@@ -32,6 +32,10 @@ NARROW = (DType.I8, DType.U8, DType.I16, DType.U16, DType.BOOL)
 """Integers that floats hold exactly."""
 
 
+MOST = 1 << 24
+"""Elements of an axis, and taps of all of them: tables of them take up to 1 GiB while they are made."""
+
+
 @dataclass(frozen=True)
 class Axis:
     """How one axis is resampled: y[o] = sum over t of weights[o, t] * x[index[o, t]], or the extrapolation value outside."""
@@ -152,7 +156,8 @@ def _axes(node: gs.Node, b: Builder) -> list[Axis]:
     """The node's tables, for the axes that its scales, sizes and region of interest are about."""
     shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
     axes = [b.axis(a, len(shape)) for a in b.attr("axes") or range(len(shape))]
-    roi, scales, sizes = (b.array(i, what) for i, what in ((1, "region of interest"), (2, "scales"), (3, "sizes")))
+    given = (b.array(i, what) for i, what in ((1, "region of interest"), (2, "scales"), (3, "sizes")))
+    roi, scales, sizes = (None if values is None else values.reshape(-1) for values in given)
     extents = [shape[a] for a in axes]
     if scales is not None and scales.size:
         factors = [np.float32(s) for s in scales]
@@ -165,6 +170,8 @@ def _axes(node: gs.Node, b: Builder) -> list[Axis]:
     half = len(roi) // 2 if roi is not None else 0
     tables = []
     for i, (axis, factor) in enumerate(zip(axes, factors, strict=True)):
+        if out[axis] > MOST:
+            raise b.refuse(f"it makes {out[axis]} elements along axis {axis}", f"make at most {MOST}")
         region = (float(roi[i]), float(roi[half + i])) if roi is not None and half else (0.0, 1.0)
         at = coordinates(b.attr("coordinate_transformation_mode", "half_pixel"), shape[axis], out[axis], factor, region)
         tables.append(_table(b, axis, shape[axis], at, factor))
@@ -220,6 +227,11 @@ def _table(b: Builder, axis: int, n: int, at: np.ndarray, scale: np.float32) -> 
     else:
         shrink = min(float(scale), 1.0) if b.attr("antialias", 0) else 1.0
         radius, weight = (1.0, _triangle) if mode == "linear" else (2.0, _cubic(float(b.attr("cubic_coeff_a", -0.75))))
+        reach = math.ceil(2 * radius / shrink)
+        if len(at) * reach > MOST:
+            raise b.refuse(
+                f"it makes {len(at)} elements along axis {axis} of {reach} each", f"make at most {MOST} in all, in several steps"
+            )
         index, weights = taps(at.astype(np.float64), radius, shrink, weight)
         if b.attr("exclude_outside", 0):
             weights = np.where((index >= 0) & (index < n), weights, 0.0)

@@ -88,7 +88,7 @@ def mlp(op: Mlp, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
 
 def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """x resampled along one axis after the other: a weighted sum of taps, at indices clipped into x."""
-    x = values[op.x].astype(np.float32, copy=False)
+    x = np.ascontiguousarray(values[op.x], np.float32)
     for axis, index, factors in zip(op.axes, op.index, op.weights, strict=True):
         at, by = values[index], values[factors]  # (output extent, taps)
         lie = [-1 if a == axis else 1 for a in range(x.ndim)]

@@ -83,3 +83,8 @@ def test_a_table_for_neighbours_that_follow_no_formula() -> None:
     program = agrees(net.out(y))
     (op,) = (op for op in program.ops if isinstance(op, Resize))
     assert op.axes == (3,) and program.tensors[op.index[0]].shape == (15, 1)
+
+
+def test_scales_of_two_axes() -> None:
+    net = Net(x=(1, 2, 3, 4), opset=9)
+    agrees(net.out(net("Upsample", "x", np.array([[1, 1, 2, 3]], np.float32))))
