@@ -13,6 +13,9 @@ from tccompile.expr import DType, Shape
 from tccompile.program import Program
 from tccompile.reference.storage import to_storage
 
+AT_ONCE = 1 << 16
+"""Elements that are made at once: what they are made of takes some times their memory."""
+
 
 def seeded(program: Program, seed: int, positive: bool = False) -> dict[str, np.ndarray]:
     """Values for each input by name, in its storage type, from the seed alone.
@@ -24,13 +27,18 @@ def seeded(program: Program, seed: int, positive: bool = False) -> dict[str, np.
     out = {}
     for number, name in enumerate(program.inputs):
         t = program.tensors[name]
-        words = np.random.Philox(key=(seed << 32) + number).random_raw(t.size).reshape(t.shape)
-        if t.dtype.is_float:
-            total = sum((words >> shift & 0xFFFF).astype(np.int64) for shift in (0, 16, 32, 48))
-            values = ((total - 2 * 0xFFFF) / np.sqrt((2**32 - 1) / 3)).astype(np.float32)
-            out[name] = to_storage(np.abs(values) if positive else values, t.dtype)
-        else:
-            out[name] = (words >> 32 & (0xFF if t.dtype is DType.U8 else 1)).astype(t.dtype.numpy)
+        generator = np.random.Philox(key=(seed << 32) + number)
+        values = np.empty(t.size, np.float32 if t.dtype.is_float else t.dtype.numpy)
+        for part in np.split(values, range(AT_ONCE, t.size, AT_ONCE)):
+            words = generator.random_raw(part.size)
+            if t.dtype.is_float:
+                numbers = words.view(np.uint16)
+                total = sum(numbers[i::4].astype(np.int32) for i in range(4))
+                part[:] = (total - 2 * 0xFFFF) / np.sqrt((2**32 - 1) / 3)
+            else:
+                part[:] = words >> 32 & (0xFF if t.dtype is DType.U8 else 1)
+        values = values.reshape(t.shape)
+        out[name] = to_storage(np.abs(values) if positive else values, t.dtype) if t.dtype.is_float else values
     return out
 
 

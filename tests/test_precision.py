@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan import Plan
 from tccompile.precision import UNCENTRED, _Choice, _scaled, precision
-from tccompile.program import Conv, Gemm, Program, Softmax, verify
+from tccompile.program import Conv, Gemm, Program, Softmax, dense, verify
 from tccompile.ranges import activations, flops, total_flops
 from tccompile.reference import evaluate
 from tccompile.runtime.cpu import CpuEngine
@@ -575,6 +576,16 @@ def test_seeded_inputs_are_the_same_everywhere():
     x = seeded(named(chain()), 3)["x"]
     assert x.dtype == np.float32 and abs(x.mean()) < 0.1 and abs(x.std() - 1) < 0.1
     np.testing.assert_array_equal(x.reshape(-1)[:3].view(np.uint32), [3194453978, 3215104165, 3216173658])
+
+
+def test_seeded_inputs_take_little_memory_beside_their_own():
+    large = Program(("x",), ("x",), {"x": dense("x", (2**21 + 3,), DType.F32, pad=1)}, {}, ())
+    tracemalloc.start()
+    x = seeded(large, 3)["x"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * x.nbytes
+    np.testing.assert_array_equal(x[-3:].view(np.uint32), [3213680835, 3192557978, 3214762743])
 
 
 def test_a_smaller_image_keeps_its_channels(monkeypatch):
