@@ -77,6 +77,9 @@ LEAST: dict[tuple[str, str], int] = {
 """The least that integers may be, by operator and name."""
 
 
+POSITIVE = ("dilations", "kernel_shape", "output_shape", "strides")
+"""Attributes whose numbers are at least 1."""
+
 TYPES = ("dtype", "output_datatype", "output_dtype", "to")
 """Attributes that are element types."""
 
@@ -96,6 +99,8 @@ def wrong_attribute(node: onnx.NodeProto) -> str | None:
         least = LEAST.get((node.op_type, name))
         if least is not None and value < least:
             return f"its {name} is {value}; it must be at least {least}"
+        if name in POSITIVE and min(value, default=1) < 1:
+            return f"its {name} are {value}; they must be at least 1"
         if name in TYPES and value not in onnx.TensorProto.DataType.values()[name != "output_dtype" :]:
             return f"its {name} is {value}, which is no element type"
     return None
@@ -206,10 +211,12 @@ def _trilu(s: Shapes) -> Iterator[tuple[bool, str]]:
 
 
 def _arg(s: Shapes) -> Iterator[tuple[bool, str]]:
-    yield (
-        s.x[s.attributes.get("axis", 0)] > 0,
-        f"it seeks among no elements, along axis {s.attributes.get('axis', 0)} of {_text(s.x)}",
-    )
+    axis = s.attributes.get("axis", 0)
+    yield bool(s.x) and s.x[axis] > 0, f"it seeks among no elements, along axis {axis} of {_text(s.x)}"
+
+
+def _reads(s: Shapes) -> Iterator[tuple[bool, str]]:
+    yield 0 not in s.x or 0 in s.output, f"it makes {_text(s.output)} of {_text(s.x)}, which has no elements"
 
 
 def _flatten(s: Shapes) -> Iterator[tuple[bool, str]]:
@@ -372,6 +379,7 @@ def _gather_nd(s: Shapes) -> Iterator[tuple[bool, str]]:
     x, indices, batch = s.x, s[1] or (), s.attributes.get("batch_dims", 0)
     fits = batch < min(len(x), len(indices)) and x[:batch] == indices[:batch] and 1 <= indices[-1] <= len(x) - batch
     yield fits, f"its indices are {_text(indices)} into {_text(x)}, with batch_dims {batch}"
+    yield from _reads(s)
 
 
 def _scatter_nd(s: Shapes) -> Iterator[tuple[bool, str]]:
@@ -428,6 +436,7 @@ def _resize(s: Shapes) -> Iterator[tuple[bool, str]]:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
+    **dict.fromkeys(("Gather", "GridSample"), _reads),
     **dict.fromkeys(("LayerNormalization", "PRelu", "RMSNormalization"), _broadcast_to_x),
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), _channels),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantization),

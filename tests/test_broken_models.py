@@ -129,6 +129,8 @@ INVALID: dict[str, tuple[Case, str]] = {
     "a border": ((17, (2, 3), lambda n: n("Pad", "x", i([0, 1, 0, 1]), mode="mirror")), "its mode is 'mirror'"),
     "a norm": ((17, (2, 3), lambda n: n("LpNormalization", "x", p=3)), "its p is 3; it must be 1 or 2"),
     "neighbours": ((17, (1, 4, 3, 3), lambda n: n("LRN", "x", size=-3)), "its size is -3; it must be at least 1"),
+    "no steps": (
+        (17, (1, 1, 4), lambda n: n("ConvTranspose", "x", n.normal(1, 1, 2), output_shape=[0])), r"its output_shape are \[0\]"),
     "an element type": (
         (17, (2, 2), lambda n: n("Add", "x", n("EyeLike", "x", dtype=99))),
         "its dtype is 99, which is no element type"),
@@ -199,6 +201,8 @@ INVALID: dict[str, tuple[Case, str]] = {
         r"its condition \(t1\) is bool of shape \(2,\); it must be one bool"),
     "the largest of nothing": (
         (17, (2, 0, 3), lambda n: n("ArgMax", "x", axis=1)), "it seeks among no elements, along axis 1 of 2×0×3"),
+    "elements of nothing": (
+        (17, (2, 0), lambda n: n("Gather", "x", i([0]), axis=1)), "it makes 2×1 of 2×0, which has no elements"),
     "values of a constant": (
         (17, (2, 2), lambda n: n("Add", "x", n("Constant", value_int=1, value_float=1.0))),
         "it has 2 values"),
