@@ -149,7 +149,7 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
-        if standard:
+        if standard or node.domain == contrib.DOMAIN:
             require_valid(node, wrong_attribute(node))
         if self.control.visit(node):
             return

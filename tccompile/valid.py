@@ -1,6 +1,6 @@
 """What the standard asks of a node and ONNX's own checks leave out: values of attributes, types and shapes of inputs.
 
-Each function gives what is wrong with a node of the standard's own, or None.
+Each function gives what is wrong with a node of the standard's own, or None; attributes are those of Microsoft's operators too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tccompile.expr import Shape
 from tccompile.program import GATES
 
 FLAGS = frozenset((
-    "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "detect_negative", "detect_positive",
-    "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_causal", "keepdims", "largest",
-    "layout", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "periodic", "reverse", "saturate",
-    "select_last_index", "sorted", "storage_order", "training_mode", "transA", "transB", "upper",
+    "align_corners", "allowzero", "antialias", "ceil_mode", "channels_last", "count_include_pad", "detect_negative",
+    "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_causal",
+    "keepdims", "largest", "layout", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "periodic",
+    "reverse", "saturate", "select_last_index", "sorted", "storage_order", "training_mode", "transA", "transB",
+    "unidirectional", "upper",
 ))  # fmt: skip
 """Attributes that are 0 or 1."""
 
@@ -66,11 +67,12 @@ LEAST: dict[tuple[str, str], int] = {
     **{(op, "p"): 1 for op in ("GlobalLpPool", "LpPool")},
     **{(op, "block_size"): 0 for op in ("DequantizeLinear", "QuantizeLinear")},
     **{(op, "blocksize"): 1 for op in ("DepthToSpace", "SpaceToDepth")},
-    **{("Attention", heads): 1 for heads in ("q_num_heads", "kv_num_heads")},
+    **{("Attention", heads): 1 for heads in ("q_num_heads", "kv_num_heads", "num_heads")},
     ("DeformConv", "offset_group"): 1,
     ("GatherND", "batch_dims"): 0,
     ("GroupNormalization", "num_groups"): 1,
     ("LRN", "size"): 1,
+    ("MultiHeadAttention", "num_heads"): 1,
     ("RoiAlign", "sampling_ratio"): 0,
     ("Scan", "num_scan_inputs"): 1,
 }
@@ -97,8 +99,8 @@ def wrong_attribute(node: onnx.NodeProto) -> str | None:
         if choices is not None and value not in choices:
             return f"its {name} is {value!r}; it must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
         least = LEAST.get((node.op_type, name))
-        if least is not None and value < least:
-            return f"its {name} is {value}; it must be at least {least}"
+        if least is not None and not (isinstance(value, int) and value >= least):
+            return f"its {name} is {value!r}; it must be at least {least}"
         if name in POSITIVE and min(value, default=1) < 1:
             return f"its {name} are {value}; they must be at least 1"
         if name in TYPES and value not in onnx.TensorProto.DataType.values()[name != "output_dtype" :]:
@@ -324,6 +326,8 @@ def _rnn(gates: int) -> Rule:
 
 
 def _attention(s: Shapes) -> Iterator[tuple[bool, str]]:
+    scale = s.attributes.get("scale", 1.0)
+    yield math.isfinite(scale), f"its scale is {scale}"
     shapes = [s[i] or () for i in range(3)]
     yield (
         len({len(shape) for shape in shapes}) == 1 and len(s.x) in (3, 4),

@@ -192,6 +192,7 @@ INVALID: dict[str, tuple[Case, str]] = {
     "keys": (
         (23, (1, 2, 4, 8), lambda n: n("Attention", "x", n.normal(1, 2, 4, 6), "x")),
         "Q, K and V, of 1×2×4×8, 1×2×4×6 and 1×2×4×8"),
+    "a scale of nothing": ((23, (1, 2, 4, 8), lambda n: n("Attention", "x", "x", "x", scale=np.nan)), "its scale is nan"),
     "bounds": ((17, (2, 3), lambda n: n("Clip", "x", f([0, 0, 0]))), "its min is 3; it must be one number"),
     "scales of columns": (
         (17, (2, 3), lambda n: n("DequantizeLinear", n("QuantizeLinear", "x", f([1, 2]), np.uint8([0, 0]), axis=1), f(1))),

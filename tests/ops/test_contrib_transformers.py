@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.errors import UnsupportedError
+from tccompile.errors import ModelError, UnsupportedError
 from tccompile.load import load
 from tccompile.lower import lower
 from tccompile.program import Attention, Norm, Pointwise
@@ -84,3 +84,13 @@ def test_a_mask_of_lengths_is_refused() -> None:
     y = own(net, "Attention", "x", net.normal(24, 3 * H * D), net.normal(3 * H * D), lengths, num_heads=H)
     with pytest.raises(UnsupportedError, match=r"Attention of domain com\.microsoft"):
         lower(load(model(net, **{y: (B, M, H * D)})))
+
+
+@pytest.mark.parametrize("attributes", [{"num_heads": H, "unidirectional": 7}, {"num_heads": 0}, {"num_heads": "four"}])
+def test_attributes_without_a_meaning(attributes: dict) -> None:
+    net = Net(x=(B, M, 24))
+    y = own(net, "Attention", "x", net.normal(24, 96), net.normal(96), **attributes)
+    with pytest.raises(
+        ModelError, match=r"node 'n0' \(com.microsoft.Attention\) is not valid: its (unidirectional is 7|num_heads is)"
+    ):
+        load(model(net, **{y: (B, M, 32)}))
