@@ -6,6 +6,7 @@ import math
 import shlex
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,37 @@ PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # several values a
 
 MAX_PROTO = 2**31  # bytes of what ONNX's C++ takes
 
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that has been read and checked: all of it but the values of its weights, and these by name.
+
+    Weights are inputs of the same name, type and shape there, so that no call into ONNX's C++ ever sees their values.
+    """
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, np.ndarray]
+
+
 Model = str | Path | onnx.ModelProto
 
 
-def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
+def read(model: Model | Opened) -> Opened:
+    """The model, read and checked once for all that look into it. Raises what `load` raises."""
+    if isinstance(model, Opened):
+        return model
+    proto, path = _parsed(model)
+    _opset(proto)
+    if len(proto.graph.node) > MAX_NODES:
+        raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
+    _guard("the model is not valid ONNX", _bring_in, proto, path)
+    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
+    _guard("the model's functions are not valid ONNX", _level, proto, weights)
+    _check(proto)
+    return Opened(_copy(proto), weights)  # of what is deleted from it, a message keeps the memory
+
+
+def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
     """The model's graph: legal ONNX at opset 23 or the model's own newer one, shapes static, constants folded, nothing unused.
 
     shapes  the shape of each input that has symbolic dimensions, by the input's name
@@ -52,17 +80,18 @@ def load(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> g
     Every constant is a `Weight`, so `constants.recipe_of` says where its values come from. Raises ModelError for a file
     that is not valid ONNX, UnsupportedError for a valid one that cannot be compiled, UsageError for shapes that do not fit.
     """
-    proto, weights = _read(model)
-    proto = _guard("the model is not valid ONNX", _one_opset, proto, weights)
+    opened = read(model)
+    weights = opened.weights
+    proto = _guard("the model is not valid ONNX", _one_opset, _copy(opened.proto), weights)
     _bind(proto.graph, set(weights), shapes or {})
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     types = fold(proto.graph, constants, {o.domain: o.version for o in proto.opset_import})
     return _import(proto, types, constants)
 
 
-def sources(model: Model) -> Mapping[str, np.ndarray]:
+def sources(model: Model | Opened) -> Mapping[str, np.ndarray]:
     """The model's weights by the names that recipes call them: what fills a plan that was made without them."""
-    return _read(model)[1]
+    return read(model).weights
 
 
 def input_names(model: Model) -> list[str]:
@@ -75,30 +104,19 @@ def input_names(model: Model) -> list[str]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def _read(model: Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The checked model without the values of its weights, and those by name.
-
-    Weights become graph inputs of the same name, type and shape, so that no call into ONNX's C++ ever sees their values.
-    """
-    proto, path = _parsed(model)
-    _opset(proto)
-    if len(proto.graph.node) > MAX_NODES:
-        raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
-    _guard("the model is not valid ONNX", _bring_in, proto, path)
-    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
-    _guard("the model's functions are not valid ONNX", _level, proto, weights)
-    _check(proto)
-    return proto, weights
+def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
     """The model, of which nothing is known yet but that it has a graph, and the file it comes from."""
     path = None
-    proto = onnx.ModelProto()
     if isinstance(model, onnx.ModelProto):
-        proto.CopyFrom(model)
+        proto = _copy(model)
     else:
-        path = Path(model)
+        proto, path = onnx.ModelProto(), Path(model)
         try:
             if stat.S_ISCHR(path.stat().st_mode):
                 raise UsageError(f"cannot read the model {path}: it is a device, not a file")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +21,9 @@ from tccompile.program import Program, Tensor, multiplied, renamed
 from tccompile.reference.storage import to_storage
 from tccompile.schedule import Choice
 from tccompile.weights import SMALL, evaluate, same, sources_of
+
+THREADS = min(os.cpu_count() or 1, 8)
+"""That evaluate constants: NumPy lets others run while it computes."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,27 @@ def pack(
         names = _own_names(program, packed, number)
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
-        users = _users(program)
-        for constant, recipe in program.constants.items():
-            tensor = program.tensors[constant]
-            large = tensor.span * tensor.dtype.size > SMALL
-            if constant not in weights and not (strip_weights and large and sources_of(recipe)):
-                with np.errstate(over="ignore"):
-                    values = evaluate(recipe, sources)
-                if constant in users:
-                    _check_range(users[constant], tensor, values)
-                weights[constant] = pack_constant(tensor, values)
+        kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
+        of_one = partial(_packed, program=program, users=_users(program), sources=sources)
+        with ThreadPoolExecutor(THREADS) as threads:
+            weights |= zip(kept, threads.map(of_one, kept), strict=True)
         packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
     return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
+
+
+def _is_weight(constant: str, program: Program) -> bool:
+    """Whether it is left out of a plan without weights: the model has it, or what it is made of, and it is not small."""
+    tensor = program.tensors[constant]
+    return tensor.span * tensor.dtype.size > SMALL and bool(sources_of(program.constants[constant]))
+
+
+def _packed(constant: str, program: Program, users: Mapping[str, str], sources: Mapping[str, np.ndarray]) -> bytes:
+    """A constant as it lies in memory. Raises UnsupportedError for weights that float16 cannot hold."""
+    with np.errstate(over="ignore"):
+        values = evaluate(program.constants[constant], sources)
+    if constant in users:
+        _check_range(users[constant], program.tensors[constant], values)
+    return pack_constant(program.tensors[constant], values)
 
 
 def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:

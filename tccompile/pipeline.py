@@ -33,7 +33,7 @@ from tccompile.fuse import fuse
 from tccompile.groups import absorb_shuffles, join_groups
 from tccompile.kernels.spec import Code, Work
 from tccompile.limits import check_program
-from tccompile.load import load, sources
+from tccompile.load import load, read
 from tccompile.lower import lower, unsupported
 from tccompile.ops.builder import Issue
 from tccompile.options import Options, Shapes
@@ -49,9 +49,7 @@ from tccompile.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
-    import onnx
-
-    Model = str | Path | onnx.ModelProto
+    from tccompile.load import Model, Opened
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and how much there is."""
@@ -106,8 +104,10 @@ def compile(
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
     measuring = gpu_to_measure(options.archs) if options.tune else None
+    progress("load", 0, 5)
+    opened = read(model)
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
-    programs = [to_program(model, shapes, options, dump, progress) for shapes, dump in zip(options.entries, dumps, strict=True)]
+    programs = [to_program(opened, shapes, options, dump, progress) for shapes, dump in zip(options.entries, dumps, strict=True)]
 
     if measuring:
         assert options.timing_cache is not None
@@ -131,13 +131,13 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     dumps[0].images(list(images.values()))
 
     progress("pack", 0, 1)
-    name = Path(model).stem if isinstance(model, str | Path) else model.graph.name
+    name = Path(model).stem if isinstance(model, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
     notes = [*dict.fromkeys(storage_note(program, options.precision) for program in programs)]
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
-    return pack(name, producer, entries, images, sources(model), options.strip_weights, notes)
+    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes)
 
 
 def _doubles(program: Program) -> list[str]:
@@ -148,18 +148,20 @@ def _doubles(program: Program) -> list[str]:
 def without_code(model: Model, shapes: Shapes | None = None, precision: str = Options.precision) -> Plan:
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
     options = Options((dict(shapes or {}),), precision=precision)
-    program = to_program(model, options.entries[0], options, Dump(None))
+    opened = read(model)
+    program = to_program(opened, options.entries[0], options, Dump(None))
     layout = place(program, [Work(())] * len(program.ops))
     steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
     section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
-    plan = pack("cpu", {"tccompile": tccompile.__version__}, [(program, ())], {}, sources(model), False)
+    plan = pack("cpu", {"tccompile": tccompile.__version__}, [(program, ())], {}, opened.weights, False)
     return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 
 
-def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:
+def to_program(model: Model | Opened, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:
     """From the model to typed ops: the stages that do not depend on a GPU generation."""
     progress("load", 0, 5)
-    graph = load(model, shapes)
+    opened = read(model)
+    graph = load(opened, shapes)
     dump.graph(0, "load", graph)
 
     progress("rewrite", 1, 5)
@@ -180,20 +182,20 @@ def to_program(model: Model, shapes: Shapes, options: Options, dump: Dump, progr
     dump.program(3, "fuse", program)
 
     progress("precision", 4, 5)
-    spreads = measured(model, program, options) if options.precision == "mixed" else {}
+    spreads = measured(opened, program, options) if options.precision == "mixed" else {}
     program = join_groups(absorb_shuffles(precision(program, options.precision, spreads, options.fp32)))
     verify(program)
     dump.program(4, "precision", program)
     return program
 
 
-def measured(model: Model, program: Program, options: Options) -> dict[str, Spread]:
+def measured(model: Opened, program: Program, options: Options) -> dict[str, Spread]:
     """The values that the program's tensors take with the user's inputs, or else with random ones.
 
     With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
     takes them; see `ranges.smaller`. Where nothing can be run, they are estimated from the weights.
     """
-    weights = sources(model)
+    weights = model.weights
     constants = operands(program, weights)
     if options.calibrate is not None:
         runs = samples(program, read_arrays(options.calibrate, program.inputs))
@@ -249,7 +251,8 @@ def jobs_of(build: Build) -> list[Job]:
 def check(model: Model, options: Options) -> list[Issue]:
     """The nodes that are not supported, for any of the entries; none if the model can be compiled."""
     found: dict[str, Issue] = {}
+    opened = read(model)
     for shapes in options.entries:
-        for issue in unsupported(rewrite(load(model, shapes))):
+        for issue in unsupported(rewrite(load(opened, shapes))):
             found.setdefault(issue.node, issue)
     return list(found.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from tccompile.reference import elements, evaluate, store
 from tccompile.reference.reductions import norm, softmax
 
 if TYPE_CHECKING:
-    import onnx
+    from tccompile.load import Opened
 
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
@@ -148,15 +147,13 @@ def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, S
     return found
 
 
-def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
     """The model for smaller images, and their shapes, such that a run is about LONG / 2 operations.
 
     Images are inputs of rank 4. Tensors have the same names in both; a network that flattens images may not take other sizes.
     """
-    import onnx
-
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model if isinstance(model, onnx.ModelProto) else onnx.load(model))
+    proto = type(model.proto)()
+    proto.CopyFrom(model.proto)
     factor = (LONG / 2 / total_flops(program)) ** 0.5
     shapes = {}
     for value in proto.graph.input:
@@ -170,7 +167,7 @@ def smaller(model: str | Path | onnx.ModelProto, program: Program) -> tuple[onnx
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
-    return proto, shapes
+    return replace(model, proto=proto), shapes
 
 
 def _fewer(pixels: int, factor: float) -> int:

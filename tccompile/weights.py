@@ -70,9 +70,10 @@ def _rounded(x: np.ndarray, terms: int) -> np.ndarray:
     k = math.prod(x.shape[x.ndim - terms :])
     lines, out = x.reshape(-1, k), np.empty((x.size // max(k, 1), k), np.float16)
     turns = (np.arange(k) * GOLDEN % 1).argsort(kind="stable")  # any first part of it is spread evenly: for equal elements
+    back = turns.argsort()
     for i in range(0, len(lines), step := max((1 << 16) // max(k, 1), 1)):
-        out[i : i + step] = _sums_kept(np.take(lines[i : i + step], turns, 1))
-    out[:, turns] = out.copy()
+        rounded = _sums_kept(np.take(lines[i : i + step], turns, 1))
+        np.take(rounded, back, 1, out[i : i + step], "clip")  # without it, NumPy makes a copy of `out`
     return out.reshape(x.shape)
 
 
@@ -82,24 +83,25 @@ GOLDEN = 0.6180339887498949
 def _sums_kept(x: np.ndarray) -> np.ndarray:
     """The rows as float16, each with the sum that it has."""
     near = x.astype(np.float16, order="C")
-    if not np.isfinite(near).all():
-        return near
     wide = near.astype(np.float32)
+    if not np.isfinite(wide).all():
+        return near
     off = wide - x
     total = off.sum(1, dtype=np.float64)
     up = (total < 0)[:, None]
-    np.negative(off, out=off, where=up)  # positive: rounded to the side of its row's sum
+    off *= np.where(up, np.float32(-1), np.float32(1))  # positive: rounded to the side of its row's sum
     # The next float16 towards 0, or away from it: as far as one in the last of its 10 bits; in float32's bits, that is quick
     bits = wide.view(np.int32)
     inward = np.signbit(wide) == up
     gap = np.maximum(((bits - inward) & EXPONENT) - (10 << 23), LEAST).view(np.float32)
-    gap[(off <= 0) | (near == 0) | ((np.abs(wide) == LARGEST) & ~inward)] = 0
+    stays = (off <= 0) | (wide == 0) | ((np.abs(wide) == LARGEST) & ~inward)
+    np.copyto(gap, 0, where=stays)
     largest = np.maximum(gap.max(1, keepdims=True, initial=0), np.finfo(np.float32).tiny)
     # What rounding to the other side costs for what it brings, from 0 to 1, or 2
     cost = gap - 2 * off
     cost /= largest
     np.clip(cost, 0, 1, out=cost)
-    cost[gap == 0] = 2
+    np.copyto(cost, 2, where=stays)
     flipped, short = _cheapest(cost, gap, np.abs(total), min(1.0, x.shape[1] ** -0.5))
     if short.any():
         flipped = flipped[~short[flipped // x.shape[1]]]

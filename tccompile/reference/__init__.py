@@ -162,6 +162,8 @@ def evaluate(
     last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
     last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
     memory: dict[str, np.ndarray] = {}  # by the tensor that owns the storage
+    views = {tensors[name].storage for op in program.ops for name in op.inputs if tensors[name].base}
+    plain = program.constants.keys() - views  # whose values are as good where they are
 
     def put(name: str, values: np.ndarray) -> None:
         owner = tensors[tensors[name].storage]
@@ -170,6 +172,8 @@ def evaluate(
         store(memory[owner.name], tensors[name], convert(values, owner.dtype.compute.numpy))
 
     def get(name: str) -> np.ndarray:
+        if name in plain:
+            return memory[name]
         return elements(memory[tensors[name].storage], tensors[name])
 
     for name in program.inputs:
@@ -178,7 +182,12 @@ def evaluate(
         for name in op.inputs:
             owner = tensors[name].storage
             if owner in program.constants and owner not in memory:
-                put(owner, weights.evaluate(program.constants[owner], sources))
+                given = weights.evaluate(program.constants[owner], sources)
+                if owner in plain:
+                    t = tensors[owner]
+                    memory[owner] = np.broadcast_to(convert(given, t.dtype.compute.numpy), t.shape)
+                else:
+                    put(owner, given)
         values = compute(op, program, {name: get(name) for name in op.inputs})
         observe(op.y, values)
         put(op.y, values)
