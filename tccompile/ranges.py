@@ -141,10 +141,17 @@ def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, S
             found[name] = Spread()
             found[name].add(values)
             if values.ndim > 1:  # (output, input channels, …)
-                norms = np.sqrt(np.square(values, dtype=np.float64).sum(tuple(a for a in range(values.ndim) if a != 1)))
-                norms = norms[norms > 0]
+                norms = _squares(values)
+                norms = np.sqrt(norms[norms > 0])
                 found[name].spread = norms.max() / norms.min() if norms.size else 1.0
     return found
+
+
+def _squares(values: np.ndarray) -> np.ndarray:
+    """Sums of squares of each input channel, of (output, input channels, …): some output channels at a time, to save memory."""
+    others, step = (0, *range(2, values.ndim)), max((1 << 20) // max(math.prod(values.shape[1:]), 1), 1)
+    parts = (np.square(values[i : i + step], dtype=np.float64).sum(others) for i in range(0, len(values), step))
+    return sum(parts, np.zeros(values.shape[1]))
 
 
 def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
