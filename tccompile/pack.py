@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,9 +47,11 @@ def pack(
     sources: Mapping[str, np.ndarray],
     strip_weights: bool,
     notes: Sequence[str] = (),
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Plan:
     """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated.
 
+    progress  is told how many constants of how many have been evaluated
     Raises UnsupportedError for weights that float16 cannot hold.
     """
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
@@ -62,8 +64,14 @@ def pack(
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
         kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
         of_one = partial(_packed, program=program, users=_users(program), sources=sources)
-        with ThreadPoolExecutor(THREADS) as threads:
-            weights |= zip(kept, threads.map(of_one, kept), strict=True)
+        progress(0, len(kept))
+        threads = ThreadPoolExecutor(THREADS)
+        try:
+            for done, (constant, data) in enumerate(zip(kept, threads.map(of_one, kept), strict=True)):
+                weights[constant] = data
+                progress(done + 1, len(kept))
+        finally:
+            threads.shutdown(cancel_futures=True)  # an interrupt waits for those under way only
         packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
     return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
 

@@ -4,6 +4,7 @@
   rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
   lower        gs.Graph → Program        typed ops; NHWC and padding
   fuse         Program → Program         epilogues, views instead of copies
+  measure      Program → spreads         what values tensors take, from running it on the CPU
   precision    Program → Program         fp16 or fp32 storage, scales; weights that kernels may take in other forms
 for each GPU generation:
   schedule     Program × Arch → choices  which kernel, which config, which launches, and why
@@ -15,11 +16,15 @@ pack           → Plan                    one file
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 import tccompile
 from tccompile.arch import ARCHS, PTX
@@ -130,14 +135,14 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
             refused |= spilled
     dumps[0].images(list(images.values()))
 
-    progress("pack", 0, 1)
     name = Path(model).stem if isinstance(model, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
     notes = [*dict.fromkeys(storage_note(program, options.precision) for program in programs)]
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
-    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes)
+    packing = partial(progress, "pack")
+    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing)
 
 
 def _doubles(program: Program) -> list[str]:
@@ -181,26 +186,32 @@ def to_program(model: Model | Opened, shapes: Shapes, options: Options, dump: Du
     verify(program)
     dump.program(3, "fuse", program)
 
+    spreads = measured(opened, program, options, progress) if options.precision == "mixed" else {}
     progress("precision", 4, 5)
-    spreads = measured(opened, program, options) if options.precision == "mixed" else {}
     program = join_groups(absorb_shuffles(precision(program, options.precision, spreads, options.fp32)))
     verify(program)
     dump.program(4, "precision", program)
     return program
 
 
-def measured(model: Opened, program: Program, options: Options) -> dict[str, Spread]:
+def measured(model: Opened, program: Program, options: Options, progress: Progress = quiet) -> dict[str, Spread]:
     """The values that the program's tensors take with the user's inputs, or else with random ones.
 
     With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
     takes them; see `ranges.smaller`. Where nothing can be run, they are estimated from the weights.
     """
+    progress("measure", 0, 1)
     weights = model.weights
     constants = operands(program, weights)
+
+    def run(program: Program, runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Spread]:
+        done, total = count(1), len(runs) * len(program.ops)
+        return constants | activations(program, runs, weights, lambda: progress("measure", next(done), total))
+
     if options.calibrate is not None:
         runs = samples(program, read_arrays(options.calibrate, program.inputs))
         if runs:
-            return constants | activations(program, runs, weights)
+            return run(program, runs)
         if len(options.entries) == 1:
             shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
             raise InputError(f"{options.calibrate}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
@@ -215,7 +226,7 @@ def measured(model: Opened, program: Program, options: Options) -> dict[str, Spr
     else:
         try:
             with blamed_on("the model"):
-                return constants | activations(small, [seeded(small, 0), seeded(small, 0, positive=True)], weights)
+                return run(small, [seeded(small, 0), seeded(small, 0, positive=True)])
         except InputError as error:
             why = f"random inputs do not fit: {error}"
     way_out = "--calibrate DATA.npz measures it with real inputs"

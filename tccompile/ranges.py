@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,15 @@ class Spread:
 
 
 def activations(
-    program: Program, runs: Iterable[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]
+    program: Program,
+    runs: Iterable[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, Spread]:
-    """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage."""
+    """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage.
+
+    progress  called after each op of each run
+    """
     found: dict[str, Spread] = {}
     tensors, last = program.tensors, {program.tensors[op.y].storage: op.y for op in program.ops}
     norms: dict[str, list[Norm | Softmax]] = {}  # by the storage that they read
@@ -85,6 +91,7 @@ def activations(
                 whole = memory.pop(owner)
                 moved = (_moved(op, elements(whole, tensors[op.x])) for op in norms[owner])
                 found[owner].uncentred = max(found[owner].uncentred, *moved)
+        progress()
 
     with np.errstate(all="ignore"):
         for feeds in runs:

@@ -575,7 +575,7 @@ def test_quiet_and_verbose(run, models, tmp_path):
     assert (quiet.out, quiet.err) == ("", "")
     verbose = run("tccompile", models / "conv.onnx", "--arch", "sm_86", "-v")
     stages = [line.split()[0] for line in verbose.err.splitlines()]
-    assert stages == ["load", "rewrite", "lower", "fuse", "precision", "schedule", "emit", "pack"]
+    assert stages == ["load", "rewrite", "lower", "fuse", "measure", "precision", "schedule", "emit", "pack"]
     assert "on Tensor Cores" in verbose.out
     assert json.loads(run("tccompile", models / "conv.onnx", "--arch", "sm_86", "--json").out)["plan"] == "conv.plan"
 
