@@ -59,7 +59,8 @@ def _slice(x: np.ndarray, starts: tuple, ends: tuple, steps: tuple) -> np.ndarra
 
 
 def _pad(x: np.ndarray, before: tuple, after: tuple) -> np.ndarray:
-    return np.pad(x, tuple(zip(before, after, strict=True)))
+    widths = [pair for _, *pair in zip(x.shape, before, after, strict=True)]  # NumPy would take one pair for all axes
+    return np.pad(x, widths) if widths else x
 
 
 def _rounded(x: np.ndarray, terms: int) -> np.ndarray:

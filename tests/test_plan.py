@@ -17,7 +17,7 @@ from functools import partial
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from tccompile import codec, weights
 from tccompile.errors import PlanError, TccompileError, UsageError
@@ -250,6 +250,7 @@ def larger(r: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
 
 
 @settings(max_examples=300, deadline=None)
+@example(Transform("pad", (Literal(np.zeros((2, 2))),), (("after", (1,)), ("before", (1,)))))
 @given(st.recursive(st.lists(st.integers(0, 3), max_size=3).map(lambda shape: Literal(np.zeros(shape))), larger, max_leaves=5))
 def test_what_a_recipe_would_make_is_told_by_shapes(recipe):
     """Whatever NumPy makes of a recipe, its extents were known; but for text, which no weights are."""
