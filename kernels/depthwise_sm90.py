@@ -11,8 +11,9 @@ by boxes of a tensor map, whose zeros outside the image are the padding, into a 
 and odd columns come as arrays of their own, of maps that step over two columns, so that pixels of a matrix are neighbours.
 Each warp has 8 channels of a part of the columns. It reads each row once and multiplies it for all rows of y that it belongs to,
 whose accumulators take turns; a slab has as many steps as there are turns. Results are rounded into boxes in shared memory, which
-the copy engine stores while the next slab is multiplied. One barrier a slab says that its rows have been read, so that the next
-ones may come to their place, and that its results are there.
+the copy engine stores while the next slab is multiplied. At one barrier a slab all warps say that they have read its rows, so
+that the next ones may come to their place, and that its results are there. Only two warps, which ask for both, wait there for the
+others, which may be in the next slab, until the results of that before the last one have been read.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Walk:
 
     def smem(self, stages: int) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        return stages * self.slab + self.staging + 8 * stages + KIB
+        return stages * self.slab + self.staging + 8 * (stages + 2) + KIB
 
     def stages(self, arch: Arch) -> int:
         """Buffers of the ring: as many as shared memory holds, at most 6; 0 if it does not hold two."""
@@ -281,10 +282,13 @@ class DepthwiseSm90(Kernel):
             "uniform": hopper.uniform,
             "computed": hopper.computed,
             "barrier_init": hopper.barrier_init,
+            "barrier_arrive": hopper.barrier_arrive,
             "barrier_expect": hopper.barrier_expect,
             "barrier_wait": hopper.barrier_wait,
             "fence_barrier_init": hopper.fence_barrier_init,
             "prefetch_map": hopper.prefetch_map,
+            "sync_named": hopper.sync_named,
+            "arrive_named": hopper.arrive_named,
             "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
             "let_later_grids_start": hopper.let_later_grids_start,
             "fence_copies": hopper.fence_copies,
@@ -443,7 +447,7 @@ def lines(walk: Walk, stages: int) -> list[str]:
     """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C).
 
     Shared memory: `stages` slabs [column mod stride][row][column][channel], then results [slab mod 2][row][column][channel],
-    then a barrier for each slab: its rows are there.
+    then a barrier for each slab: its rows are there; and one for each half of the results: those of two slabs ago have been read.
     """
     slots, strips, groups = walk.slots, walk.strips, walk.groups
     staging, barriers = stages * walk.slab, stages * walk.slab + walk.staging
@@ -453,9 +457,9 @@ def lines(walk: Walk, stages: int) -> list[str]:
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "ring = base()",
-        f"staged, full = i32(ring + i32({staging})), i32(ring + i32({barriers}))",
+        f"staged, full, free = i32(ring + i32({staging})), i32(ring + i32({barriers})), i32(ring + i32({barriers + 8 * stages}))",
         "if tid == 0:",
-        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages)),
+        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages + 2)),
         "    fence_barrier_init()",
         *(f"    prefetch_map({name})" for name in maps(walk).split(", ")),
         "cuda.syncthreads()",
@@ -476,7 +480,7 @@ def lines(walk: Walk, stages: int) -> list[str]:
         f"group, along = warp & i32({groups - 1}), warp >> i32({by_group})",
         *_weights(walk),
         *_places(walk),
-        "turn, parity, side = i32(0), i32(0), i32(0)",
+        "turn, parity, side, room = i32(0), i32(0), i32(0), i32(1)",
         "while row < last:",
     ]
     inner = [
@@ -490,14 +494,22 @@ def lines(walk: Walk, stages: int) -> list[str]:
         "barrier_wait(i32(full + turn * i32(8)), parity)",
         "if active:",
         *(f"    {line}" for line in _steps(walk)),
+        "else:",
+        "    barrier_wait(i32(free + side * i32(8)), room)",
         "fence_copies()",
         "if tid == 0:",
-        "    boxes_read()",
-        "cuda.syncthreads()",
+        "    boxes_read()",  # of the slab before: the next one may write there
+        "    barrier_arrive(i32(free + (i32(1) - side) * i32(8)))",
+        "if warp < i32(2):",
+        "    sync_named(i32(side + i32(1)))",
+        "else:",
+        "    arrive_named(i32(side + i32(1)))",
         "if warp == i32(0):",
         *(f"    {line}" for line in _store(walk)),
         f"if warp == i32({LOADER // 32}):",
         *(f"    {line}" for line in _ask(walk)),
+        "if side == i32(0):",  # phases of the second half begin with one for no slab
+        "    room = i32(i32(1) - room)",
         "side = i32(i32(1) - side)",
         "turn = i32(turn + i32(1))",
         f"if turn == i32({stages}):",
@@ -636,7 +648,8 @@ def _steps(walk: Walk) -> list[str]:
         if step:
             out.append(f"{nest}if i32(i + i32({step})) < count:")
             nest += "    "
-        text = multiply(step) + (read(step + 1) if step + 1 < slots else []) + finish(step)
+        text = multiply(step) + (read(step + 1) if step + 1 < slots else [])
+        text += [*(["barrier_wait(i32(free + side * i32(8)), room)"] if step == 0 else []), *finish(step)]
         out += [nest + line for line in text]
     return out
 

@@ -296,6 +296,7 @@ class CopyEngine:
         self.phases: dict[int, list[int]] = {}  # by barrier: phases completed, threads and bytes to come, threads of a phase
         self.copies: list[tuple] = []
         self.stores: list[tuple] = []
+        self.arrived: dict[int, int] = {}  # threads, at named barriers
 
     def finish(self) -> None:
         assert not self.copies, "a block ends before its copies"
@@ -311,6 +312,9 @@ class CopyEngine:
     def barrier_init(self, at: int, threads: int) -> None:
         self.phases[at] = [0, threads, 0, threads]
 
+    def barrier_arrive(self, at: int) -> None:
+        self.barrier_expect(at, 0)
+
     def barrier_expect(self, at: int, size: int) -> None:
         phase = self.phases[at]
         phase[1:3] = [phase[1] - 1, phase[2] + size]
@@ -320,6 +324,15 @@ class CopyEngine:
     def completed(self, at: int, parity: int) -> bool:
         """Whether a wait for the phase of that parity is over."""
         return self.phases[at][0] % 2 != parity
+
+    def arrive(self, name: int, threads: int = 256) -> tuple[int, int]:
+        """At a named barrier; how many must have arrived there for whoever waits."""
+        before = self.arrived.get(name, 0)
+        self.arrived[name] = before + 1
+        return name, before - before % threads + threads
+
+    def met(self, name: int, number: int) -> bool:
+        return self.arrived[name] >= number
 
     def _complete(self, at: int) -> None:
         phase = self.phases[at]
@@ -641,10 +654,12 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
         "take": lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words),
         "copy_box4": engine.copy_box,
         "store_box4": engine.store_box,
-        **{name: getattr(engine, name) for name in ("barrier_init", "barrier_expect", "boxes_read")},
+        **{name: getattr(engine, name) for name in ("barrier_init", "barrier_arrive", "barrier_expect", "boxes_read")},
         **{f"load_{n}": partial(engine.matrices, n=n) for n in (2, 4)},
         "store_2": engine.put_matrices,
         "completed": engine.completed,
+        "arrive_named": engine.arrive,
+        "met": engine.met,
     }
     for name in ("fence_barrier_init", "fence_copies", "prefetch_map", "wait_for_earlier_grids", "let_later_grids_start"):
         scope[name] = lambda *_: None
@@ -652,6 +667,7 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
     text = re.sub(r"= matrices(\d)\((.*)\)$", r"= yield (load_\1, \2)", text, flags=re.M)
     text = re.sub(r"^( *)put_matrices\((.*)\)$", r"\1yield (store_2, \2)", text, flags=re.M)
     text = re.sub(r"^( *)barrier_wait\((.*)\)$", r"\1yield ('wait', completed, \2)", text, flags=re.M)
+    text = re.sub(r"^( *)sync_named\((.*)\)$", r"\1yield ('wait', met, *arrive_named(\2))", text, flags=re.M)
     return text, scope, (walk.stride + 2, depthwise_sm90.NUMBERS.count(",") + 1)
 
 

@@ -114,9 +114,10 @@ def test_values_as_compiled(name: str) -> None:
         ("barrier_wait(i32(full + turn * i32(8)), parity)", "pass"),  # rows are not waited for
         ("i32(mine + side * i32(", "i32(mine + i32(0) * i32("),  # results over those that are being stored
         ("    boxes_read()", "    pass"),
+        ("barrier_wait(i32(free + side * i32(8)), room)", "pass"),
         ("    turn, parity = i32(0), i32(i32(1) - parity)", "    turn = i32(0)"),
     ],
-    ids=["no wait", "one side", "unread", "parity"],
+    ids=["no wait", "one side", "unread", "no room", "parity"],
 )
 def test_the_simulator_finds_races(monkeypatch: pytest.MonkeyPatch, line: str, other: str) -> None:
     """What is wrong only if copies take their time"""
