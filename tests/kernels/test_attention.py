@@ -53,17 +53,38 @@ RUN: dict[str, tuple[Any, ...]] = {
         MMA,
         "sm_80",
         {"bn": 32, "splits": 5},
-        attention("a", (1, 4, 3, 40), 299, share=2),
+        attention("a", (1, 4, 19, 40), 299, share=2),
         attention("b", (2, 1, 70, 40), 161),
     ),
     "mma.m16n8k16, split, a mask": (
         MMA,
         "sm_80",
         {"bn": 32, "splits": 8},
-        attention("a", (2, 4, 9, 64), 250, share=2, mask=(2, 1, 1, 250), hidden=LOWEST, unseen=True, causal=100),
-        attention("b", (2, 1, 1, 64), 1025, mask=(2, 1, 1, 1025), unseen=True, causal=1024),
+        attention("a", (2, 4, 19, 64), 250, share=2, mask=(2, 1, 1, 250), hidden=LOWEST, unseen=True, causal=100),
     ),
     "mma.m16n8k8, split": (MMA, "sm_75", {"bn": 32, "splits": 32}, attention("a", (1, 1, 17, 160), 1023)),
+    "mma.m16n8k16, few rows": (
+        MMA,
+        "sm_80",
+        {"bn": 64, "splits": 1},
+        attention("a", (1, 4, 16, 40), 200, share=2, causal=150),
+        attention("b", (2, 1, 1, 40), 9),
+    ),
+    "mma.m16n8k16, few rows, split": (
+        MMA,
+        "sm_80",
+        {"bn": 128, "splits": 4},
+        attention("a", (2, 4, 3, 64), 700, share=2),
+        attention("b", (1, 2, 11, 64), 513),
+    ),
+    "mma.m16n8k16, few rows, split, a mask": (
+        MMA,
+        "sm_80",
+        {"bn": 64, "splits": 8},
+        attention("a", (2, 4, 9, 64), 550, share=2, mask=(2, 1, 1, 550), hidden=LOWEST, unseen=True, causal=100),
+        attention("b", (2, 1, 1, 64), 1025, mask=(2, 1, 1, 1025), unseen=True, causal=1024),
+    ),
+    "mma.m16n8k8, few rows, split": (MMA, "sm_75", {"bn": 64, "splits": 5}, attention("a", (1, 1, 13, 160), 600)),
     "wgmma": (
         SM90,
         "sm_90a",
@@ -151,9 +172,9 @@ def test_few_rows_and_many_of_k_are_split(arch: str) -> None:
     assert splits((1, 12, 1, 64), 4096) > 4 and splits((1, 8, 16, 128), 8192, share=4) > 4
     assert splits((16, 12, 1, 64), 4096) <= 2 and splits((1, 12, 197, 64), 197) == splits((1, 12, 1, 64), 64) == 1
     (op,) = (program := attention("a", (1, 12, 5, 40), 4096)).ops
-    work = MMA.work(op, program, {"bn": 32, "splits": 20}, ARCHS[arch])
-    assert work.launches[0].grid == (12, 19, 1)  # 128 steps, 7 each
-    assert (work.scratch, work.counters) == (12 * 19 * 5 * (48 + 2) * 4, 12 * 4)
+    work = MMA.work(op, program, {"bn": 64, "splits": 20}, ARCHS[arch])
+    assert work.launches[0].grid == (12, 16, 1)  # 64 steps, 4 each
+    assert (work.scratch, work.counters) == (12 * 16 * 5 * (48 + 2) * 4, 12 * 4)
 
 
 def test_tiles_fit_shared_memory_and_registers() -> None:
@@ -176,7 +197,7 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
         (MMA, "attention_40", "sm_75", {"bn": 32, "splits": 1}),
         (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
         (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
-        (MMA, "attention_decode_few", "sm_86", {"bn": 32, "splits": 9}),
+        (MMA, "attention_decode_few", "sm_86", {"bn": 64, "splits": 9}),
         (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64, "persistent": False}),
         (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128, "persistent": False}),
         (SM90, "attention_mask_long", "sm_90a", {"warpgroups": 2, "bn": 64, "persistent": False}),
