@@ -1,11 +1,12 @@
 """Attention on Hopper: the tensor copy engine feeds wgmma; softmax and products overlap.
 
-A block computes 64 rows of one head for each of its warpgroups, an item, and then the item that lies a grid further, if there is
-one; one warp more asks for copies of q once an item, and of k and v tile by tile, in rings of `STAGES` buffers each, so that an
-item's first rows come while results of the one before go out. A warpgroup asks for the scores of a tile and, with the weights of the tile before, for
-its share of the result, and computes weights from the scores while the latter is under way. With two warpgroups or more they
-take turns in asking, so that one multiplies while another computes exponentials (after Shah et al., FlashAttention-3, 2024).
-Weights go into the second product from registers; v is read as its rows lie, transposed by wgmma.
+A block computes 64 rows of one head for each of its warpgroups, an item, and then the item that lies a grid further, if there
+is one; one warp more asks for copies of q once an item, and of k and v tile by tile, in rings of `STAGES` buffers each, so
+that an item's first rows come while results of the one before go out. A warpgroup asks for the scores of a tile and, with the
+weights of the tile before, for its share of the result, and computes weights from the scores while the latter is under way.
+With two warpgroups or more they take turns in asking, so that one multiplies while another computes exponentials (after Shah
+et al., FlashAttention-3, 2024). Weights go into the second product from registers; v is read as its rows lie, transposed by
+wgmma.
 
 Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
 they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.

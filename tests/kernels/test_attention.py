@@ -35,6 +35,11 @@ def test_values(case: str) -> None:
     check(KERNEL, TINY[case])
 
 
+def tile(warpgroups: int, bn: int, persistent: bool = False) -> Config:
+    """A config of attention_sm90."""
+    return {"warpgroups": warpgroups, "bn": bn, "persistent": persistent}
+
+
 RUN: dict[str, tuple[Any, ...]] = {
     "mma.m16n8k16": (
         MMA,
@@ -88,26 +93,26 @@ RUN: dict[str, tuple[Any, ...]] = {
     "wgmma": (
         SM90,
         "sm_90a",
-        {"warpgroups": 1, "bn": 64, "persistent": False},
+        tile(1, 64),
         attention("a", (1, 2, 100, 64), 199),
         attention("b", (1, 1, 1, 64), 1),
     ),
-    "wgmma, in turns": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64, "persistent": False}, attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
-    "wgmma, a mask of keys": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64, "persistent": False},
+    "wgmma, in turns": (SM90, "sm_90a", tile(2, 64), attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
+    "wgmma, a mask of keys": (SM90, "sm_90a", tile(1, 64),
         attention("a", (2, 3, 65, 64), 199, mask=(2, 1, 1, 199), hidden=LOWEST, unseen=True),
         attention("b", (3, 1, 1, 64), 63, mask=(3, 1, 1, 63), hidden=-1e9, unseen=True),
         attention("c", (2, 2, 3, 64), 128, mask=(2, 2, 1, 128), unseen=True),
     ),
-    "wgmma, a mask of rows": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64, "persistent": False},
+    "wgmma, a mask of rows": (SM90, "sm_90a", tile(2, 64),
         attention("a", (2, 2, 130, 32), 211, mask=(1, 2, 130, 211), hidden=LOWEST, unseen=True, causal=100),
         attention("b", (2, 2, 49, 32), 49, mask=(2, 2, 49, 49), unseen=True, causal=0),
         attention("c", (2, 1, 7, 32), 129, mask=(2, 1, 7, 129), hidden=-1e38, unseen=True, causal=129),
     ),
-    "wgmma, a mask of halves": (SM90, "sm_90a", {"warpgroups": 1, "bn": 128, "persistent": False},
+    "wgmma, a mask of halves": (SM90, "sm_90a", tile(1, 128),
         attention("a", (1, 2, 70, 40), 141, mask=(1, 2, 70, 141), kind=DType.F16, unseen=True),
         attention("b", (2, 2, 64, 40), 256, mask=(1, 2, 64, 256), kind=DType.F16, hidden=-6e4),
     ),
-    "wgmma, a mask of bools": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64, "persistent": False},
+    "wgmma, a mask of bools": (SM90, "sm_90a", tile(1, 64),
         attention("a", (2, 2, 70, 72), 141, mask=(2, 1, 70, 141), kind=DType.BOOL, unseen=True),
         attention("b", (2, 2, 64, 72), 64, mask=(1, 1, 64, 64), kind=DType.BOOL, unseen=True),
     ),
@@ -122,7 +127,7 @@ def test_compiled_code_computes(case: str) -> None:
         check(kernel, program, config, arch=ARCHS[arch], run=partial(machine.run, arch=ARCHS[arch]))
 
 
-@pytest.mark.parametrize("config", [{"warpgroups": 1, "bn": 64}, {"warpgroups": 2, "bn": 64}])
+@pytest.mark.parametrize("config", [tile(1, 64, persistent=True), tile(2, 64, persistent=True)])
 def test_blocks_go_on_with_the_next_rows(config: Config) -> None:
     arch = replace(ARCHS["sm_90a"], sms=1)
     for program in (
@@ -130,9 +135,9 @@ def test_blocks_go_on_with_the_next_rows(config: Config) -> None:
         attention("b", (1, 7, 90, 64), 64, share=7),
         attention("c", (2, 2, 140, 64), 140, causal=-70),
     ):
-        (launch,) = SM90.work(program.ops[0], program, {**config, "persistent": True}, arch).launches
+        (launch,) = SM90.work(program.ops[0], program, config, arch).launches
         assert launch.grid[0] < 6
-        check(SM90, program, {**config, "persistent": True}, arch=arch, run=partial(machine.run, arch=arch))
+        check(SM90, program, config, arch=arch, run=partial(machine.run, arch=arch))
 
 
 def test_says_why_not() -> None:
@@ -198,9 +203,9 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
         (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
         (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
         (MMA, "attention_decode_few", "sm_86", {"bn": 64, "splits": 9}),
-        (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64, "persistent": False}),
-        (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128, "persistent": False}),
-        (SM90, "attention_mask_long", "sm_90a", {"warpgroups": 2, "bn": 64, "persistent": False}),
+        (SM90, "attention_causal", "sm_90a", tile(1, 64)),
+        (SM90, "attention_long", "sm_90a", tile(2, 128)),
+        (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
     ],
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:
