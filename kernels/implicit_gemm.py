@@ -8,6 +8,7 @@ the host, shared by the kernels of all generations.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -230,18 +231,21 @@ class OneWay(Kernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         return self.work_of(_chosen(op, program, config), program, config, arch)
 
+    @abstractmethod
     def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
         """As `supports`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        raise NotImplementedError
+        """As `configs`."""
 
+    @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
-        raise NotImplementedError
+        """As `cost`."""
 
+    @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
-        raise NotImplementedError
+        """As `work`."""
 
 
 def _chosen(op: Op, program: Program, config: Config) -> Op:

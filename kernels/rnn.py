@@ -16,6 +16,7 @@ A GRU that resets before the product takes two rounds a step: r and z first, the
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -150,8 +151,9 @@ class _Rnn(Kernel):
                 return f"{t.name} spans {t.span} elements; offsets are counted in 31 bits"
         return None
 
+    @abstractmethod
     def shapes(self, op: Rnn, program: Program, arch: Arch) -> list[Shape]:
-        raise NotImplementedError
+        """How the op can be shared out among blocks."""
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Rnn)

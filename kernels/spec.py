@@ -9,6 +9,7 @@ code         what is compiled: a kernel's name and the parameters of its `build`
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,32 +148,32 @@ class Function:
     cluster: int = 1  # blocks along x that share a cluster (sm_90 and newer); the grid is a multiple of it
 
 
-class Kernel:
-    """A kernel family. Subclasses state the first three attributes and override all methods but `limits`."""
+class Kernel(ABC):
+    """A kernel family. Subclasses state the first three attributes."""
 
     name: str
     realises: type[Op]
     tensor_cores: bool = False
 
+    @abstractmethod
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         """None if it can run the op on this generation; else the reason why not, for people."""
-        raise NotImplementedError
 
+    @abstractmethod
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs worth trying for the op. Only called when `supports` gave None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         """Estimated time in microseconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         """The launches for the op."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, arch: Arch, **params: Value) -> Function:
         """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
-        raise NotImplementedError
 
 
 # --- For cost models -------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class _Asked(tuple[Any, ...]):
         return not self >= other
 
     def __gt__(self, other: tuple[Any, ...]) -> bool:
-        raise NotImplementedError  # Numba has no such question
+        raise AssertionError("Numba has no such question")
 
     __le__ = __gt__
 

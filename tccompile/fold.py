@@ -96,10 +96,9 @@ def title(node: onnx.NodeProto) -> str:
     return f"node {node.name or next(iter(node.output), '')!r} ({op})"
 
 
-def require_valid(node: onnx.NodeProto, wrong: str | None) -> None:
-    """Raises ModelError where something is wrong with a node."""
-    if wrong:
-        raise ModelError(f"{title(node)} is not valid: {wrong}")
+def invalid(node: onnx.NodeProto, why: str) -> ModelError:
+    """The error about a node that is not what the standard asks for."""
+    return ModelError(f"{title(node)} is not valid: {why}")
 
 
 def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> dict[str, Type]:
@@ -149,8 +148,8 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
-        if standard or node.domain == contrib.DOMAIN:
-            require_valid(node, wrong_attribute(node))
+        if (standard or node.domain == contrib.DOMAIN) and (wrong := wrong_attribute(node)):
+            raise invalid(node, wrong)
         if self.control.visit(node):
             return
         if node.domain == contrib.DOMAIN and (parts := contrib.taken_apart(node)):
@@ -421,11 +420,13 @@ class Folder:
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         if domain == "":
             self.check_axis(node)
-            require_valid(node, wrong_type(node, [self.type_of(x, node).elem if x else None for x in node.input], schema))
+            types_of = [self.type_of(x, node).elem if x else None for x in node.input]
+            if wrong := wrong_type(node, types_of, schema):
+                raise invalid(node, wrong)
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
         except Exception as e:
-            raise ModelError(f"{title(node)} is not valid: {first_line(e)}") from e
+            raise invalid(node, f"{first_line(e)}") from e
         if domain == "" and node.op_type in LIKE_INPUT:
             return {node.output[0]: self.type_of(node.input[0], node)}
         if domain == "" and node.op_type == "Resize" and (scaled := self.scaled(node)) is not None:
@@ -446,18 +447,19 @@ class Folder:
     def check_axis(self, node: onnx.NodeProto) -> None:
         """Raises ModelError for an axis that there is not, and for outputs that are not as many as parts: ONNX aborts on some."""
         if node.op_type == "Split" and self.parts(node) not in (None, len(node.output)):
-            raise ModelError(f"{title(node)} is not valid: it has {len(node.output)} outputs for {self.parts(node)} parts")
+            raise invalid(node, f"it has {len(node.output)} outputs for {self.parts(node)} parts")
         axis = _attribute(node, "axis")
         if isinstance(axis, int) and node.input and node.op_type not in ANY_AXIS:
             rank = len(self.type_of(node.input[0], node).shape)
             if not -rank <= axis < rank:
-                raise ModelError(f"{title(node)} is not valid: axis {axis} of a tensor of rank {rank}")
+                raise invalid(node, f"axis {axis} of a tensor of rank {rank}")
 
     def check_shapes(self, node: onnx.NodeProto, found: Mapping[str, Type]) -> None:
         inputs = [self.type_of(x, node).shape if x else None for x in node.input]
         output = found.get(node.output[0])
-        if output is not None:
-            require_valid(node, wrong_shapes(node.op_type, Shapes(inputs, output.shape, attributes(node))))
+        shapes = Shapes(inputs, output.shape, attributes(node)) if output is not None else None
+        if shapes and (wrong := wrong_shapes(node.op_type, shapes)):
+            raise invalid(node, wrong)
 
     def parts(self, node: onnx.NodeProto) -> int | None:
         """How many a Split says it has, where it says so."""
@@ -485,7 +487,7 @@ class Folder:
         """
         scales = self.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if scales is not None and not (np.isfinite(scales.values) & (scales.values > 0)).all():
-            require_valid(node, f"its scales are {scales.values.tolist()}; they must be positive and finite")
+            raise invalid(node, f"its scales are {scales.values.tolist()}; they must be positive and finite")
         x = self.type_of(node.input[0], node)
         axes = _attribute(node, "axes", range(len(x.shape)))
         if scales is None or scales.values.size != len(axes):
@@ -623,7 +625,7 @@ def widened(values: np.ndarray) -> np.ndarray:
 
 def constant_node(node: onnx.NodeProto) -> Weight:
     if len(node.attribute) != 1:
-        raise ModelError(f"{title(node)} is not valid: it has {len(node.attribute)} values; it must have one")
+        raise invalid(node, f"it has {len(node.attribute)} values; it must have one")
     (attribute,) = node.attribute
     value = onnx.helper.get_attribute_value(attribute)
     match attribute.name:

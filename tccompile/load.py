@@ -6,6 +6,7 @@ import math
 import shlex
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def read(model: Model | Opened) -> Opened:
     weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
-    return Opened(_copy(proto), weights)  # of what is deleted from it, a message keeps the memory
+    return Opened(deepcopy(proto), weights)  # of what is deleted from it, a message keeps the memory
 
 
 def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
@@ -82,14 +83,14 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     """
     opened = read(model)
     weights = opened.weights
-    proto = _guard("the model is not valid ONNX", _one_opset, _copy(opened.proto), weights)
+    proto = _guard("the model is not valid ONNX", _one_opset, deepcopy(opened.proto), weights)
     _bind(proto.graph, set(weights), shapes or {})
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     types = fold(proto.graph, constants, {o.domain: o.version for o in proto.opset_import})
     return _import(proto, types, constants)
 
 
-def sources(model: Model | Opened) -> Mapping[str, np.ndarray]:
+def sources(model: Model) -> Mapping[str, np.ndarray]:
     """The model's weights by the names that recipes call them: what fills a plan that was made without them."""
     return read(model).weights
 
@@ -104,17 +105,11 @@ def input_names(model: Model) -> list[str]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
-
-
 def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
     """The model, of which nothing is known yet but that it has a graph, and the file it comes from."""
     path = None
     if isinstance(model, onnx.ModelProto):
-        proto = _copy(model)
+        proto = deepcopy(model)
     else:
         proto, path = onnx.ModelProto(), Path(model)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -166,8 +167,7 @@ def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[in
 
     Images are inputs of rank 4. Tensors have the same names in both; a network that flattens images may not take other sizes.
     """
-    proto = type(model.proto)()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     factor = (LONG / 2 / total_flops(program)) ** 0.5
     shapes = {}
     for value in proto.graph.input:

@@ -17,7 +17,7 @@ import onnx.numpy_helper
 
 from tccompile.constants import literal
 from tccompile.errors import UnsupportedError
-from tccompile.fold import Folder, constant_node, rename_inputs, require_valid, static_type, tensor_values, title
+from tccompile.fold import Folder, constant_node, invalid, rename_inputs, static_type, tensor_values, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
@@ -79,7 +79,7 @@ class Unroller:
         branches = [_graph(node, f"{which}_branch") for which in ("then", "else")]
         counts = [len(graph.output) for graph in branches]
         if counts != [len(node.output)] * 2:
-            require_valid(node, f"it has {len(node.output)} outputs, and its branches {counts[0]} and {counts[1]}")
+            raise invalid(node, f"it has {len(node.output)} outputs, and its branches {counts[0]} and {counts[1]}")
         if condition is not None:
             self.check_one(node, node.input[0], "condition", onnx.TensorProto.BOOL)
             nodes, results = self.inlined(branches[not condition.values.item()], _prefix(node))
@@ -121,7 +121,7 @@ class Unroller:
             raise self.refusal(node, f"its number of iterations ({most}) is computed at run time")
         carried = list(node.input[2:])
         if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
-            require_valid(node, f"it carries {len(carried)} values, of {len(body.input)} inputs and {len(body.output)} outputs")
+            raise invalid(node, f"it carries {len(carried)} values, of {len(body.input)} inputs and {len(body.output)} outputs")
         parts: list[list[str]] = [[] for _ in body.output[1 + len(carried) :]]
         condition = node.input[1] if len(node.input) > 1 else ""
         if most:
@@ -164,23 +164,23 @@ class Unroller:
         count = attributes["num_scan_inputs"]
         if count > len(node.input) or len(body.input) != len(node.input) or len(body.output) < len(node.input) - count:
             inside = f"{len(body.input)} inputs and {len(body.output)} outputs"
-            require_valid(node, f"it scans {count} of {len(node.input)} inputs, by a body of {inside}")
+            raise invalid(node, f"it scans {count} of {len(node.input)} inputs, by a body of {inside}")
         carried, scanned = list(node.input[: len(node.input) - count]), list(node.input[len(node.input) - count :])
         outputs = len(body.output) - len(carried)
 
         def of(name: str, n: int) -> list[int]:
             values = list(attributes.get(name, [0] * n))
             if len(values) != n or (name.endswith("directions") and not set(values) <= {0, 1}):
-                require_valid(node, f"its {name} are {values}, for {n} tensors")
+                raise invalid(node, f"its {name} are {values}, for {n} tensors")
             return values
 
         axes = of("scan_input_axes", count)
         shapes = [f.type_of(x, node).shape for x in scanned]
         if not all(-len(shape) <= axis < len(shape) for axis, shape in zip(axes, shapes, strict=True)):
-            require_valid(node, f"its scan_input_axes are {axes}, of {', '.join(map(str, shapes))}")
+            raise invalid(node, f"its scan_input_axes are {axes}, of {', '.join(map(str, shapes))}")
         lengths = [shape[axis] for axis, shape in zip(axes, shapes, strict=True)]
         if len(set(lengths)) > 1:
-            require_valid(node, f"it scans axes of {' and '.join(map(str, lengths))} elements")
+            raise invalid(node, f"it scans axes of {' and '.join(map(str, lengths))} elements")
         axes = [axis % len(shape) for axis, shape in zip(axes, shapes, strict=True)]
         backward, steps = of("scan_input_directions", count), lengths[0]
         parts: list[list[str]] = [[] for _ in range(outputs)]
@@ -286,7 +286,7 @@ class Unroller:
         t = self.folder.type_of(name, node)
         if math.prod(t.shape) != 1 or t.elem != elem:
             kinds = [onnx.TensorProto.DataType.Name(e).lower() for e in (elem, t.elem)]
-            require_valid(node, f"its {what} ({name}) is {kinds[1]} of shape {t.shape}; it must be one {kinds[0]}")
+            raise invalid(node, f"its {what} ({name}) is {kinds[1]} of shape {t.shape}; it must be one {kinds[0]}")
 
     def refusal(self, node: onnx.NodeProto, why: str) -> UnsupportedError:
         return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")

@@ -22,12 +22,12 @@ from tccompile import cache, emit, kernels
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
-from tccompile.kernels.spec import Code, Function, Kernel, code
+from tccompile.kernels.spec import Code, Function, code
 from tccompile.plan import Image
 from tests.gpu.cases import program_of
 
 
-class Toy(Kernel):
+class Toy:
     """A kernel whose code depends on its parameters alone."""
 
     name = "toy"

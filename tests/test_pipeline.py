@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import onnx
 import pytest
 
 import tccompile
+from tccompile.dump import Dump
 from tccompile.errors import UsageError
 from tccompile.load import sources
+from tccompile.options import Options
+from tccompile.pipeline import to_program
 from tccompile.plan import Address, check_plan, fill, read_plan, to_bytes
 from tests.networks import feeds, reference, skeleton
 from tests.rewrites.common import Net
@@ -184,3 +188,18 @@ def test_entries_read_their_own_constants_of_one_name():
         taken.append({arg.name for arg in args if isinstance(arg, Address) and arg.space == "weights"})
         assert taken[-1] == set(entry.program.constants)
     assert len(taken[0]) == 4 and not taken[0] & taken[1]
+
+
+def test_weights_are_neither_copied_nor_rearranged_to_measure(tmp_path):
+    """They stay in the file beside the model, mapped."""
+    net = Net(x=(1, 1024))
+    y = "x"
+    for _ in range(8):
+        y = net("MatMul", y, net.normal(1024, 1024, scale=0.03))
+    path, size = tmp_path / "wide.onnx", 8 * 1024 * 1024 * 4
+    onnx.save(net.out(y).model(), path, save_as_external_data=True, location="weights")
+    tracemalloc.start()
+    to_program(path, {}, Options(), Dump(None))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 2

@@ -18,7 +18,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
-from tccompile.kernels.spec import I32, Config, Kernel, Launch, Ptr, Work, code
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
 from tccompile.plan import MAGIC, Image
@@ -213,10 +213,10 @@ SPEEDS = {"first": 40.0, "fast": 10.0, "wrong": 1.0, "slow": 90.0}
 """Microseconds of each kernel, in the order of its estimates."""
 
 
-class Toy(Kernel):
+class Toy:
     """y = x + w in float32; one candidate is fast and wrong."""
 
-    name, realises = "toy", Pointwise
+    name, realises, tensor_cores = "toy", Pointwise, False
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         return None
