@@ -18,6 +18,7 @@ from tccompile.kernels.gemv import GEMV
 from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
+from tccompile.kernels.norm_team import NormTeam
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
@@ -46,6 +47,7 @@ KERNELS: tuple[Kernel, ...] = (
     SoftmaxKernel(),
     NormKernel(),
     NormSplit(),
+    NormTeam(),
     PointwiseKernel(),
     PoolKernel(),
     ResizeKernel(),

@@ -3,6 +3,7 @@
 A block computes 64 rows of one head, 16 a warp. It walks k and v `bn` rows at a time: scores come into registers as accumulators
 and leave them as the left operand of the second product, so that neither they nor their exponentials see shared memory. The
 softmax is online (see attention.py), in float32 and to base 2. A tile of k or v is copied while the other one is multiplied.
+Up to 16 rows of q are every warp's; then each has a quarter of a tile's rows of k, and results are added up at the end.
 
 Where blocks are too few to fill the GPU, as for few rows of q and many of k, the rows of k are split over blocks: each writes its
 part's results, as they are before they are divided by the sum of weights, with each row's highest score and that sum; the last
@@ -43,6 +44,9 @@ SPLIT = ("partial", "counter", "each")
 """Where k is split: addresses of the workspace and of the counters, and rows of k in a part."""
 
 BM, THREADS = 64, 128
+
+FEW = 16
+"""Rows of q that one warp can hold: up to so many, the warps share out the rows of k."""
 
 MOST_SPLITS = 32
 """Parts of k: a lane of a warp has one each when they are joined."""
@@ -97,9 +101,9 @@ def _pitch(chunks: int) -> int:
     return 16 * (_up(chunks, 2) + 1)
 
 
-def smem_of(chunks: tuple[int, int], bn: int) -> int:
+def smem_of(chunks: tuple[int, int], bn: int, few: bool = False) -> int:
     """Bytes of shared memory: q, a tile of k and one of v, later the warps' results or the parts' weights; and room to align."""
-    operands = (BM + bn) * _pitch(chunks[0]) + bn * _pitch(chunks[1])
+    operands = ((FEW if few else BM) + bn) * _pitch(chunks[0]) + bn * _pitch(chunks[1])
     return max(operands, BM * 4 * _slab(chunks[1]), BM * 4 * MOST_SPLITS) + 128
 
 
@@ -129,11 +133,13 @@ class AttentionMma(Kernel):
         assert isinstance(op, Attention)
         heads, rows, n = op_extents(op, program)
         chunks, blocks = self._chunks(op, program), heads * -(-rows // BM)
-        for bn in (64, 32):
+        few = rows <= FEW
+        for bn in (64, 128) if few else (64, 32):
             small = max(chunks) <= 16 and op.mask is None  # registers, and code for a mask's elements
-            if smem_of(chunks, bn) <= arch.smem_block and (bn == 32 or small):
-                steps, most = -(-n // bn), _resident(chunks, bn, True, op.mask is not None, arch)
-                wanted = [1, *(min(arch.sms * r // blocks, MOST_SPLITS, steps // 2) for r in range(1, most + 1))]
+            if smem_of(chunks, bn, few) <= arch.smem_block and (few or bn == 32 or small):
+                steps, most = -(-n // bn), _resident(chunks, bn, few, True, op.mask is not None, arch)
+                longest = steps if few else steps // 2
+                wanted = [1, *(min(arch.sms * r // blocks, MOST_SPLITS, longest) for r in range(1, most + 1))]
                 for splits in sorted({split_steps(steps, w)[0] for w in wanted if w > 0}):
                     yield {"bn": bn, "splits": splits}
 
@@ -144,17 +150,22 @@ class AttentionMma(Kernel):
         parts, each = split_steps(-(-n // bn), splits)
         blocks = heads * -(-rows // BM) * parts
         seen = min(n, rows / 2 + op.causal) if op.causal is not None and rows > BM else n
-        resident = _resident(chunks, bn, parts > 1, op.mask is not None, arch)
+        few = rows <= FEW
+        resident = _resident(chunks, bn, few, parts > 1, op.mask is not None, arch)
         together = min(resident, -(-blocks // arch.sms))
         # Fitted to 30 times on an H200; other generations' rate is an estimate.
         rate = (0.37 if arch.mma == "wgmma" else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
-        each_us = 2.0 * BM * bn * CHUNK * sum(chunks) / rate
+        each_us = 2.0 * (FEW if few else BM) * bn * CHUNK * sum(chunks) / rate
         if op.mask is not None:
             each_us += bn * (0.012 if program.tensors[op.mask].shape[2] > 1 else 0.001)
+        step_us = STEP_US + together * each_us
+        if few:  # an estimate: memory's time, or one block's way through a step
+            each_us = max(each_us, 2.0 * bn * CHUNK * sum(chunks) * arch.sms / (arch.gbps * 1e3 * 0.9))
+            step_us = max(STEP_US + each_us, together * each_us)
         steps = min(math.ceil(max(seen, 1) / bn), each)
         waves = blocks / (arch.sms * together)
         waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
-        time = waves * (steps * (STEP_US + together * each_us) + 0.75 * together)
+        time = waves * (steps * step_us + 0.75 * together)
         return LAUNCH_US + max(time, traffic_us(op, program, arch)) + self._join_us(op, program, parts, arch)
 
     def _join_us(self, op: Attention, program: Program, parts: int, arch: Arch) -> float:
@@ -181,6 +192,7 @@ class AttentionMma(Kernel):
             instruction=instruction,
             chunks=chunks,
             bn=bn,
+            few=rows <= FEW,
             split=parts > 1,
             mask="none" if op.mask is None else program.tensors[op.mask].dtype.value,
             causal=op.causal is not None,
@@ -188,7 +200,7 @@ class AttentionMma(Kernel):
         )
         shared: tuple[Arg, ...] = (Scratch(), Counters(), I32(each * bn)) if parts > 1 else ()
         args = (*arguments(op, program, tiles), *shared, *stored.args)
-        launch = Launch(compiled, (tiles * heads, parts, 1), THREADS, args, smem_of(chunks, bn))
+        launch = Launch(compiled, (tiles * heads, parts, 1), THREADS, args, smem_of(chunks, bn, rows <= FEW))
         return Work((launch,), _scratch(op, program, parts), tiles * heads * 4) if parts > 1 else Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
@@ -198,6 +210,7 @@ class AttentionMma(Kernel):
             arch.cp_async,
             (chunks[0], chunks[1]),
             params["bn"],
+            params["few"],
             params["split"],
             params["mask"],
             params["causal"],
@@ -209,12 +222,12 @@ class AttentionMma(Kernel):
         return _chunks(program.tensors[op.q]), _chunks(program.tensors[op.v])
 
 
-def _resident(chunks: tuple[int, int], bn: int, split: bool, mask: bool, arch: Arch) -> int:
+def _resident(chunks: tuple[int, int], bn: int, few: bool, split: bool, mask: bool, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-    held = _up(chunks[1], 2) * CHUNK // 2 + bn // 2  # results and scores
+    held = _up(chunks[1], 2) * CHUNK // 2 + (bn // 8 if few else bn // 2)  # results and scores
     # Without masks within 16 of what ptxas takes for sm_90a in nine variants, 74 to 182.
     registers = _up(held + 66 + 10 * split + 40 * mask, 8)
-    return max(1, min(arch.smem_sm // (smem_of(chunks, bn) + KIB), 512 // registers))  # a warp in each quarter
+    return max(1, min(arch.smem_sm // (smem_of(chunks, bn, few) + KIB), 512 // registers))  # a warp in each quarter
 
 
 def _scratch(op: Attention, program: Program, parts: int) -> int:
@@ -233,6 +246,30 @@ def _warp_reductions() -> tuple[Any, Any]:
     found = [line for d in distances for line in (f"other = shuffle(x, i32({d}))", "x = larger(x, other)")]
     added = [f"x = x + shuffle(x, i32({d}))" for d in distances]
     return tuple(device("reduced", "x", [*lines, "return x"], shuffle=shuffle) for lines in (found, added))  # type: ignore[return-value]
+
+
+def _warps_added(apart: int, behind: int) -> tuple[Any, Any]:
+    """The device functions that add up the warps' results of 8 elements of a row, and that scale them.
+
+    (line, at, by): addresses of the row and of the elements in the first warp's slab, `apart` bytes from the next; the row's
+    highest score and sum are `behind` bytes from its beginning. Gives the elements, the highest score of all, and the sum.
+    """
+    from tccompile.kernels.loops import device
+    from tccompile.kernels.ptx import memory, mma, softmax
+    from tccompile.kernels.ptx.core import u32
+
+    warps, lanes = range(THREADS // 32), range(CHUNK)
+    lines = [f"x{w} = word(line + u32({w * apart + behind}), i32(1))" for w in warps]
+    lines.append(f"top = {'maximum(' * (len(warps) - 1)}x0{''.join(f', x{w})' for w in warps[1:])}")
+    lines.append("b = select(top == f32(-inf), f32(0), top * by)")
+    lines += [f"w{w} = exp2(x{w} * by - b)" for w in warps]
+    lines.append("total = " + " + ".join(f"w{w} * word(line + u32({w * apart + behind + 4}), i32(1))" for w in warps))
+    lines += [f"v{w} = read(at + u32({w * apart}))" for w in warps]
+    sums = [" + ".join(f"w{w} * v{w}[{k}]" for w in warps) for k in lanes]
+    lines.append(f"return {tuple_of(sums)}, top, total")
+    word = memory.load(DType.F32, guarded=True, space="shared")
+    added = device("added", "line, at, by", lines, word=word, read=mma.load_floats, exp2=softmax.exp2, u32=u32)
+    return added, device("scaled_by", "values, by", [f"return {tuple_of([f'values[{k}] * by' for k in lanes])}"])
 
 
 def joined() -> Any:
@@ -292,6 +329,7 @@ def build(
     cp_async: bool,
     chunks: tuple[int, int],
     bn: int,
+    few: bool,
     split: bool,
     mask_kind: str,
     causal: bool,
@@ -308,9 +346,10 @@ def build(
 
     i64 = types.int64
     d_chunks, e_chunks = chunks
-    d_steps, e_blocks, n_blocks = _up(d_chunks, 2) // 2, _up(e_chunks, 2) // 2, bn // 16
+    bm, share_n = (FEW, bn * 32 // THREADS) if few else (BM, bn)  # rows of q in a block, rows of k in a warp's part of a tile
+    d_steps, e_blocks, n_blocks = _up(d_chunks, 2) // 2, _up(e_chunks, 2) // 2, share_n // 16
     k_pitch, v_pitch, slab_pitch = _pitch(d_chunks), _pitch(e_chunks), _slab(e_chunks)
-    k_at, v_at = BM * k_pitch, (BM + bn) * k_pitch
+    k_at, v_at = bm * k_pitch, (bm + bn) * k_pitch
     groups = 2 * n_blocks
     fragments = mma.FRAGMENTS[instruction]
     lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
@@ -327,6 +366,7 @@ def build(
     read = mma.load_floats
     stored_groups = 2 * e_blocks
     join, (warp_maximum, warp_sum) = joined(), _warp_reductions()
+    add_warps, scaled_by = _warps_added(16 * slab_pitch * 4, 8 * stored_groups * 4)
     store_eight, store_pair, load_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2), memory.load(DType.F32, 2, True)
     store_weight = memory.store(DType.F32, space="shared")
 
@@ -355,7 +395,7 @@ def build(
 
         return copy
 
-    copy_q, copy_k, copy_v = copier(d_chunks, k_pitch, BM), copier(d_chunks, k_pitch, bn), copier(e_chunks, v_pitch, bn)
+    copy_q, copy_k, copy_v = copier(d_chunks, k_pitch, bm), copier(d_chunks, k_pitch, bn), copier(e_chunks, v_pitch, bn)
 
     @inline
     def commit():
@@ -425,15 +465,16 @@ def build(
         commit()
 
         # This thread's two rows, and what they see.
-        m = i32(m0 + warp * 16 + lane // 4)
+        warp_m, warp_n = (i32(0), i32(warp * share_n)) if few else (i32(warp * 16), i32(0))
+        m = i32(m0 + warp_m + lane // 4)
         end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
         end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
-        first_end = i32(min(columns, i32(m0 + warp * 16 + 1 + ahead))) if causal else columns  # what all rows of the warp see
+        first_end = i32(min(columns, i32(m0 + warp_m + 1 + ahead))) if causal else columns  # what all rows of the warp see
         row, half = lane_a(lane)
-        from_q = u32(base + u32((warp * 16 + row) * k_pitch + half * 16))
-        from_v = u32(base + u32(v_at + row * v_pitch + half * 16))
+        from_q = u32(base + u32((warp_m + row) * k_pitch + half * 16))
+        from_v = u32(base + u32(v_at + (warp_n + row) * v_pitch + half * 16))
         row, half = lane_b(lane)
-        from_k = u32(base + u32(k_at + row * k_pitch + half * 16))
+        from_k = u32(base + u32(k_at + (warp_n + row) * k_pitch + half * 16))
 
         acc = zeros()
         x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
@@ -447,7 +488,7 @@ def build(
             cuda.syncthreads()
             copy_k(u32(base + k_at), k, k_r, i32(n + bn), last, tid)
             commit()
-            column = i32(n + lane % 4 * 2)
+            column = i32(n + warp_n + lane % 4 * 2)
             if has_mask:
                 m_b, m_h, m_r, m_e = strides[12:16]
                 line = i64(b) * m_b + i64(h) * m_h
@@ -486,29 +527,55 @@ def build(
             pairs = walk.at(pairs, i64(number) * kept, 8)
             partial = walk.at(partial, i64(number) * kept, stored_groups * 32)
             own = i64(i32(cuda.blockIdx.y)) * kept  # this part's first row
+        if split and not few:
             row = i32(warp * 16 + lane // 4)
             if lane % 4 == 0 and m < rows:
                 store_pair(walk.at(pairs, own + row, 8), x0, sum0)
             if lane % 4 == 0 and m + 8 < rows:
                 store_pair(walk.at(pairs, own + row + 8, 8), x1, sum1)
-        else:
+        if not split and not few:
             acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
         slab = u32(base + u32(warp * (16 * slab_pitch * 4)))
         row, column = lane_acc(lane)
         spill(acc, u32(slab + u32((row * slab_pitch + column) * 4)), i32(0))
-        cuda.syncwarp()
-        for j in range(stored_groups // 2):
-            at = i32(lane + j * 32)
-            row = i32(at // stored_groups)
-            group = i32(at % stored_groups)
-            values = read(u32(slab + u32((row * slab_pitch + group * 8) * 4)))
-            m = i32(m0 + warp * 16 + row)
-            if m < rows:
-                if split:
-                    to = walk.at(partial, (own + warp * 16 + row) * stored_groups + group, 32)
-                    store_eight(to, *values)
-                else:
-                    store(values, i32(head * rows + m), i32(group * 8), e)
+        if few:
+            # Behind each row's elements, its highest score and its sum, of each warp.
+            if lane % 4 == 0:
+                beside = u32(slab + u32((lane // 4 * slab_pitch + stored_groups * 8) * 4))
+                store_weight(beside, x0)
+                store_weight(u32(beside + 4), sum0)
+                beside = u32(beside + u32(8 * slab_pitch * 4))
+                store_weight(beside, x1)
+                store_weight(u32(beside + 4), sum1)
+            cuda.syncthreads()
+            for j in range((16 * stored_groups + THREADS - 1) // THREADS):
+                at = i32(tid + j * THREADS)
+                row = i32(at // stored_groups)
+                group = i32(at % stored_groups)
+                if row < 16 and m0 + row < rows:
+                    line = u32(base + u32(row * slab_pitch * 4))
+                    values, top, total = add_warps(line, u32(line + u32(group * 32)), by)
+                    if split:
+                        store_eight(walk.at(partial, (own + row) * stored_groups + group, 32), *values)
+                        if group == 0:
+                            store_pair(walk.at(pairs, own + row, 8), top, total)
+                    else:
+                        scale_by = f32(1) / total if total > f32(0) else f32(0)
+                        store(scaled_by(values, scale_by), i32(head * rows + m0 + row), i32(group * 8), e)
+        else:
+            cuda.syncwarp()
+            for j in range(stored_groups // 2):
+                at = i32(lane + j * 32)
+                row = i32(at // stored_groups)
+                group = i32(at % stored_groups)
+                values = read(u32(slab + u32((row * slab_pitch + group * 8) * 4)))
+                m = i32(m0 + warp * 16 + row)
+                if m < rows:
+                    if split:
+                        to = walk.at(partial, (own + warp * 16 + row) * stored_groups + group, 32)
+                        store_eight(to, *values)
+                    else:
+                        store(values, i32(head * rows + m), i32(group * 8), e)
         if split and walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), count):
             add_parts(partial, pairs, base, warp, lane, tid, count, by, m0, head, rows, e)
 

@@ -1,10 +1,12 @@
 """Attention on Hopper: the tensor copy engine feeds wgmma; softmax and products overlap.
 
-A block computes 64 rows of one head for each of its warpgroups; one warp more asks for copies of q once, and of k and v tile by
-tile, in rings of `STAGES` buffers each. A warpgroup asks for the scores of a tile and, with the weights of the tile before, for
-its share of the result, and computes weights from the scores while the latter is under way. With two warpgroups or more they
-take turns in asking, so that one multiplies while another computes exponentials (after Shah et al., FlashAttention-3, 2024).
-Weights go into the second product from registers; v is read as its rows lie, transposed by wgmma.
+A block computes 64 rows of one head for each of its warpgroups, an item, and then the item that lies a grid further, if there
+is one; one warp more asks for copies of q once an item, and of k and v tile by tile, in rings of `STAGES` buffers each, so
+that an item's first rows come while results of the one before go out. A warpgroup asks for the scores of a tile and, with the
+weights of the tile before, for its share of the result, and computes weights from the scores while the latter is under way.
+With two warpgroups or more they take turns in asking, so that one multiplies while another computes exponentials (after Shah
+et al., FlashAttention-3, 2024). Weights go into the second product from registers; v is read as its rows lie, transposed by
+wgmma.
 
 Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
 they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.
@@ -124,7 +126,7 @@ class Tile:
     @property
     def smem(self) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
-        return self.barriers + 8 * (1 + 4 * STAGES) + KIB
+        return self.barriers + 8 * (2 + 4 * STAGES) + KIB
 
 
 SHAPES = ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128))
@@ -141,6 +143,9 @@ The product of such a score and log2(e) is rounded to more than an exponent may 
 
 EARLY_US = 2.0
 """What a launch's first blocks have done of their start when the launch before has ended."""
+
+AGAIN = 0.5
+"""Of an item's start and end, what a block that goes on with it takes: its rows are there by then."""
 
 MASKS = (DType.F32, DType.F16, DType.BOOL)
 
@@ -226,10 +231,11 @@ class AttentionSm90(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Attention)
-        _, rows, n = op_extents(op, program)
+        heads, rows, n = op_extents(op, program)
         for t in tiles_of(op, program, arch):
             if (t.warpgroups == 1 or t.bm < rows + 64) and (t.bn == 64 or t.bn < 2 * n):
-                yield {"warpgroups": t.warpgroups, "bn": t.bn}
+                for persistent in (False, True)[: 1 + (heads * -(-rows // t.bm) > arch.sms * resident(t, arch))]:
+                    yield {"warpgroups": t.warpgroups, "bn": t.bn, "persistent": persistent}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
@@ -248,9 +254,10 @@ class AttentionSm90(Kernel):
         exposed = {1: 1.0, 2: 0.33}.get(shares, 0.0)
         each = max(products, softmax) + exposed * min(products, softmax) + (120 if shares == 1 else 46)
         waves = blocks / (arch.sms * together)
-        waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
+        waves = math.ceil(waves) if config["persistent"] else max(1.0, waves, min(math.ceil(waves), waves + 0.5))
         start = 1.55 + t.bm * (t.d + t.e) / 15500 + (0.2 if t.exchange else 0)  # and the end: results on their way out
-        time = waves * (math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + start) - EARLY_US
+        starts = 1 + AGAIN * (waves - 1) if config["persistent"] else waves
+        time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + starts * start - EARLY_US
         return LAUNCH_US + max(time, traffic_us(op, program, arch))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -262,7 +269,8 @@ class AttentionSm90(Kernel):
         q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
         tiles = -(-rows // t.bm)
-        integers = (tiles, q.shape[1], q.shape[1] // k.shape[1], rows, n, op.causal or 0)
+        items = tiles * heads
+        integers = (items, tiles, q.shape[1], q.shape[1] // k.shape[1], rows, n, op.causal or 0)
         kind, own_rows = "none", False
         mask: tuple[Arg, ...] = ()
         if op.mask is not None:
@@ -282,7 +290,8 @@ class AttentionSm90(Kernel):
             causal=op.causal is not None,
             epilogue=stored.params,
         )
-        return Work((Launch(compiled, (tiles * heads, 1, 1), t.threads, args, t.smem),))
+        grid = min(items, arch.sms * resident(t, arch)) if config["persistent"] else items
+        return Work((Launch(compiled, (grid, 1, 1), t.threads, args, t.smem),))
 
     def build(self, arch: Arch, **params: Any) -> Function:
         tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"])
@@ -290,8 +299,8 @@ class AttentionSm90(Kernel):
 
 
 MAPS = ("map_q", "map_k", "map_v")
-INTEGERS = ("tiles_m", "heads", "share", "rows", "columns", "ahead")
-"""Tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
+INTEGERS = ("items", "tiles_m", "heads", "share", "rows", "columns", "ahead")
+"""Items, tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
 
 
 def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value) -> Function:
@@ -363,40 +372,60 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
         return exp2(f32(was * by - b))
 
     @inline
-    def produce(map_q, map_k, map_v, base, q_full, m0, h, g, b, tiles):
-        k_full, k_empty = u32(q_full + 8), u32(q_full + 8 + 8 * STAGES)
-        v_full, v_empty = u32(q_full + 8 + 16 * STAGES), u32(q_full + 8 + 24 * STAGES)
-        hw.barrier_expect(q_full, q_bytes)
-        for c in range(d_boxes):
-            hw.copy_box4(u32(base + c * q_box), map_q, q_full, i32(c * COLUMNS), m0, h, b)
-        slot, parity = i32(0), i32(1)
-        for tile in range(tiles):
-            n = i32(tile * bn)
-            full, at = u32(k_full + 8 * slot), u32(base + k_ring + slot * k_bytes)
-            hw.barrier_wait(u32(k_empty + 8 * slot), parity)
-            hw.barrier_expect(full, k_bytes)
-            for c in range(d_boxes):
-                hw.copy_box4(u32(at + c * kv_box), map_k, full, i32(c * COLUMNS), n, g, b)
-            full, at = u32(v_full + 8 * slot), u32(base + v_ring + slot * v_bytes)
-            hw.barrier_wait(u32(v_empty + 8 * slot), parity)
-            hw.barrier_expect(full, v_bytes)
-            for c in range(e_boxes):
-                hw.copy_box4(u32(at + c * kv_box), map_v, full, i32(c * COLUMNS), n, g, b)
-            slot = i32(slot + 1)
-            if slot == STAGES:
-                slot, parity = i32(0), i32(parity ^ 1)
+    def place(item, integers):
+        """An item's head of all, its batch, head there and head of k, its first row, the columns that it sees, their tiles."""
+        _, tiles_m, heads, share, rows, columns, ahead = integers
+        head = mma.divide(item, tiles_m)
+        tile_m = i32(item - head * tiles_m)
+        # The longest causal rows first: blocks are started in order.
+        m0 = i32((tiles_m - 1 - tile_m) * bm) if causal else i32(tile_m * bm)
+        b = mma.divide(head, heads)
+        h = i32(head - b * heads)
+        last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
+        return head, b, h, mma.divide(h, share), m0, last, i32(i32(max(i32(0), last) + (bn - 1)) // bn)
+
+    @inline
+    def produce(map_q, map_k, map_v, base, q_full, item, integers):
+        q_empty, k_full, k_empty = u32(q_full + 8), u32(q_full + 16), u32(q_full + 16 + 8 * STAGES)
+        v_full, v_empty = u32(q_full + 16 + 16 * STAGES), u32(q_full + 16 + 24 * STAGES)
+        slot, parity, parity_q = i32(0), i32(1), i32(1)
+        while item < integers[0]:
+            _, b, h, g, m0, _, tiles = place(item, integers)
+            if tiles > 0:
+                hw.barrier_wait(q_empty, parity_q)
+                hw.barrier_expect(q_full, q_bytes)
+                for c in range(d_boxes):
+                    hw.copy_box4(u32(base + c * q_box), map_q, q_full, i32(c * COLUMNS), m0, h, b)
+                parity_q = i32(parity_q ^ 1)
+            for tile in range(tiles):
+                n = i32(tile * bn)
+                full, at = u32(k_full + 8 * slot), u32(base + k_ring + slot * k_bytes)
+                hw.barrier_wait(u32(k_empty + 8 * slot), parity)
+                hw.barrier_expect(full, k_bytes)
+                for c in range(d_boxes):
+                    hw.copy_box4(u32(at + c * kv_box), map_k, full, i32(c * COLUMNS), n, g, b)
+                full, at = u32(v_full + 8 * slot), u32(base + v_ring + slot * v_bytes)
+                hw.barrier_wait(u32(v_empty + 8 * slot), parity)
+                hw.barrier_expect(full, v_bytes)
+                for c in range(e_boxes):
+                    hw.copy_box4(u32(at + c * kv_box), map_v, full, i32(c * COLUMNS), n, g, b)
+                slot = i32(slot + 1)
+                if slot == STAGES:
+                    slot, parity = i32(0), i32(parity ^ 1)
+            item = i32(item + cuda.gridDim.x)
 
     @inline
     def body(map_q, map_k, map_v, factor, integers, mask, e):
-        tiles_m, heads, share, rows, columns, ahead = integers
+        items, _, _, _, rows, columns, ahead = integers
         base = u32((hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00)
         q_full = u32(base + barriers)
-        k_full, k_empty = u32(q_full + 8), u32(q_full + 8 + 8 * STAGES)
-        v_full, v_empty = u32(q_full + 8 + 16 * STAGES), u32(q_full + 8 + 24 * STAGES)
+        q_empty, k_full, k_empty = u32(q_full + 8), u32(q_full + 16), u32(q_full + 16 + 8 * STAGES)
+        v_full, v_empty = u32(q_full + 16 + 16 * STAGES), u32(q_full + 16 + 24 * STAGES)
         tid = i32(cuda.threadIdx.x)
         warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
         if tid == 0:
             hw.barrier_init(q_full, 1)
+            hw.barrier_init(q_empty, warpgroups)
             for s in range(STAGES):
                 hw.barrier_init(u32(k_full + 8 * s), 1)
                 hw.barrier_init(u32(v_full + 8 * s), 1)
@@ -407,23 +436,14 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
             hw.prefetch_map(map_k)
             hw.prefetch_map(map_v)
         cuda.syncthreads()
-        block = i32(cuda.blockIdx.x)
-        head = mma.divide(block, tiles_m)
-        # The longest causal rows first: blocks are started in order.
-        tile_m = i32(block - head * tiles_m)
-        m0 = i32((tiles_m - 1 - tile_m) * bm) if causal else i32(tile_m * bm)
-        b = mma.divide(head, heads)
-        h = i32(head - b * heads)
-        g = mma.divide(h, share)
-        last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
-        tiles = i32(max(i32(0), last) + (bn - 1)) // bn
+        item = i32(cuda.blockIdx.x)
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
         if warp >= consumers // 32:
             if exchange:
                 shrink()
             if tid == consumers:
-                produce(map_q, map_k, map_v, base, q_full, m0, h, g, b, tiles)
+                produce(map_q, map_k, map_v, base, q_full, item, integers)
         else:
             if exchange:
                 grow()
@@ -431,102 +451,114 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
             q_half = row_half | u64((base + group * (64 * 2 * COLUMNS) & 0x3FFFF) >> 4)
             k_half = row_half | u64((base + k_ring & 0x3FFFF) >> 4)
             values_half = v_half | u64((base + v_ring & 0x3FFFF) >> 4)
-            # This thread's two rows, and what they see; `safe` columns are seen by all rows of the warpgroup.
-            m = i32(m0 + warp * 16 + (lane >> 2))
             column = i32((lane & 3) * 2)
-            end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
-            end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
-            safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
-            if has_mask:
-                mask_at, mask_b, mask_h, mask_r = mask
-                line = i64(b) * mask_b + i64(h) * mask_h + column
-                mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
-                mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
-            by = f32(LOG2_E) if additive else factor
-            acc = zeros()
-            x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
-            if tiles > 0:
-                own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
-                if in_turn and group == warpgroups - 1:
-                    hw.arrive_named(other)
-                if has_mask:
-                    words = read_mask(mask0, mask1, i32(0), column, columns)
-                hw.barrier_wait(q_full, i32(0))
-                hw.barrier_wait(k_full, i32(0))
-                s = first_scores(empty_scores(), q_half, k_half, i32(0))
-                hw.wgmma_wait_all()
-                if tid & 127 == 0:
-                    hw.barrier_arrive(k_empty)
-                if has_mask:
-                    s = masked(s, words, factor)
-                if bn > safe:
-                    s = cut(s, column, end0, end1)
-                x0, x1 = highest(s, x0, x1)
-                x0, x1 = row_maximum(x0), row_maximum(x1)
-                b0, b1 = taken_off(x0, by), taken_off(x1, by)
-                if additive:
-                    s, b0, b1 = near(s, x0, x1, b0, b1)
-                s, sum0, sum1 = exponentials(s, by, b0, b1)
-                weights = halves(s)
-                slot, parity, before, parity_before = i32(1 % STAGES), i32(1 // STAGES), i32(0), i32(0)
-                n = i32(bn)
-                while n < last:
-                    if has_mask:
-                        words = read_mask(mask0, mask1, n, column, columns)
-                    hw.barrier_wait(u32(k_full + 8 * slot), parity)
-                    hw.barrier_wait(u32(v_full + 8 * before), parity_before)
-                    q_at, k_at, v_at = q_half, k_half + u64(slot * k_units), values_half + u64(before * v_units)
-                    if in_turn:
-                        hw.sync_named(own)
-                        s, acc = attend(acc, weights, q_at, k_at, v_at, other)
-                    else:
-                        s, acc = attend(acc, weights, q_at, k_at, v_at)
-                    if tid & 127 == 0:
-                        hw.barrier_arrive(u32(k_empty + 8 * slot))
-                    if has_mask:
-                        s = masked(s, words, factor)
-                    if n + bn > safe:
-                        s = cut(s, i32(n + column), end0, end1)
-                    was0, was1 = x0, x1
-                    x0, x1 = highest(s, x0, x1)
-                    x0, x1 = row_maximum(x0), row_maximum(x1)
-                    b0, b1 = taken_off(x0, by), taken_off(x1, by)
-                    if additive:
-                        s, b0, b1 = near(s, x0, x1, b0, b1)
-                    s, add0, add1 = exponentials(s, by, b0, b1)
-                    a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
-                    sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
-                    acc, s = settle(acc, s)
-                    if tid & 127 == 0:
-                        hw.barrier_arrive(u32(v_empty + 8 * before))
-                    weights = halves(s)
-                    acc = scaled(acc, a0, a1)
-                    before, parity_before = slot, parity
-                    slot = i32(slot + 1)
-                    if slot == STAGES:
-                        slot, parity = i32(0), i32(parity ^ 1)
-                    n = i32(n + bn)
-                hw.barrier_wait(u32(v_full + 8 * before), parity_before)
-                acc = weigh(acc, weights, values_half + u64(before * v_units))
-                sum0, sum1 = row_sum(sum0), row_sum(sum1)
-                acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
-
+            own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
+            if in_turn and group == warpgroups - 1:
+                hw.arrive_named(other)
             # Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row.
             slab = u32(base + t_staging + warp * (16 * pitch))
             corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
             row, part = i32(lane // lane_groups), i32(lane % lane_groups)
             at = u32(slab + row * pitch + part * 16)
-            first, c = i32(m0 + warp * 16 + row), i32(part * 8)
-            if m0 + warp * 16 < rows:
-                for chunk in range(parts):
-                    stage_results(acc, corner, i32(chunk))
-                    cuda.syncwarp()
-                    for turn in range(turns):
-                        if row + turn * apart < 16 and first + turn * apart < rows:
-                            place = u32(at + turn * (apart * pitch))
-                            values = load4(place) + load4(u32(place + half))
-                            store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
-                    cuda.syncwarp()
+            by = f32(LOG2_E) if additive else factor
+            slot, parity, parity_q = i32(0), i32(0), i32(0)
+            while item < items:
+                head, b, h, _, m0, last, tiles = place(item, integers)
+                # This thread's two rows, and what they see; `safe` columns are seen by all rows of the warpgroup.
+                m = i32(m0 + warp * 16 + (lane >> 2))
+                end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
+                end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
+                safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
+                if has_mask:
+                    mask_at, mask_b, mask_h, mask_r = mask
+                    line = i64(b) * mask_b + i64(h) * mask_h + column
+                    mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
+                    mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
+                acc = zeros()
+                x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
+                if tiles > 0:
+                    if has_mask:
+                        words = read_mask(mask0, mask1, i32(0), column, columns)
+                    hw.barrier_wait(q_full, parity_q)
+                    hw.barrier_wait(u32(k_full + 8 * slot), parity)
+                    s = first_scores(empty_scores(), q_half, k_half + u64(slot * k_units), i32(0))
+                    hw.wgmma_wait_all()
+                    if tid & 127 == 0:
+                        hw.barrier_arrive(u32(k_empty + 8 * slot))
+                    if has_mask:
+                        s = masked(s, words, factor)
+                    if bn > safe:
+                        s = cut(s, column, end0, end1)
+                    x0, x1 = highest(s, x0, x1)
+                    x0, x1 = row_maximum(x0), row_maximum(x1)
+                    b0, b1 = taken_off(x0, by), taken_off(x1, by)
+                    if additive:
+                        s, b0, b1 = near(s, x0, x1, b0, b1)
+                    s, sum0, sum1 = exponentials(s, by, b0, b1)
+                    weights = halves(s)
+                    before, parity_before = slot, parity
+                    slot = i32(slot + 1)
+                    if slot == STAGES:
+                        slot, parity = i32(0), i32(parity ^ 1)
+                    n = i32(bn)
+                    while n < last:
+                        if has_mask:
+                            words = read_mask(mask0, mask1, n, column, columns)
+                        hw.barrier_wait(u32(k_full + 8 * slot), parity)
+                        hw.barrier_wait(u32(v_full + 8 * before), parity_before)
+                        q_at, k_at, v_at = q_half, k_half + u64(slot * k_units), values_half + u64(before * v_units)
+                        if in_turn:
+                            hw.sync_named(own)
+                            s, acc = attend(acc, weights, q_at, k_at, v_at, other)
+                        else:
+                            s, acc = attend(acc, weights, q_at, k_at, v_at)
+                        if tid & 127 == 0:
+                            hw.barrier_arrive(u32(k_empty + 8 * slot))
+                        if has_mask:
+                            s = masked(s, words, factor)
+                        if n + bn > safe:
+                            s = cut(s, i32(n + column), end0, end1)
+                        was0, was1 = x0, x1
+                        x0, x1 = highest(s, x0, x1)
+                        x0, x1 = row_maximum(x0), row_maximum(x1)
+                        b0, b1 = taken_off(x0, by), taken_off(x1, by)
+                        if additive:
+                            s, b0, b1 = near(s, x0, x1, b0, b1)
+                        s, add0, add1 = exponentials(s, by, b0, b1)
+                        a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
+                        sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
+                        acc, s = settle(acc, s)
+                        if tid & 127 == 0:
+                            hw.barrier_arrive(u32(v_empty + 8 * before))
+                        weights = halves(s)
+                        acc = scaled(acc, a0, a1)
+                        before, parity_before = slot, parity
+                        slot = i32(slot + 1)
+                        if slot == STAGES:
+                            slot, parity = i32(0), i32(parity ^ 1)
+                        n = i32(n + bn)
+                    if tid & 127 == 0:
+                        hw.barrier_arrive(q_empty)
+                    parity_q = i32(parity_q ^ 1)
+                    hw.barrier_wait(u32(v_full + 8 * before), parity_before)
+                    acc = weigh(acc, weights, values_half + u64(before * v_units))
+                    if tid & 127 == 0:
+                        hw.barrier_arrive(u32(v_empty + 8 * before))
+                    sum0, sum1 = row_sum(sum0), row_sum(sum1)
+                    acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
+
+                first, c = i32(m0 + warp * 16 + row), i32(part * 8)
+                if m0 + warp * 16 < rows:
+                    for chunk in range(parts):
+                        stage_results(acc, corner, i32(chunk))
+                        cuda.syncwarp()
+                        for turn in range(turns):
+                            if row + turn * apart < 16 and first + turn * apart < rows:
+                                source = u32(at + turn * (apart * pitch))
+                                values = load4(source) + load4(u32(source + half))
+                                store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
+                        cuda.syncwarp()
+                item = i32(item + cuda.gridDim.x)
 
     t_staging = t.staging
     masks = ["mask", "mask_b", "mask_h", "mask_r"] if has_mask else []

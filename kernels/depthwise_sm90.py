@@ -6,19 +6,21 @@ is what ldmatrix reads, at any pixel, so that nothing is moved or masked. Of an 
 fp32: a lane has the same pixels and channels of a matrix as of the results. What is no number in one channel (an infinity, NaN)
 makes NaN of the 8 channels that share a matrix with it.
 
-A block walks down a part of the image, `columns` pixels wide and some rows high, of `channels` channels. Its rows come in slabs
+A block walks down its part of the rows of all images, `columns` pixels wide, of `channels` channels. They come in slabs
 by boxes of a tensor map, whose zeros outside the image are the padding, into a ring of `stages` buffers; with a stride of 2 even
 and odd columns come as arrays of their own, of maps that step over two columns, so that pixels of a matrix are neighbours.
 Each warp has 8 channels of a part of the columns. It reads each row once and multiplies it for all rows of y that it belongs to,
 whose accumulators take turns; a slab has as many steps as there are turns. Results are rounded into boxes in shared memory, which
-the copy engine stores while the next slab is multiplied. One barrier a slab says that its rows have been read, so that the next
-ones may come to their place, and that its results are there.
+the copy engine stores while the next slab is multiplied. At one barrier a slab all warps say that they have read its rows, so
+that the next ones may come to their place, and that its results are there. Only two warps, which ask for both, wait there for the
+others, which may be in the next slab, until the results of that before the last one have been read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -132,7 +134,7 @@ class Walk:
 
     def smem(self, stages: int) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        return stages * self.slab + self.staging + 8 * stages + KIB
+        return stages * self.slab + self.staging + 8 * (stages + 2) + KIB
 
     def stages(self, arch: Arch) -> int:
         """Buffers of the ring: as many as shared memory holds, at most 6; 0 if it does not hold two."""
@@ -197,11 +199,11 @@ class DepthwiseSm90(Kernel):
         return None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        """Of those that share out the image's height evenly, the ones of least estimated cost."""
-        height = image(program.op_shape(op))[2]
-        heights = sorted({-(-height // bands) for bands in range(1, 17)})
+        """The ones of least estimated cost."""
         found = [
-            {"rows": rows, **{name: getattr(w, name) for name in CHOSEN}} for w in walks(op, program, arch) for rows in heights
+            {"parts": parts, **{name: getattr(w, name) for name in CHOSEN}}
+            for w in walks(op, program, arch)
+            for parts in partitions(op, program, w, arch)
         ]
         yield from sorted(found, key=lambda config: self.cost(op, program, config, arch))[:12]
 
@@ -218,14 +220,14 @@ class DepthwiseSm90(Kernel):
         accesses = WARPS * walk.strips * walk.slots * (walk.stride * walk.taps * 2 + 2) + (walk.slab + walk.staging / 2) / 128
         each = max(2 * issue, 2 * tensor, accesses) / walk.slots / clock
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
-        together, rounds = ceil(shares.blocks / arch.sms), ceil(shares.items / shares.each)
-        steps = config["rows"] + walk.slots - 1 - shares.skipped
-        alone = ceil(together / walk.blocks) * (shares.slabs * SLAB_US + steps * STEP_US)
-        computing = rounds * (alone + together * steps * each)
+        together = ceil(shares.blocks / arch.sms)
+        slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.slots, shares.skipped)
+        alone = ceil(together / walk.blocks) * (slabs * SLAB_US + steps * STEP_US)
+        computing = alone + together * steps * each
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
-        _, _, h, w = image(x.shape)
-        down, along = (shares.bands - 1) * (walk.taps - walk.stride) / h, (shares.across - 1) * HALO * walk.stride / w
+        along = (shares.across - 1) * HALO * walk.stride / image(x.shape)[3]
+        down = all_steps / (shares.height * shares.strips) - 1
         moving = traffic_us(op, program, arch) + 0.1 * (down + along) * memory_us([x], arch)
         moving *= EVERY_SECOND if walk.stride == 2 else 1
         start = LAUNCH_US + START_US + TAP_US * walk.taps**2
@@ -243,9 +245,8 @@ class DepthwiseSm90(Kernel):
         x_maps, begins = inputs(op, program, walk)
         y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.columns, 1, 1))
         numbers = (
-            *(shares.items, shares.each, shares.chunks, *divider(shares.chunks)),
-            *(shares.across, *divider(shares.across), shares.bands, *divider(shares.bands)),
-            *(config["rows"], shares.skipped + 1 - walk.slots, shares.slabs, p, q, shares.skipped * walk.stride - op.pads[0]),
+            *(shares.chunks, *divider(shares.chunks), *shares.rows, *divider(shares.parts)),
+            *(p, *divider(p), shares.across, *divider(shares.across), q, shares.skipped, -op.pads[0]),
             *(begins[0], begins[-1], w.strides[2], w.strides[3], w.padded[0], y.padded[1]),
         )
         launch = Launch(
@@ -281,10 +282,13 @@ class DepthwiseSm90(Kernel):
             "uniform": hopper.uniform,
             "computed": hopper.computed,
             "barrier_init": hopper.barrier_init,
+            "barrier_arrive": hopper.barrier_arrive,
             "barrier_expect": hopper.barrier_expect,
             "barrier_wait": hopper.barrier_wait,
             "fence_barrier_init": hopper.fence_barrier_init,
             "prefetch_map": hopper.prefetch_map,
+            "sync_named": hopper.sync_named,
+            "arrive_named": hopper.arrive_named,
             "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
             "let_later_grids_start": hopper.let_later_grids_start,
             "fence_copies": hopper.fence_copies,
@@ -307,8 +311,8 @@ class DepthwiseSm90(Kernel):
 
 
 NUMBERS = (
-    "items, each, chunks, chunks_m, chunks_s, across, across_m, across_s, bands, bands_m, bands_s, rows, begin, slabs, P, Q, "
-    "top, begin0, begin1, wr, ws, padded, stored"
+    "chunks, chunks_m, chunks_s, rows, more, parts_m, parts_s, P, P_m, P_s, across, across_m, across_s, Q, skipped, top, "
+    "begin0, begin1, wr, ws, padded, stored"
 )
 
 MMA_SYNC = 0.6
@@ -351,35 +355,61 @@ def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
 
 @dataclass(frozen=True)
 class Share:
-    """How an image is shared out: `chunks` of channels, of which a block has one; of each, `items` for `each` blocks.
+    """How images are shared out: `chunks` of channels, and of each as many `parts`, of which a block has one.
 
-    An item is `slabs` slabs: one of `bands` bands of rows, and one of `across` parts of the columns. `skipped` steps that bring
-    nothing but rows above the image are left out, if the image is one band.
+    A strip is an image's rows of y, of one of `across` parts of its columns; parts are of the rows of all strips, one strip below
+    the other. The first steps of a strip that bring nothing but rows above the image, `skipped`, are left out.
     """
 
     chunks: int
-    items: int
-    each: int
-    bands: int
+    parts: int
     across: int
+    strips: int
+    height: int
     skipped: int
-    slabs: int
 
     @property
     def blocks(self) -> int:
-        return self.chunks * self.each
+        return self.chunks * self.parts
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Of a part, and rows left over: part b begins at row b * rows + b * more // parts."""
+        return divmod(self.strips * self.height, self.parts)
 
 
 def share(op: Op, program: Program, config: Config, arch: Arch) -> Share:
     assert isinstance(op, Conv)
     walk, y = walk_of(op, program, config), program.tensors[op.y]
     n, c, p, q = image(y.shape)
-    chunks = -(-max(c, y.padded[1]) // walk.channels)
-    bands, across = -(-p // config["rows"]), -(-q // walk.columns)
-    items = n * bands * across
-    each = max(1, min(items, arch.sms * walk.blocks // chunks))
-    skipped = min(op.pads[0] // walk.stride, walk.slots - 1) if bands == 1 else 0
-    return Share(chunks, items, each, bands, across, skipped, -(-(config["rows"] + walk.slots - 1 - skipped) // walk.slots))
+    chunks, across = -(-max(c, y.padded[1]) // walk.channels), -(-q // walk.columns)
+    return Share(chunks, config["parts"], across, n * across, p, min(op.pads[0] // walk.stride, walk.slots - 1))
+
+
+def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
+    """Numbers of parts: as many as there is room for, ones that end where strips do, and of few rows in whole slabs."""
+    config = {"parts": 1, **{name: getattr(walk, name) for name in CHOSEN}}
+    whole = share(op, program, config, arch)
+    rows = whole.strips * whole.height
+    most = max(1, min(rows, arch.sms * walk.blocks // whole.chunks))
+    even = {whole.strips * min(most // whole.strips, whole.height), ceil(whole.strips / ceil(whole.strips / most))}
+    short = {ceil(rows / (walk.slots * slabs + 1)) for slabs in range(4)}
+    return {n for n in {most, *even, *short} if 0 < n <= most}
+
+
+@cache
+def longest(height: int, strips: int, parts: int, slots: int, skipped: int) -> tuple[int, int, int]:
+    """The most slabs and steps of a part, and the steps of all of them."""
+    rows, found = strips * height, []
+    for part in range(parts):
+        row, last = (b * rows // parts for b in (part, part + 1))
+        slabs = steps = 0
+        while row < last:
+            end = min(last, row // height * height + height)
+            its = end - row + slots - 1 - (0 if row % height else skipped)
+            slabs, steps, row = slabs + -(-its // slots), steps + its, end
+        found.append((slabs, steps))
+    return max(s for s, _ in found), max(s for _, s in found), sum(s for _, s in found)
 
 
 # --- What the copy engine reads and writes -----------------------------------------------------------------------------
@@ -417,7 +447,7 @@ def lines(walk: Walk, stages: int) -> list[str]:
     """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C).
 
     Shared memory: `stages` slabs [column mod stride][row][column][channel], then results [slab mod 2][row][column][channel],
-    then a barrier for each slab: its rows are there.
+    then a barrier for each slab: its rows are there; and one for each half of the results: those of two slabs ago have been read.
     """
     slots, strips, groups = walk.slots, walk.strips, walk.groups
     staging, barriers = stages * walk.slab, stages * walk.slab + walk.staging
@@ -427,19 +457,21 @@ def lines(walk: Walk, stages: int) -> list[str]:
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "ring = base()",
-        f"staged, full = i32(ring + i32({staging})), i32(ring + i32({barriers}))",
+        f"staged, full, free = i32(ring + i32({staging})), i32(ring + i32({barriers})), i32(ring + i32({barriers + 8 * stages}))",
         "if tid == 0:",
-        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages)),
+        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages + 2)),
         "    fence_barrier_init()",
         *(f"    prefetch_map({name})" for name in maps(walk).split(", ")),
         "cuda.syncthreads()",
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
         "block = i32(cuda.blockIdx.x)",
-        "item = divide(block, chunks_m, chunks_s)",
-        f"c0 = i32((block - item * chunks) * i32({walk.channels}))",
-        # The slabs to come: of which item, and which of its slabs
-        "ahead, slab = item, i32(0)",
+        "part = divide(block, chunks_m, chunks_s)",
+        f"c0 = i32((block - part * chunks) * i32({walk.channels}))",
+        "row = i32(part * rows + divide(i32(part * more), parts_m, parts_s))",
+        "last = i32((part + i32(1)) * rows + divide(i32((part + i32(1)) * more), parts_m, parts_s))",
+        # The slabs to come: from which row on, and how many of its steps have been asked for
+        "ahead, asked = row, i32(0)",
         f"if warp == i32({LOADER // 32}):",
         "    turn = i32(0)",
         f"    while turn < i32({stages}):",
@@ -448,57 +480,65 @@ def lines(walk: Walk, stages: int) -> list[str]:
         f"group, along = warp & i32({groups - 1}), warp >> i32({by_group})",
         *_weights(walk),
         *_places(walk),
-        "turn, parity, side = i32(0), i32(0), i32(0)",
-        "while item < items:",
+        "turn, parity, side, room = i32(0), i32(0), i32(0), i32(1)",
+        "while row < last:",
     ]
     inner = [
-        *_item(walk, "item", "n", "p0", "q0"),
-        "count = i32(min(rows, i32(P - p0)))",
+        *_piece(walk, "row", "n", "p0", "q0", "count", "i"),  # i: the row of y, from p0 on, that the slab's first step ends
         f"column = i32(q0 + along * i32({16 * strips}))",
         "active = within(i32(c0 + group * i32(8)), i32(0), stored) & within(column, i32(0), Q)",
         *(f"a{number}_{j} = zeros()" for number in range(slots) for j in range(strips)),
-        "i = begin",  # the row of y, from p0 on, that the slab's first step ends
-        f"end = i32(slabs * i32({slots}) + i)",
-        "while i < end:",
+        "while i < count:",
     ]
     slab = [
         "barrier_wait(i32(full + turn * i32(8)), parity)",
         "if active:",
         *(f"    {line}" for line in _steps(walk)),
+        "else:",
+        "    barrier_wait(i32(free + side * i32(8)), room)",
         "fence_copies()",
         "if tid == 0:",
-        "    boxes_read()",
-        "cuda.syncthreads()",
+        "    boxes_read()",  # of the slab before: the next one may write there
+        "    barrier_arrive(i32(free + (i32(1) - side) * i32(8)))",
+        "if warp < i32(2):",
+        "    sync_named(i32(side + i32(1)))",
+        "else:",
+        "    arrive_named(i32(side + i32(1)))",
         "if warp == i32(0):",
         *(f"    {line}" for line in _store(walk)),
         f"if warp == i32({LOADER // 32}):",
         *(f"    {line}" for line in _ask(walk)),
+        "if side == i32(0):",  # phases of the second half begin with one for no slab
+        "    room = i32(i32(1) - room)",
         "side = i32(i32(1) - side)",
         "turn = i32(turn + i32(1))",
         f"if turn == i32({stages}):",
         "    turn, parity = i32(0), i32(i32(1) - parity)",
         f"i = i32(i + i32({slots}))",
     ]
-    inner += [f"    {line}" for line in slab] + ["item = i32(item + each)"]
+    inner += [f"    {line}" for line in slab] + ["row = i32(row + count)"]
     # What is stored must have been read before the block's shared memory is another's.
     return [*out, *(f"    {line}" for line in inner), "if tid == 0:", "    boxes_read()"]
 
 
-def _item(walk: Walk, number: str, n: str, row: str, column: str) -> list[str]:
-    """Text for an item's image, and the first of its rows and of its columns of y."""
+def _piece(walk: Walk, number: str, n: str, row: str, column: str, count: str, first: str) -> list[str]:
+    """Text for what a part has of a strip from a row on: image, first row and column of y, rows, and the row that step 0 ends."""
     return [
-        f"rest = divide({number}, across_m, across_s)",
-        f"{column} = i32(i32({number} - rest * across) * i32({walk.columns}))",
-        f"{n} = divide(rest, bands_m, bands_s)",
-        f"{row} = i32((rest - {n} * bands) * rows)",
+        f"strip = divide({number}, P_m, P_s)",
+        f"{row} = i32({number} - strip * P)",
+        f"{n} = divide(strip, across_m, across_s)",
+        f"{column} = i32(i32(strip - {n} * across) * i32({walk.columns}))",
+        f"{count} = i32(min(i32(P - {row}), i32(last - {number})))",
+        f"{first} = i32(select({row} == i32(0), skipped, i32(0)) - i32({walk.slots - 1}))",
     ]
 
 
 def _ask(walk: Walk) -> list[str]:
     """Text that has the next slab copied to buffer `turn`, by one thread of the warp."""
     text = [
-        *_item(walk, "ahead", "its_n", "its_row", "its_column"),
-        f"its_row = i32(i32(its_row * i32({walk.stride})) + top + i32(slab * i32({walk.rows})))",  # of x
+        *_piece(walk, "ahead", "its_n", "its_row", "its_column", "its_count", "its_step"),
+        "its_step = i32(its_step + asked)",
+        f"its_row = i32(i32(its_row + its_step + i32({walk.slots - 1})) * i32({walk.stride}) + top)",  # of x
         f"barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
         f"if lane == i32({LOADER % 32}):",
         f"    barrier_expect(barrier, i32({walk.slab}))",
@@ -506,11 +546,11 @@ def _ask(walk: Walk) -> list[str]:
             f"    copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_row, its_n)"
             for f in range(walk.stride)
         ),
-        "slab = i32(slab + i32(1))",
-        "if slab == slabs:",
-        "    slab, ahead = i32(0), i32(ahead + each)",
+        f"asked = i32(asked + i32({walk.slots}))",
+        f"if i32(its_step + i32({walk.slots})) >= its_count:",
+        "    ahead, asked = i32(ahead + its_count), i32(0)",
     ]
-    return ["if ahead < items:", *(f"    {line}" for line in text)]
+    return ["if ahead < last:", *(f"    {line}" for line in text)]
 
 
 def _weights(walk: Walk) -> list[str]:
@@ -608,7 +648,8 @@ def _steps(walk: Walk) -> list[str]:
         if step:
             out.append(f"{nest}if i32(i + i32({step})) < count:")
             nest += "    "
-        text = multiply(step) + (read(step + 1) if step + 1 < slots else []) + finish(step)
+        text = multiply(step) + (read(step + 1) if step + 1 < slots else [])
+        text += [*(["barrier_wait(i32(free + side * i32(8)), room)"] if step == 0 else []), *finish(step)]
         out += [nest + line for line in text]
     return out
 

@@ -195,7 +195,7 @@ def _aligned(tensor: Tensor, lanes: int, offset: int, strides: list[int]) -> boo
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...]]:
+def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tuple[Any, tuple[Any, ...]]:
     """The device function `store` and the Numba types of what `e` holds, for `EpilogueSpec.params`.
 
     store(acc, m, c, e)               `lanes` float32 of acc: the results of channels c … c + lanes - 1 (c a multiple of lanes) of
@@ -203,11 +203,12 @@ def build(params: tuple[Value, ...], rows: int = 1) -> tuple[Any, tuple[Any, ...
     store(acc, m, step, end, c, e)    with `rows` > 1: those of rows m, m + step, … one after the other; rows at and beyond `end`
                                       are ignored, but m lies below it. All rows' loads are issued before the first store
     e                                 a tuple of the launch's `EpilogueSpec.args`
+    space                             where it stores, of `memory.SPACES`
     """
     from numba import cuda
 
     text, kinds, accesses = source(params, rows)
-    scope = {**names(), **memory_functions(accesses)}
+    scope = {**names(), **memory_functions(accesses, space)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
     return store, types_of(kinds)
 
@@ -230,11 +231,12 @@ Accesses = dict[str, tuple[str, DType, int, bool]]
 """The memory functions that generated text calls: name → ("load" or "store", dtype, elements, guarded)."""
 
 
-def memory_functions(accesses: Accesses) -> dict[str, Any]:
-    """Those functions. Imports Numba."""
+def memory_functions(accesses: Accesses, space: str = "global") -> dict[str, Any]:
+    """Those functions; the stores write to `space`. Imports Numba."""
     from tccompile.kernels.ptx import memory
 
-    return {name: getattr(memory, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
+    spaces = {"load": "global", "store": space}
+    return {name: getattr(memory, kind)(dtype, n, guarded, spaces[kind]) for name, (kind, dtype, n, guarded) in accesses.items()}
 
 
 def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[str], Accesses]:

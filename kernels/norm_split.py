@@ -45,23 +45,10 @@ class NormSplit(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Norm)
-        x = program.tensors[op.x]
-        if not op.centred:
-            return "it does not take out the mean"
-        spatial = set(range(2, x.rank))
-        if not spatial or set(op.axes) not in ((spatial,) if op.groups else (spatial, {1, *spatial})):
-            return "it does not reduce all pixels of each image"
-        if not (is_vector_type(x) and vectors(x, 1, LANES)):
-            return f"{op.x}'s channels do not lie in aligned vectors of {LANES} float16 or float32"
-        if x.shape[0] > 65535:
-            return f"it has {x.shape[0]} images; a grid has 65535 layers"
-        frame = epilogue.frame_of(op, program)
-        if frame[-1] != 1:
-            return f"the channels of {op.y} are not innermost"
-        groups = _groups(op)
-        if groups and (whole := lcm(x.shape[1] // groups, LANES)) > THREADS * LANES:
+        groups = groups_of(op)
+        if groups and (whole := lcm(program.tensors[op.x].shape[1] // groups, LANES)) > THREADS * LANES:
             return f"whole groups in whole vectors are {whole} channels, more channels than a block merges, {THREADS * LANES}"
-        return refusal(op, program, frame)
+        return refusal_of(op, program)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Norm)
@@ -92,12 +79,12 @@ class NormSplit(Kernel):
         spec = epilogue.describe(op, program, frame, LANES)
         vectors_, threads = _tile(op, program)
         n, channels, pixels = x.shape[0], x.shape[1], prod(x.shape[2:])
-        groups = _groups(op)
+        groups = groups_of(op)
         share = channels // groups if groups else 1
         tiles = -(-max(x.padded[1], y.padded[1]) // (vectors_ * LANES))
         chunk = -(-pixels // config["splits"])
         splits = -(-pixels // chunk)
-        walk = _pixels(op, program)
+        walk = pixels_of(op, program)
         parts = n * splits * tiles * vectors_ * RECORD
         tail = (walk.depth, walk.args)
         statistics = Launch(
@@ -152,21 +139,40 @@ STATISTICS = "x, parts, stats, counters, eps, V, T, K, chunk, xn, present, chann
 APPLY = "x, stats, V, K, step, xn, present, vectors"
 
 
-def _groups(op: Norm) -> int:
+def refusal_of(op: Norm, program: Program) -> str | None:
+    """Why it is no norm over all pixels of images whose channels are innermost, or None."""
+    x = program.tensors[op.x]
+    if not op.centred:
+        return "it does not take out the mean"
+    spatial = set(range(2, x.rank))
+    if not spatial or set(op.axes) not in ((spatial,) if op.groups else (spatial, {1, *spatial})):
+        return "it does not reduce all pixels of each image"
+    if not (is_vector_type(x) and vectors(x, 1, LANES)):
+        return f"{op.x}'s channels do not lie in aligned vectors of {LANES} float16 or float32"
+    if x.shape[0] > 65535:
+        return f"it has {x.shape[0]} images; a grid has 65535 layers"
+    frame = epilogue.frame_of(op, program)
+    if frame[-1] != 1:
+        return f"the channels of {op.y} are not innermost"
+    return refusal(op, program, frame)
+
+
+def groups_of(op: Norm) -> int:
     """Groups of channels that are reduced together; 0 if each channel is by itself."""
     return op.groups or int(1 in op.axes)
 
 
 def _tile(op: Norm, program: Program) -> tuple[int, int]:
     """Vectors of channels that a block reads of a pixel (whole groups), and threads that share each vector (a power of 2)."""
-    x, groups = program.tensors[op.x], _groups(op)
+    x, groups = program.tensors[op.x], groups_of(op)
     whole = lcm(x.shape[1] // groups, LANES) // LANES if groups else 1
     wanted = min(8, -(-x.padded[1] // LANES))
     vectors_ = whole * max(1, wanted // whole)
     return vectors_, power(THREADS // vectors_ + 1) // 2
 
 
-def _pixels(op: Norm, program: Program) -> Loops:
+def pixels_of(op: Norm, program: Program) -> Loops:
+    """The loops over an image's pixels."""
     x = program.tensors[op.x]
     return loops(x.shape[2:], x.strides[2:])
 

@@ -29,6 +29,7 @@ class Arch:
     tensor_tflops: float  # dense fp16 with fp32 accumulation, 0 without Tensor Cores
     fp32_tflops: float
     gbps: float  # memory bandwidth, GB/s
+    l2: float  # MiB of L2 cache
 
     @property
     def target(self) -> tuple[int, int] | tuple[int, int, str]:
@@ -44,16 +45,16 @@ class Arch:
 KIB = 1024
 # fmt: off
 ARCHS: dict[str, Arch] = {a.name: a for a in (
-    #    name      cc       suf. mma             cp_async tma     smem_block  smem_sm   thr/SM blk/SM  SMs  TC     fp32   GB/s
-    Arch("sm_61",  (6, 1),  "",  None,           False,   False,  48 * KIB,   96 * KIB,  2048,   32,    10,   0.0,   4.4,  192),
-    Arch("sm_70",  (7, 0),  "",  "mma.m8n8k4",   False,   False,  96 * KIB,   97 * KIB,  2048,   32,    80, 112.0,  14.0,  900),
-    Arch("sm_75",  (7, 5),  "",  "mma.m16n8k8",  False,   False,  64 * KIB,   65 * KIB,  1024,   16,    46,  60.0,  10.1,  448),
-    Arch("sm_80",  (8, 0),  "",  "mma.m16n8k16", True,    False, 163 * KIB,  164 * KIB,  2048,   32,   108, 312.0,  19.5, 1555),
-    Arch("sm_86",  (8, 6),  "",  "mma.m16n8k16", True,    False,  99 * KIB,  100 * KIB,  1536,   16,    68, 119.0,  29.8,  760),
-    Arch("sm_89",  (8, 9),  "",  "mma.m16n8k16", True,    False,  99 * KIB,  100 * KIB,  1536,   24,   128, 330.0,  82.6, 1008),
-    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,    True,  227 * KIB,  228 * KIB,  2048,   32,   132, 800.0,  67.0, 4000),
-    Arch("sm_100", (10, 0), "",  "mma.m16n8k16", True,    True,  227 * KIB,  228 * KIB,  2048,   32,   148, 500.0,  75.0, 7000),
-    Arch("sm_120", (12, 0), "",  "mma.m16n8k16", True,    True,   99 * KIB,  100 * KIB,  1536,   24,   170, 400.0, 104.0, 1790),
+    #    name      cc       suf. mma             async  tma    smem_block smem_sm   thr/SM blk   SMs     TC   fp32  GB/s   L2
+    Arch("sm_61",  (6, 1),  "",  None,           False, False,  48 * KIB,  96 * KIB, 2048,   32,  10,   0.0,   4.4,  192,  1.5),
+    Arch("sm_70",  (7, 0),  "",  "mma.m8n8k4",   False, False,  96 * KIB,  97 * KIB, 2048,   32,  80, 112.0,  14.0,  900,    6),
+    Arch("sm_75",  (7, 5),  "",  "mma.m16n8k8",  False, False,  64 * KIB,  65 * KIB, 1024,   16,  46,  60.0,  10.1,  448,    4),
+    Arch("sm_80",  (8, 0),  "",  "mma.m16n8k16", True,  False, 163 * KIB, 164 * KIB, 2048,   32, 108, 312.0,  19.5, 1555,   40),
+    Arch("sm_86",  (8, 6),  "",  "mma.m16n8k16", True,  False,  99 * KIB, 100 * KIB, 1536,   16,  68, 119.0,  29.8,  760,    5),
+    Arch("sm_89",  (8, 9),  "",  "mma.m16n8k16", True,  False,  99 * KIB, 100 * KIB, 1536,   24, 128, 330.0,  82.6, 1008,   72),
+    Arch("sm_90a", (9, 0),  "a", "wgmma",        True,  True,  227 * KIB, 228 * KIB, 2048,   32, 132, 800.0,  67.0, 4000,   50),
+    Arch("sm_100", (10, 0), "",  "mma.m16n8k16", True,  True,  227 * KIB, 228 * KIB, 2048,   32, 148, 500.0,  75.0, 7000,  126),
+    Arch("sm_120", (12, 0), "",  "mma.m16n8k16", True,  True,   99 * KIB, 100 * KIB, 1536,   24, 170, 400.0, 104.0, 1790,   96),
 )}
 # fmt: on
 

@@ -73,6 +73,7 @@ WAITING = (
     ("depthwise_3x3", "depthwise"),
     ("gemm_1_row", "gemv"), ("mean_hw", "reduce"), ("chain", "pointwise"), ("instance_norm_large", "norm_split"),
     ("depthwise_3x3", "depthwise_sm90"),
+    ("instance_norm_large", "norm_team"),
 )  # fmt: skip
 """Cases of kernels that say themselves where they wait, and of others."""
 

@@ -56,6 +56,31 @@ def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any
     return intrinsic(scope["declared"])
 
 
+def of_tuples(text: str, result: tuple[Any, int], *params: tuple[Any, int]) -> Any:
+    """A device function of tuples to a tuple, by pure arithmetic: as `instruction`, with types and lengths of tuples.
+
+    A long text with many operands costs Numba as little as one line does.
+    """
+    kind, n = result
+    constraints = ["=&" + _REGISTER[kind][1]] * n + [_REGISTER[p][1] for p, many in params for _ in range(many)]
+    signature = types.UniTuple(kind, n)(*(types.UniTuple(p, many) for p, many in params))
+
+    def typer(typingctx, *args):
+        def codegen(context, builder, sig, args):
+            given = [v for a, (_, many) in zip(args, params, strict=True) for v in unpacked(builder, a, many)]
+            out = ir.LiteralStructType([_REGISTER[kind][0]] * n)
+            function = ir.FunctionType(out, [v.type for v in given])
+            value = builder.call(ir.InlineAsm(function, text, ",".join(constraints), side_effect=False), given)
+            return packed(builder, unpacked(builder, value, n))
+
+        return signature, codegen
+
+    names = "".join(f", a{i}" for i in range(len(params)))
+    scope = {"typer": typer}
+    exec(f"def declared(typingctx{names}):\n    return typer(typingctx{names})", scope)
+    return intrinsic(scope["declared"])
+
+
 def unpacked(builder: ir.IRBuilder, pack: Any, n: int) -> list:
     """The n values of a tuple."""
     return [builder.extract_value(pack, i) for i in range(n)]

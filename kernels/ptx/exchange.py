@@ -24,22 +24,44 @@ _peek = instruction("ld.volatile.global.u32 $0, [$1];", i32, i64)
 
 
 @inline
+def arrive(counters, tid):
+    """Says that all threads of this block are here, after what they wrote before. The blocks must run at once.
+
+    counters: two numbers, zero before; each block calls `arrive`, `await_all` and `leave` once, and then they are zero again.
+    """
+    cuda.syncthreads()
+    if tid == 0:
+        cuda.threadfence()
+        atomic_add(counters, i32(1))
+
+
+@inline
+def await_all(counters, blocks, tid):
+    """Waits until `blocks` blocks have arrived; what they wrote before is then seen."""
+    if tid == 0:
+        while _peek(counters) < blocks:
+            pass
+        cuda.threadfence()
+    cuda.syncthreads()
+
+
+@inline
+def leave(counters, blocks, tid):
+    """Nobody of this block waits any more; the last block to say so clears the counters."""
+    if tid == 0 and atomic_add(counters + 4, i32(1)) == blocks - 1:
+        atomic_add(counters, i32(-blocks))
+        atomic_add(counters + 4, i32(-blocks))
+
+
+@inline
 def grid_barrier(counters, blocks, tid):
     """Waits until all threads of all blocks are here; what they wrote before is then seen. All blocks must run at once.
 
     counters: two numbers, zero before and after.
     """
-    cuda.threadfence()
-    cuda.syncthreads()
-    if tid == 0:
-        atomic_add(counters, i32(1))
-        while _peek(counters) < blocks:
-            pass
-        if atomic_add(counters + 4, i32(1)) == blocks - 1:  # nobody waits any more
-            atomic_add(counters, i32(-blocks))
-            atomic_add(counters + 4, i32(-blocks))
-        cuda.threadfence()
-    cuda.syncthreads()
+    arrive(counters, tid)
+    await_all(counters, blocks, tid)
+    leave(counters, blocks, tid)
 
 
 @cache

@@ -76,6 +76,15 @@ cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
 in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)
 """The address, in block $2 of the cluster, of what is at $1 in this block's shared memory."""
 
+cluster_arrive_at = instruction("barrier.cluster.arrive.release.aligned;", void, types.int64, i32)
+cluster_wait_at = instruction("barrier.cluster.wait.acquire.aligned;", void, types.int64, i32, i32)
+"""The same with the parameters of `exchange.arrive` and `exchange.await_all`, which they need not."""
+
+load_cluster_f32 = instruction(
+    "{ .reg .b32 t; mapa.shared::cluster.u32 t, $1, $2; ld.shared::cluster.f32 $0, [t]; }", f32, u32, u32
+)
+"""What lies at $1 in the shared memory of block $2 of the cluster."""
+
 load_shared_f32x4 = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
 load_cluster_f32x4 = instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
 

@@ -14,12 +14,13 @@ from typing import Any
 from numba.cuda import types
 
 from tccompile.expr import DType
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, u32, u64, void
 
 i64 = types.int64
 
-SPACES = ("global", "global.nc", "shared")
-"""State spaces: an address in shared memory is 32 bits, one in global memory 64."""
+SPACES = ("global", "global.nc", "global.cg", "global.cs", "shared")
+"""State spaces: an address in shared memory is 32 bits, one in global memory 64. cg: what other blocks write, from L2; cs: what
+nobody asks for soon, the first to be given up by the caches."""
 
 
 @cache
@@ -76,6 +77,38 @@ def floats(dtype: DType, n: int) -> Any:
         body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${n + k};"]
         body += unpack(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
     return instruction(_block(body, ""), (f32,) * n, *(u32,) * words, pure=True)
+
+
+@cache
+def deviations(dtype: DType, n: int) -> Any:
+    """The device function (sums, origins, words) → sums: n of deviations of the elements in words, then n of their squares."""
+    values = n * dtype.size // 4
+    body = [".reg .f32 d;"]
+    for i, d in _unpacked(dtype, n, 5 * n, body):
+        body += [f"sub.f32 d, {d}, ${4 * n + i};", f"add.f32 ${i}, ${2 * n + i}, d;", f"fma.rn.f32 ${n + i}, d, d, ${3 * n + i};"]
+    return of_tuples(_block(body, ""), (f32, 2 * n), (f32, 2 * n), (f32, n), (u32, values))
+
+
+@cache
+def scaled(dtype: DType, n: int) -> Any:
+    """The device function (words, means, scales) → the n elements in words, less their means, times their scales."""
+    values = n * dtype.size // 4
+    body = [".reg .f32 d;"]
+    for i, d in _unpacked(dtype, n, n, body):
+        body += [f"sub.f32 d, {d}, ${n + values + i};", f"mul.f32 ${i}, d, ${2 * n + values + i};"]
+    return of_tuples(_block(body, ""), (f32, n), (u32, values), (f32, n), (f32, n))
+
+
+def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[int, str]]:
+    """Adds the conversion of n elements, in operands from the first on, to the text; each one's number and register."""
+    words = n * dtype.size // 4
+    per_word = n // words
+    names = [f"e{i}" for i in range(n)]
+    body.append(f".reg .f32 {', '.join(names)};")
+    for k in range(words):
+        body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${first + k};"]
+        body += unpack(dtype, f"w{k}", names[k * per_word : (k + 1) * per_word])
+    return list(enumerate(names))
 
 
 @cache

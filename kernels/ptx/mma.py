@@ -39,6 +39,13 @@ def shared_address(typingctx, array):
 cp_async = instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", void, u32, u64, i32)
 """Copies $2 = 16 bytes to shared memory when it gets to it, or writes 16 zero bytes and reads nothing for $2 = 0."""
 
+
+@cache
+def cp_async_with(line: int) -> Any:
+    """The same, and asks for the 128 or 256 bytes around them to come to the L2 cache."""
+    return instruction(f"cp.async.cg.shared.global.L2::{line}B [$0], [$1], 16, $2;", void, u32, u64, i32)
+
+
 cp_async_commit = instruction("cp.async.commit_group;", void)
 
 

@@ -197,14 +197,14 @@ def read_mask(groups: int, kind: DType, own_rows: bool, guarded: bool) -> Any:
     """read_mask(at0, at1, left): the words of a mask of floats or bools for this thread's accumulators, two columns at a time.
 
     at0, at1  addresses of row r's and row r + 8's elements of this thread's first column; only at0 counts if all rows share one
-    left      if `guarded`, columns from there on that exist: pairs beyond are not read, and what comes for them is undefined
+    left      if `guarded`, columns from there on that exist: for pairs beyond, which are not read, zeros come
     """
     each = 2 if kind is DType.F32 else 1
     outs = ", ".join(f"${i}" for i in range(each))
     load = {DType.F32: f"ld.global.v2.b32 {{{outs}}}", DType.F16: f"ld.global.b32 {outs}", DType.BOOL: f"ld.global.u16 {outs}"}[
         kind
     ]
-    constraints = ",".join([*["=r"] * each, "l", "r", "~{memory}"])
+    constraints = ",".join([*["=&r"] * each, "l", "r", "~{memory}"])
     word = ir.LiteralStructType([I32] * each) if each > 1 else I32
     function = ir.FunctionType(word, [ir.IntType(64), I32])
     result = types.UniTuple(u32, groups * mask_words(kind, own_rows))
@@ -217,7 +217,9 @@ def read_mask(groups: int, kind: DType, own_rows: bool, guarded: bool) -> Any:
                 for at in args[: 2 if own_rows else 1]:
                     text = f"{load}, [${each}+{8 * group * kind.size}];"
                     if guarded:
-                        text = f"{{ .reg .pred p; setp.gt.s32 p, ${each + 1}, {8 * group}; @p {text} }}"
+                        # A load by predicate alone would keep what was in its registers before alive around the loop.
+                        zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(each))
+                        text = f"{{ .reg .pred p; setp.gt.s32 p, ${each + 1}, {8 * group}; {zeros} @p {text} }}"
                     out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [at, args[2]])
                     words += unpacked(builder, out, each) if each > 1 else [out]
             return packed(builder, words)

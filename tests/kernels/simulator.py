@@ -30,6 +30,7 @@ from tccompile.kernels import (
     mlp,
     norm,
     norm_split,
+    norm_team,
     pointwise,
     pool,
     reduce,
@@ -214,7 +215,8 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     scope = {**names(), "cuda": cuda}
     extra = 0
     if "epilogue" in params:
-        at_once = {"depthwise": "columns", "depthwise_mma": "columns", "norm": "rows", "softmax": "rows"}.get(launch.code.kernel)
+        known = {"depthwise": "columns", "depthwise_mma": "columns", **dict.fromkeys(("norm", "norm_team", "softmax"), "rows")}
+        at_once = known.get(launch.code.kernel)
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         strips = params.get("strips")  # of a kernel that stores results by itself
         text, kinds, accesses = epilogue.source(params.pop("epilogue"), 2 * strips if strips else rows, stores=not strips)
@@ -237,11 +239,16 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         rest = args[fixed[0] :]
         groups = [rest[sum(fixed[1:i]) :][: fixed[i]] for i in range(1, len(fixed))]
         args = [*args[: fixed[0]], *map(tuple, groups), tuple(rest[sum(fixed[1:]) :])]
-    every = range(x * y * z)
-    for number in every if blocks is None or blocks >= len(every) else _some(every, blocks):
-        cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = number % x, number // x % y, number // (x * y)
-        cuda.shared = SimpleNamespace(array=_Shared(cuda.threadIdx))
-        _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx, engine)
+    every, waiting = range(x * y * z), "yield from" in text
+    part = every if waiting or blocks is None or blocks >= len(every) else _some(every, blocks)
+    running = {n: _run_block(lambda: kernel(*args), launch.block, cuda.threadIdx, engine) for n in part}
+    shared = {n: SimpleNamespace(array=_Shared(cuda.threadIdx, launch.smem)) for n in part}
+    while running:  # blocks that wait for each other take turns, from barrier to barrier; others run one after the other
+        for n in list(running) if waiting else [next(iter(running))]:
+            cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z = n % x, n // x % y, n // (x * y)
+            cuda.shared = shared[n]
+            if next(running[n], "done") == "done":
+                del running[n]
 
 
 def _some(numbers: range, count: int) -> list[int]:
@@ -251,10 +258,13 @@ def _some(numbers: range, count: int) -> list[int]:
 
 
 class _Shared:
-    """`cuda.shared.array`: each thread's first, second … is the same array for all threads; floats are NaN at first."""
+    """`cuda.shared.array`: each thread's first, second … is the same array for all threads; floats are NaN at first.
 
-    def __init__(self, index: SimpleNamespace) -> None:
-        self.index = index
+    One of no elements is all of the block's dynamic shared memory.
+    """
+
+    def __init__(self, index: SimpleNamespace, dynamic: int) -> None:
+        self.index, self.dynamic = index, dynamic
         self.arrays: list[np.ndarray] = []
         self.taken: dict[int, int] = {}
 
@@ -262,6 +272,7 @@ class _Shared:
         number = self.taken.get(self.index.x, 0)
         self.taken[self.index.x] = number + 1
         dtype = {_i32: np.int32, int: np.int64}.get(kind, kind)
+        n = n or self.dynamic // np.dtype(dtype).itemsize
         if number == len(self.arrays):
             self.arrays.append(np.full(n, np.nan if dtype is np.float32 else -1, dtype))
         assert (len(self.arrays[number]), self.arrays[number].dtype) == (n, dtype), "threads declare different arrays"
@@ -285,6 +296,7 @@ class CopyEngine:
         self.phases: dict[int, list[int]] = {}  # by barrier: phases completed, threads and bytes to come, threads of a phase
         self.copies: list[tuple] = []
         self.stores: list[tuple] = []
+        self.arrived: dict[int, int] = {}  # threads, at named barriers
 
     def finish(self) -> None:
         assert not self.copies, "a block ends before its copies"
@@ -300,6 +312,9 @@ class CopyEngine:
     def barrier_init(self, at: int, threads: int) -> None:
         self.phases[at] = [0, threads, 0, threads]
 
+    def barrier_arrive(self, at: int) -> None:
+        self.barrier_expect(at, 0)
+
     def barrier_expect(self, at: int, size: int) -> None:
         phase = self.phases[at]
         phase[1:3] = [phase[1] - 1, phase[2] + size]
@@ -309,6 +324,15 @@ class CopyEngine:
     def completed(self, at: int, parity: int) -> bool:
         """Whether a wait for the phase of that parity is over."""
         return self.phases[at][0] % 2 != parity
+
+    def arrive(self, name: int, threads: int = 256) -> tuple[int, int]:
+        """At a named barrier; how many must have arrived there for whoever waits."""
+        before = self.arrived.get(name, 0)
+        self.arrived[name] = before + 1
+        return name, before - before % threads + threads
+
+    def met(self, name: int, number: int) -> bool:
+        return self.arrived[name] >= number
 
     def _complete(self, at: int) -> None:
         phase = self.phases[at]
@@ -381,8 +405,11 @@ class CopyEngine:
 
 def _run_block(
     start: Callable[[], Generator | None], count: int, index: SimpleNamespace, engine: CopyEngine | None = None
-) -> None:
-    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values."""
+) -> Generator[None]:
+    """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values.
+
+    Suspended whenever all threads have come to a barrier.
+    """
     if engine:
         engine.begin()
     threads = {}
@@ -400,6 +427,7 @@ def _run_block(
             going = waiting and (any(steps) or (engine is not None and engine.advance()))
             assert going or not waiting, "threads wait for what never comes"
         assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
+        yield
     if engine:
         engine.finish()
 
@@ -626,10 +654,12 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
         "take": lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words),
         "copy_box4": engine.copy_box,
         "store_box4": engine.store_box,
-        **{name: getattr(engine, name) for name in ("barrier_init", "barrier_expect", "boxes_read")},
+        **{name: getattr(engine, name) for name in ("barrier_init", "barrier_arrive", "barrier_expect", "boxes_read")},
         **{f"load_{n}": partial(engine.matrices, n=n) for n in (2, 4)},
         "store_2": engine.put_matrices,
         "completed": engine.completed,
+        "arrive_named": engine.arrive,
+        "met": engine.met,
     }
     for name in ("fence_barrier_init", "fence_copies", "prefetch_map", "wait_for_earlier_grids", "let_later_grids_start"):
         scope[name] = lambda *_: None
@@ -637,6 +667,7 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
     text = re.sub(r"= matrices(\d)\((.*)\)$", r"= yield (load_\1, \2)", text, flags=re.M)
     text = re.sub(r"^( *)put_matrices\((.*)\)$", r"\1yield (store_2, \2)", text, flags=re.M)
     text = re.sub(r"^( *)barrier_wait\((.*)\)$", r"\1yield ('wait', completed, \2)", text, flags=re.M)
+    text = re.sub(r"^( *)sync_named\((.*)\)$", r"\1yield ('wait', met, *arrive_named(\2))", text, flags=re.M)
     return text, scope, (walk.stride + 2, depthwise_sm90.NUMBERS.count(",") + 1)
 
 
@@ -690,6 +721,79 @@ def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (norm_split.STATISTICS.count(",") + 1, loops.unravel_args(params["depth"]))
 
 
+def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    x = DType(params["x"])
+    blocks: list[np.ndarray] = []  # the dynamic shared memory of each
+    apart = 1 << 20
+
+    def shared_address(array: np.ndarray) -> int:
+        if not any(array is known for known in blocks):
+            blocks.append(array)
+        return next(i for i, known in enumerate(blocks) if known is array) * apart
+
+    def theirs(address: int, block: int) -> np.float32:
+        own, at = divmod(address, apart)  # blocks begin in order
+        return blocks[own - own % params["cluster"] + block][at // 4]
+
+    def place(slot: int, size: int) -> np.ndarray:
+        at = slot % apart
+        assert slot % 16 == 0 and at + size <= blocks[slot // apart].nbytes, f"{size} bytes of shared memory at {at}"
+        return blocks[slot // apart].view(np.uint8)[at : at + size]
+
+    def copy(slot: int, address: int, inside: int) -> None:
+        place(slot, 16)[:] = np.array(memory.words(address, inside), np.uint32).view(np.uint8)
+
+    def held_words(slot: int, inside: int) -> tuple:
+        return tuple(place(slot, 8 * x.size).view(np.uint32)) if inside else (np.uint32(0),) * (2 * x.size)
+
+    def put_words(slot: int, *given: int) -> None:
+        place(slot, 16)[:] = np.array(given, np.uint32).view(np.uint8)
+
+    def floats(*given: int) -> tuple:
+        return tuple(map(np.float32, from_storage(np.array(given, np.uint32).view(x.numpy), x)))
+
+    def deviations(sums: tuple, origins: tuple, given: tuple) -> tuple:
+        away = [v - o for v, o in zip(floats(*given), origins, strict=True)]
+        return tuple(s + d for s, d in zip(sums, [*away, *(d * d for d in away)], strict=True))
+
+    def scaled(given: tuple, means: tuple, scales: tuple) -> tuple:
+        return tuple((v - m) * s for v, m, s in zip(floats(*given), means, scales, strict=True))
+
+    def read_words(address: int, inside: int) -> tuple:
+        return memory.words(address, inside, 2 * x.size)
+
+    def arrive(counters: int, tid: int) -> Generator[None]:
+        yield
+        if tid == 0:
+            memory.atomic_add(counters, 1)
+
+    def await_all(counters: int, blocks: int, tid: int) -> Generator[None]:
+        yield  # so that all threads of a block see the same number
+        while memory.atomic_add(counters, 0) < blocks:
+            yield
+
+    def leave(counters: int, blocks: int, tid: int) -> None:
+        if tid == 0 and memory.atomic_add(counters + 4, 1) == blocks - 1:
+            memory.atomic_add(counters, -blocks)
+            memory.atomic_add(counters + 4, -blocks)
+
+    scope = {
+        "shared_address": shared_address, "copy": copy, "held_words": held_words, "put_words": put_words,
+        "deviations": deviations, "scaled": scaled,
+        "arrive": arrive, "await_all": await_all, "done": lambda counter, tid: None, "leave": leave, "theirs": theirs,
+        "commit": lambda: None, **{f"landed{i}": lambda: None for i in range(norm_team.PARTS)},
+        "read_words": read_words, "floats": floats, "inner": unravel(params["depth"], 1),
+        "get": memory.load(DType.F32, 1, True), "put": memory.store(DType.F32, 1, False), "quotient": lambda a, b: a // b,
+    }  # fmt: skip
+    text = _body(
+        "norm_team",
+        f"{norm_team.PARAMS}, wk",
+        norm_team.source(x, params["depth"], params["grouped"], bool(params["cluster"]), params["own"], params["rows"]),
+    )
+    text = re.sub(r" (arrive|await_all)\(", r" yield from \1(", text)
+    return text, scope, (norm_team.PARAMS.count(",") + 1, loops.unravel_args(params["depth"]))
+
+
 SOURCES: dict[str, Any] = {
     "attention": attention.source,
     "pointwise": pointwise.source,
@@ -709,6 +813,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "depthwise_sm90": _depthwise_sm90,
     "norm": lambda params, *more: _two_pass(params, *more, passes=norm.PASSES[bool(params["centred"])]),
     "norm_split": _norm_split,
+    "norm_team": _norm_team,
     "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
     "gemv": partial(_gemv, tensor_cores=False),

@@ -35,6 +35,11 @@ def test_values(case: str) -> None:
     check(KERNEL, TINY[case])
 
 
+def tile(warpgroups: int, bn: int, persistent: bool = False) -> Config:
+    """A config of attention_sm90."""
+    return {"warpgroups": warpgroups, "bn": bn, "persistent": persistent}
+
+
 RUN: dict[str, tuple[Any, ...]] = {
     "mma.m16n8k16": (
         MMA,
@@ -53,40 +58,61 @@ RUN: dict[str, tuple[Any, ...]] = {
         MMA,
         "sm_80",
         {"bn": 32, "splits": 5},
-        attention("a", (1, 4, 3, 40), 299, share=2),
+        attention("a", (1, 4, 19, 40), 299, share=2),
         attention("b", (2, 1, 70, 40), 161),
     ),
     "mma.m16n8k16, split, a mask": (
         MMA,
         "sm_80",
         {"bn": 32, "splits": 8},
-        attention("a", (2, 4, 9, 64), 250, share=2, mask=(2, 1, 1, 250), hidden=LOWEST, unseen=True, causal=100),
-        attention("b", (2, 1, 1, 64), 1025, mask=(2, 1, 1, 1025), unseen=True, causal=1024),
+        attention("a", (2, 4, 19, 64), 250, share=2, mask=(2, 1, 1, 250), hidden=LOWEST, unseen=True, causal=100),
     ),
     "mma.m16n8k8, split": (MMA, "sm_75", {"bn": 32, "splits": 32}, attention("a", (1, 1, 17, 160), 1023)),
+    "mma.m16n8k16, few rows": (
+        MMA,
+        "sm_80",
+        {"bn": 64, "splits": 1},
+        attention("a", (1, 4, 16, 40), 200, share=2, causal=150),
+        attention("b", (2, 1, 1, 40), 9),
+    ),
+    "mma.m16n8k16, few rows, split": (
+        MMA,
+        "sm_80",
+        {"bn": 128, "splits": 4},
+        attention("a", (2, 4, 3, 64), 700, share=2),
+        attention("b", (1, 2, 11, 64), 513),
+    ),
+    "mma.m16n8k16, few rows, split, a mask": (
+        MMA,
+        "sm_80",
+        {"bn": 64, "splits": 8},
+        attention("a", (2, 4, 9, 64), 550, share=2, mask=(2, 1, 1, 550), hidden=LOWEST, unseen=True, causal=100),
+        attention("b", (2, 1, 1, 64), 1025, mask=(2, 1, 1, 1025), unseen=True, causal=1024),
+    ),
+    "mma.m16n8k8, few rows, split": (MMA, "sm_75", {"bn": 64, "splits": 5}, attention("a", (1, 1, 13, 160), 600)),
     "wgmma": (
         SM90,
         "sm_90a",
-        {"warpgroups": 1, "bn": 64},
+        tile(1, 64),
         attention("a", (1, 2, 100, 64), 199),
         attention("b", (1, 1, 1, 64), 1),
     ),
-    "wgmma, in turns": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64}, attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
-    "wgmma, a mask of keys": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64},
+    "wgmma, in turns": (SM90, "sm_90a", tile(2, 64), attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
+    "wgmma, a mask of keys": (SM90, "sm_90a", tile(1, 64),
         attention("a", (2, 3, 65, 64), 199, mask=(2, 1, 1, 199), hidden=LOWEST, unseen=True),
         attention("b", (3, 1, 1, 64), 63, mask=(3, 1, 1, 63), hidden=-1e9, unseen=True),
         attention("c", (2, 2, 3, 64), 128, mask=(2, 2, 1, 128), unseen=True),
     ),
-    "wgmma, a mask of rows": (SM90, "sm_90a", {"warpgroups": 2, "bn": 64},
+    "wgmma, a mask of rows": (SM90, "sm_90a", tile(2, 64),
         attention("a", (2, 2, 130, 32), 211, mask=(1, 2, 130, 211), hidden=LOWEST, unseen=True, causal=100),
         attention("b", (2, 2, 49, 32), 49, mask=(2, 2, 49, 49), unseen=True, causal=0),
         attention("c", (2, 1, 7, 32), 129, mask=(2, 1, 7, 129), hidden=-1e38, unseen=True, causal=129),
     ),
-    "wgmma, a mask of halves": (SM90, "sm_90a", {"warpgroups": 1, "bn": 128},
+    "wgmma, a mask of halves": (SM90, "sm_90a", tile(1, 128),
         attention("a", (1, 2, 70, 40), 141, mask=(1, 2, 70, 141), kind=DType.F16, unseen=True),
         attention("b", (2, 2, 64, 40), 256, mask=(1, 2, 64, 256), kind=DType.F16, hidden=-6e4),
     ),
-    "wgmma, a mask of bools": (SM90, "sm_90a", {"warpgroups": 1, "bn": 64},
+    "wgmma, a mask of bools": (SM90, "sm_90a", tile(1, 64),
         attention("a", (2, 2, 70, 72), 141, mask=(2, 1, 70, 141), kind=DType.BOOL, unseen=True),
         attention("b", (2, 2, 64, 72), 64, mask=(1, 1, 64, 64), kind=DType.BOOL, unseen=True),
     ),
@@ -99,6 +125,19 @@ def test_compiled_code_computes(case: str) -> None:
     kernel, arch, config, *programs = RUN[case]
     for program in programs:
         check(kernel, program, config, arch=ARCHS[arch], run=partial(machine.run, arch=ARCHS[arch]))
+
+
+@pytest.mark.parametrize("config", [tile(1, 64, persistent=True), tile(2, 64, persistent=True)])
+def test_blocks_go_on_with_the_next_rows(config: Config) -> None:
+    arch = replace(ARCHS["sm_90a"], sms=1)
+    for program in (
+        attention("a", (2, 3, 140, 64), 199),
+        attention("b", (1, 7, 90, 64), 64, share=7),
+        attention("c", (2, 2, 140, 64), 140, causal=-70),
+    ):
+        (launch,) = SM90.work(program.ops[0], program, config, arch).launches
+        assert launch.grid[0] < 6
+        check(SM90, program, config, arch=arch, run=partial(machine.run, arch=arch))
 
 
 def test_says_why_not() -> None:
@@ -138,9 +177,9 @@ def test_few_rows_and_many_of_k_are_split(arch: str) -> None:
     assert splits((1, 12, 1, 64), 4096) > 4 and splits((1, 8, 16, 128), 8192, share=4) > 4
     assert splits((16, 12, 1, 64), 4096) <= 2 and splits((1, 12, 197, 64), 197) == splits((1, 12, 1, 64), 64) == 1
     (op,) = (program := attention("a", (1, 12, 5, 40), 4096)).ops
-    work = MMA.work(op, program, {"bn": 32, "splits": 20}, ARCHS[arch])
-    assert work.launches[0].grid == (12, 19, 1)  # 128 steps, 7 each
-    assert (work.scratch, work.counters) == (12 * 19 * 5 * (48 + 2) * 4, 12 * 4)
+    work = MMA.work(op, program, {"bn": 64, "splits": 20}, ARCHS[arch])
+    assert work.launches[0].grid == (12, 16, 1)  # 64 steps, 4 each
+    assert (work.scratch, work.counters) == (12 * 16 * 5 * (48 + 2) * 4, 12 * 4)
 
 
 def test_tiles_fit_shared_memory_and_registers() -> None:
@@ -163,10 +202,10 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
         (MMA, "attention_40", "sm_75", {"bn": 32, "splits": 1}),
         (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
         (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
-        (MMA, "attention_decode_few", "sm_86", {"bn": 32, "splits": 9}),
-        (SM90, "attention_causal", "sm_90a", {"warpgroups": 1, "bn": 64}),
-        (SM90, "attention_long", "sm_90a", {"warpgroups": 2, "bn": 128}),
-        (SM90, "attention_mask_long", "sm_90a", {"warpgroups": 2, "bn": 64}),
+        (MMA, "attention_decode_few", "sm_86", {"bn": 64, "splits": 9}),
+        (SM90, "attention_causal", "sm_90a", tile(1, 64)),
+        (SM90, "attention_long", "sm_90a", tile(2, 128)),
+        (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
     ],
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
-from tccompile.program import Norm
+from tccompile.kernels.norm_team import NormTeam
+from tccompile.kernels.spec import I32, Config
+from tccompile.program import Norm, Program
+from tccompile.reference import compute
 from tests.gpu.cases import NHWC, norm, program_of
-from tests.kernels.support import ARCH, cases_of, check
+from tests.kernels import simulator
+from tests.kernels.support import ARCH, TOLERANCE, cases_of, check, error
 from tests.kernels.test_softmax import check_coverage
 
-NORM, SPLIT = NormKernel(), NormSplit()
+NORM, SPLIT, TEAM = NormKernel(), NormSplit(), NormTeam()
 
 
 @pytest.mark.parametrize("case", [c for c in cases_of(Norm) if c != "instance_norm_large"])
@@ -41,6 +47,91 @@ def test_values(case: str) -> None:
 )
 def test_values_of_split_images(case: str, splits: int) -> None:
     check(SPLIT, program_of(case), {"splits": splits})
+
+
+@pytest.mark.parametrize(
+    "case, vectors, sms, room, held, own",
+    [
+        ("instance_norm", 3, 7, 163, 152, 0),
+        ("instance_norm", 3, 4, 8, 112, 0),  # of 219 pixels of a block
+        ("instance_norm", 3, 4, 8, 112, 4),  # and 32 in registers
+        ("instance_norm", 3, 7, 163, 120, 4),
+        ("group_norm", 6, 5, 163, 52, 0),
+        ("group_norm", 6, 5, 163, 36, 4),
+        ("group_norm_odd", 3, 5, 163, 32, 0),
+        ("instance_norm_tail", 2, 12, 163, 48, 0),
+        ("instance_norm_fp32", 3, 4, 163, 128, 0),
+        ("instance_norm_fp32", 3, 4, 8, 56, 4),
+        ("group_norm_residual", 4, 20, 9, 88, 4),
+    ],
+)
+def test_values_of_images_held(case: str, vectors: int, sms: int, room: int, held: int, own: int) -> None:
+    """In shared memory, and registers; several pixels at a time are stored to plain results, two to others."""
+    config = {"vectors": vectors, "threads": 32, "cluster": 0, "own": own, "teams": 0}
+    check_team(program_of(case), config, replace(ARCH, sms=sms, smem_block=room * 1024), held)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("teams", [1, 3])
+def test_a_gpu_that_runs_fewer_blocks(blocks: int, teams: int) -> None:
+    """Teams get smaller, and have more pixels than shared memory was asked for; or take one image after the other."""
+    program = norm("norm", (3, 24, 7, 9), (2, 3), 3, NHWC, ep="scale silu", shift=30.0)
+    config = {"vectors": 3, "threads": 32, "cluster": 0, "own": 0, "teams": teams}
+    check_team(program, config, replace(ARCH, sms=6), 16 if teams == 1 else 32, blocks)
+
+
+@pytest.mark.parametrize(
+    "case, vectors, cluster, threads, held, own",
+    [
+        ("instance_norm", 3, 4, 32, 112, 0),
+        ("instance_norm", 1, 8, 32, 64, 0),
+        ("group_norm", 6, 4, 32, 16, 4),
+        ("group_norm_odd", 3, 8, 32, 8, 0),
+        ("instance_norm_tail", 2, 2, 32, 64, 4),
+        ("instance_norm_fp32", 3, 4, 32, 64, 0),
+        ("group_norm_batch", 3, 2, 64, 48, 0),
+    ],
+)
+def test_values_of_images_held_by_clusters(case: str, vectors: int, cluster: int, threads: int, held: int, own: int) -> None:
+    config = {"vectors": vectors, "threads": threads, "cluster": cluster, "own": own, "teams": 0}
+    check_team(program_of(case), config, ARCHS["sm_90a"], held)
+
+
+def check_team(program: Program, config: Config, arch: Arch, held: int, blocks: int | None = None) -> None:
+    """Right values, by blocks of one warp that hold so many pixels of an image, and on fewer blocks than planned."""
+    (op,) = program.ops
+    assert isinstance(op, Norm)
+    work = TEAM.work(op, program, config, arch)
+    (launch,) = work.launches
+    if config["cluster"]:
+        assert not launch.cooperative and launch.grid[0] % config["cluster"] == 0
+    else:
+        assert launch.cooperative and launch.grid[0] <= arch.sms
+    assert [a.value for a in launch.args if isinstance(a, I32)][6] == held
+    launch = replace(launch, grid=(blocks or launch.grid[0], 1, 1))
+    values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    memory = simulator.run(replace(work, launches=(launch,)), program, values, op.y)
+    memory.check_written()
+    assert error(memory.result(), compute(op, program, values)) <= TOLERANCE[program.tensors[op.y].dtype]
+    assert not any(memory.buffers[-1])  # the counters
+
+
+@pytest.mark.parametrize(
+    "shape, groups, reason",
+    [
+        ((1, 64, 60, 60), 8, None),
+        ((1, 64, 96, 100), 0, None),  # a good half of it
+        ((1, 64, 400, 300), 0, "do not fit"),
+        ((40, 64, 9, 9), 0, None),  # many images: clusters
+        ((40, 64, 5, 5), 0, "do not fit"),  # of fewer pixels than a cluster has threads
+        ((1, 6006, 2, 2), 3, "do not fit"),  # and groups of more channels than a block takes
+        ((1, 16, 9, 9), 0, None),
+    ],
+)
+def test_team_says_why_not(shape: tuple[int, ...], groups: int, reason: str | None) -> None:
+    program = norm("norm", shape, (2, 3), groups, NHWC)
+    found = TEAM.supports(program.ops[0], program, replace(ARCHS["sm_90a"], sms=4))
+    assert found is None if reason is None else reason in str(found)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +226,8 @@ def test_compiles(arch: str) -> None:
         (NORM, norm("norm", (3, 700), (1,), centred=False)),
         (NORM, norm("norm", (1, 6, 5, 7), (2, 3), order=NHWC, dtype=DType.F32)),
         (SPLIT, program_of("group_norm")),
+        (TEAM, program_of("group_norm")),
+        (TEAM, program_of("instance_norm_fp32")),
     ):
         (op,) = program.ops
         config = next(iter(kernel.configs(op, program, ARCHS[arch])))

@@ -1,0 +1,570 @@
+"""Normalization of channels-last images that shared memory and registers hold: one launch, x is read once.
+
+A team of blocks takes an image (or a few vectors of channels of one): each block copies its share of the pixels to shared memory
+and registers, passes on the statistics of each channel, merges those of the whole team, and writes its pixels from there. What
+they do not hold is read a second time, last pixels first, as they were the last to come to the L2 cache.
+
+Large images are for teams of as many blocks as there are multiprocessors, which pass on statistics through memory and must run
+at once. Where there are many images, teams are clusters of a few small blocks: several of a multiprocessor's belong to different
+teams, so that some read and some write while others wait for each other, and a cluster that is done makes room for the next.
+
+Each thread sums up 8 channels of its pixels, and their squares, from the first pixel's value on: as that is one of the data,
+little cancels however far the mean is from zero. The sums of threads and of blocks are merged in the same way, from the mean of
+the first one on, and always in the same order (the shifted sums of Chan, Golub and LeVeque, 1983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, lcm, prod
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.loops import device, entry, power, unravel, unravel_args
+from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
+from tccompile.kernels.spec import (
+    F32,
+    I32,
+    LAUNCH_US,
+    Config,
+    Counters,
+    Function,
+    Kernel,
+    Launch,
+    Ptr,
+    Scratch,
+    Value,
+    Work,
+    code,
+    traffic_us,
+)
+from tccompile.program import Norm, Op, Program
+
+RECORD = 8
+"""Bytes of what blocks pass on of a channel: the mean, and the sum of squared deviations."""
+
+PARTS = 4
+"""Groups of copies to shared memory: the first are summed up while the last are on their way."""
+
+BATCH = 8
+"""Records of other blocks that a thread reads at once from memory."""
+
+CLUSTERS = (8, 4)
+"""Blocks of a cluster."""
+
+OWN = {256: (0, 16, 32), 512: (0,)}
+"""Vectors that a thread may hold in registers where shared memory has no room, by the threads of a block that is alone."""
+
+CLUSTER_OWN = 12
+"""The same of a thread in a cluster, in blocks of 256: two find room on a multiprocessor."""
+
+
+class NormTeam(Kernel):
+    """Norm over all pixels of (N, C, …) images with channels innermost, for each channel or group of channels."""
+
+    name = "norm_team"
+    realises = Norm
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Norm)
+        reason = refusal_of(op, program)
+        if reason is None and not any(True for _ in self.configs(op, program, arch)):
+            return "its images do not fit the shared memory of all multiprocessors, or its groups a block"
+        return reason
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Norm)
+        x, groups = program.tensors[op.x], groups_of(op)
+        whole = lcm(x.shape[1] // groups, LANES) // LANES if groups else 1
+
+        def wide(*most: int) -> dict[int, None]:
+            return dict.fromkeys(whole * max(1, min(m, -(-x.padded[1] // LANES)) // whole) for m in most)
+
+        for vectors, threads in ((v, t) for v in wide(4, 8) for t in (256, 512) if v <= t):
+            items = _shares(op, program, _config(vectors, threads, 0, 0, 1), arch).items
+            for teams in dict.fromkeys((items, 1)):  # all items at once, or one after the other
+                for own in OWN[threads]:
+                    s = _shares(op, program, config := _config(vectors, threads, 0, own, teams), arch)
+                    fits = s.held >= min(s.threads, s.chunk) and 3 * s.kept > s.chunk
+                    if fits and teams <= arch.sms and items <= 8 * teams:
+                        yield config
+                        if s.kept >= s.chunk:
+                            break
+                else:
+                    continue
+                break
+        if not arch.tma:
+            return
+        for vectors, threads in ((v, t) for v in wide(1, 2, 4, 8) for t in (128, 256) if v <= t):
+            for cluster in CLUSTERS:
+                for own in (0, CLUSTER_OWN) if threads == 256 else (0,):
+                    s = _shares(op, program, config := _config(vectors, threads, cluster, own, 0), arch)
+                    two = 2 * (s.smem + 1024) <= arch.smem_sm  # find room on a multiprocessor
+                    whole_warps = s.vectors * s.threads % 32 == 0
+                    if s.held and s.kept >= s.chunk >= s.threads and whole_warps and (two or not own):
+                        yield config
+                        if two:
+                            break
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        """What comes one after the other, all traffic, and what is read again, from L2. Teams as they were measured on an H200
+        before they held anything in registers; clusters have not been measured."""
+        assert isinstance(op, Norm)
+        x, s = program.tensors[op.x], _shares(op, program, config, arch)
+        size, traffic = prod(x.padded) * x.dtype.size, traffic_us(op, program, arch)
+        if config["cluster"]:
+            resident = min(arch.smem_sm // (s.smem + 1024), 2048 // config["threads"] // 4)
+            rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
+            spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
+            return LAUNCH_US + 2.0 + 1.05 * traffic / spread + rounds * (3.0 + 0.4 * ceil(s.chunk / s.threads) / 8) / resident
+        again = size * (1 - min(1.0, s.kept / s.chunk)) / (arch.gbps * 1e3)
+        moved = (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
+        parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
+        waits = ceil(s.items / s.teams) * (6.0 + 1.5 * (config["threads"] / 256 - 1))
+        return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Norm)
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        if 0 in y.padded or not prod(x.shape):
+            return Work(())
+        frame = epilogue.frame_of(op, program)
+        spec = epilogue.describe(op, program, frame, LANES)
+        groups, s, walk = groups_of(op), _shares(op, program, config, arch), pixels_of(op, program)
+        share = x.shape[1] // groups if groups else 1
+        row = x.padded[1] * x.dtype.size
+        launch = Launch(
+            code(
+                self.name,
+                x=x.dtype.value,
+                depth=walk.depth,
+                grouped=share > 1,
+                threads=config["threads"],
+                cluster=config["cluster"],
+                own=config["own"],
+                line=min(256, power(row // 2 + 1)) if s.tiles > 1 and row >= 128 and arch.cp_async else 0,
+                rows=_rows(spec),
+                streamed=_streamed(op, program, arch),
+                epilogue=spec.params,
+            ),
+            grid=(s.blocks * s.teams, 1, 1),
+            block=s.vectors * s.threads,
+            args=(
+                *(Ptr(op.x), Scratch(), Counters(), F32(op.eps)),
+                *map(I32, (s.vectors, s.threads, prod(x.shape[2:]), s.blocks, s.items, s.tiles, s.held)),
+                *map(I32, (x.strides[0], x.padded[1], share)),
+                *walk.args,
+                *spec.args,
+            ),
+            smem=s.smem,
+            cooperative=not config["cluster"],
+        )
+        passed_on = 0 if config["cluster"] else s.items * s.blocks * s.vectors * LANES * RECORD
+        return Work((launch,), scratch=passed_on, counters=8 * s.items)
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx import memory, mma
+
+        x, depth, cluster, own, rows = DType(params["x"]), params["depth"], params["cluster"], params["own"], params["rows"]
+        scope = {
+            "read_words": memory.load_words(LANES * x.size // 4, space="global.nc"),
+            "held_words": memory.load_words(LANES * x.size // 4, space="shared"),
+            "put_words": mma.store_chunk,
+            "floats": memory.floats(x, LANES),
+            "deviations": memory.deviations(x, LANES),
+            "scaled": memory.scaled(x, LANES),
+            "inner": unravel(depth),
+            "get": memory.load(DType.F32, guarded=True, space="global.cg"),
+            "put": memory.store(DType.F32),
+            "quotient": mma.divide,
+            "shared_address": mma.shared_address,
+            **_meeting(bool(cluster)),
+            **_copies(arch, params["line"]),
+        }
+        put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
+        text = source(x, depth, params["grouped"], bool(cluster), own, rows)
+        body = device("norm_team", f"{PARAMS}, wk, e", text, store=put, **scope)
+        fixed = (types.int64,) * 3 + (types.float32,) + (types.int32,) * (PARAMS.count(",") - 3)
+        signature = types.void(*fixed, *(types.int32,) * unravel_args(depth), *extra)
+        function = entry(body, len(fixed), unravel_args(depth), len(extra))
+        threads = params["threads"]
+        together = (512 if rows == 4 else 256) // threads if cluster else 1  # as far as registers last
+        return Function(function, signature, threads, together, cluster=cluster or 1)
+
+
+PARAMS = "x, statistics, counters, eps, V, T, K, blocks, items, tiles, held, xn, present, share"
+
+
+def _config(vectors: int, threads: int, cluster: int, own: int, teams: int) -> Config:
+    """vectors of channels of an item, threads of a block, blocks of a cluster (0: the team is not one), vectors that a thread
+    holds in registers, teams that work at once (0: as many as there is room for)."""
+    return {"vectors": vectors, "threads": threads, "cluster": cluster, "own": own, "teams": teams}
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """How the work is shared out.
+
+    vectors, threads  of 8 channels that a block reads of a pixel (whole groups), and threads of each (a power of 2)
+    tiles, items      blocks of channels of an image, and of all images
+    blocks, teams     of a team, and teams that there are
+    chunk, held, kept pixels of a block; those that shared memory has room for, and with them those that registers have room for
+    smem              bytes of shared memory
+    """
+
+    vectors: int
+    threads: int
+    tiles: int
+    items: int
+    blocks: int
+    teams: int
+    chunk: int
+    held: int
+    kept: int
+    smem: int
+
+
+def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
+    """Teams that are no clusters have as many blocks as there are multiprocessors, as far as all threads have pixels."""
+    x, y = program.tensors[op.x], program.tensors[op.y]
+    wide, pixels = config["vectors"], max(1, prod(x.shape[2:]))
+    threads = power(config["threads"] // wide + 1) // 2
+    tiles = -(-max(x.padded[1], y.padded[1]) // (wide * LANES))
+    items = x.shape[0] * tiles
+    teams = config["teams"] or items
+    blocks = config["cluster"] or max(1, min(-(-pixels // threads), arch.sms // max(teams, 1)))
+    chunk = -(-pixels // blocks)
+    turn = threads * wide * LANES * x.dtype.size  # bytes of a pixel for each thread
+    beside = 4 * _beside(wide, threads)
+    own = config["own"]  # these go to shared memory in the end
+    turns = max(0, min((arch.smem_block - beside) // turn, max(1, own, -(-chunk // threads) - own)))
+    kept = (turns + own) * threads
+    return _Shares(wide, threads, tiles, items, blocks, teams, chunk, turns * threads, kept, beside + turns * turn)
+
+
+def _beside(wide: int, threads: int) -> int:
+    """Numbers in shared memory beside x: statistics of each thread, and of each channel by some of the threads; see `source`."""
+    return 16 * (wide * threads + 8) + 2 * wide * max(8, threads) + 32 * wide
+
+
+def _rows(spec: epilogue.EpilogueSpec) -> int:
+    """Pixels that are stored at once: fewer where the epilogue needs many registers."""
+    _, _, (_, mode, *_), sources, _ = spec.params
+    plain = mode == "vector" and len(sources) <= 2 and all(how == "none" for _, _, how in sources)
+    return 4 if plain else 2
+
+
+def _streamed(op: Norm, program: Program, arch: Arch) -> bool:
+    """Whether L2 should not keep y: x and y are too large for others to find them there."""
+    x, y = program.tensors[op.x], program.tensors[op.y]
+    return prod(x.padded) * x.dtype.size + prod(y.padded) * y.dtype.size > arch.l2 * 2**20
+
+
+def _meeting(cluster: bool) -> dict[str, object]:
+    """How the blocks of a team meet: `arrive` with what they pass on, `await_all`, `done` with what others passed on, `leave`;
+    and `theirs`, a number in the shared memory of another block of the cluster."""
+    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx import exchange, hopper
+
+    if cluster:
+        arrive, wait = hopper.cluster_arrive_at, hopper.cluster_wait_at
+        return {"arrive": arrive, "await_all": wait, "done": arrive, "leave": wait, "theirs": hopper.load_cluster_f32}
+
+    @inline
+    def nothing(counters, tid):
+        pass
+
+    return {"arrive": exchange.arrive, "await_all": exchange.await_all, "done": nothing, "leave": exchange.leave}
+
+
+def _copies(arch: Arch, line: int) -> dict[str, object]:
+    """`copy` of 16 bytes to shared memory, `commit` of a group of copies, and `landed0` …: a wait for each group.
+
+    line: bytes around them that are to come to L2 at the same time, for other teams, or 0.
+    """
+    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx import mma
+
+    if arch.cp_async:
+        waits = {f"landed{i}": mma.cp_async_wait(PARTS - 1 - i) for i in range(PARTS)}
+        return {"copy": mma.cp_async_with(line) if line else mma.cp_async, "commit": mma.cp_async_commit, **waits}
+    load_chunk, store_chunk = mma.load_chunk, mma.store_chunk
+
+    @inline
+    def copy_at_once(slot, address, inside):
+        a, b, c, d = load_chunk(address, inside)
+        store_chunk(slot, a, b, c, d)
+
+    @inline
+    def nothing():
+        pass
+
+    return {"copy": copy_at_once, "commit": nothing, **{f"landed{i}": nothing for i in range(PARTS)}}
+
+
+def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: int) -> list[str]:
+    """The kernel's text. Thread (t, g) of T × V: pixels first, first + T … of its block's, up to `end`, and vector g.
+
+    Of its pixels those below `kept` are in shared memory, `own` ones are in registers, those from `low` on are read twice.
+    Shared memory, in floats: means of 8 lanes by thread, 8 rows of `pitch`; squared deviations likewise, from Q on; then by
+    channel (i of vector g: i * V + g, of W), from S1 and S2 on, sums of means and of squared deviations, over a part of the
+    records by each of `subs` threads; from F on means, and from F + W on squared deviations, and scales in the end; from E on
+    means, and from E + W on squared deviations, of the block, for the others of its cluster. Then x: vectors at `slots` and
+    steps of it, for k < kept.
+    """
+    lanes, each_row, size = range(LANES), range(rows), x.size
+
+    def each(text: str) -> list[str]:
+        return [text.format(i=i) for i in lanes]
+
+    def indented(lines: list[str], levels: int = 1) -> list[str]:
+        return ["    " * levels + line for line in lines]
+
+    def address(k: str) -> str:
+        offset = f"i64({k}) * i64(wk[0])" if depth == 1 else f"inner({k}, wk)"
+        return f"base + {offset} * i64({size})"
+
+    def fetch(words: str, k: str, inside: str) -> str:
+        return f"{words} = read_words({address(k)}, i32({inside}))"
+
+    load = [
+        "k, part, slot = first, i32(0), slots",
+        f"while part < {PARTS}:",
+        "    part = i32(part + 1)",
+        "    stop = i32(min(kept, i32(begin + part * quarter)))",
+        "    while k < stop:",
+        f"        at = {address('k')}",
+        *(f"        copy(i32(slot + {b}), at + i64({b}), bytes_inside)" for b in range(0, LANES * size, 16)),
+        "        k = i32(k + T)",
+        "        slot = i32(slot + step)",
+        "    commit()",
+    ]
+    for u in range(own):
+        load += [f"k = i32(kept + t + i32({u}) * T)", fetch(f"own{u}", "k", "i32(k < end) & inside")]
+
+    def stream(far: str, body: list[str]) -> list[str]:
+        """Text that reads `rows` pixels k, k + T … from memory, as w0 …, those at `far` meanwhile, and goes on with these."""
+
+        def ahead(k: str) -> list[str]:
+            lines = []
+            for r in each_row:
+                at = f"k{r} = i32({k} + i32({r}) * T)"
+                lines += [at, fetch(f"next{r}", f"max(k{r}, i32(0))", f"i32(low <= k{r} and k{r} < end) & inside")]
+            return lines
+
+        return [
+            *ahead("k"),
+            "while k >= low and k < end:",
+            *(f"    w{r} = next{r}" for r in each_row),
+            f"    far = i32({far})",
+            *indented([*ahead("far"), *body]),
+            "    k = far",
+        ]
+
+    def add(many: str, mean: str, square: str) -> list[str]:
+        """A record of `many` pixels: sums of deviations from `ref`, which is the first record's mean, and of their squares."""
+        return [f"d = {mean} - ref", f"s1 += {many} * d", f"s2 += {square} + {many} * d * d"]
+
+    def merged(records: list[str], n: str, ref: list[str], then: list[str]) -> list[str]:
+        """Each channel: its `subs` threads add up records, the first of them what these have; mean and square are known then."""
+        return [
+            "ch = own_ch",
+            "while ch < W:",
+            "    s1, s2 = f32(0), f32(0)",
+            *indented(records),
+            "    o = i32(sub * W + ch)",
+            "    shared[S1 + o] = s1",
+            "    shared[S2 + o] = s2",
+            "    ch = i32(ch + threads)",
+            "cuda.syncthreads()",
+            "ch = tid",
+            "while ch < W:",
+            "    s1, s2, r, o = f32(0), f32(0), i32(0), ch",
+            "    while r < subs:",
+            "        s1 += shared[S1 + o]",
+            "        s2 += shared[S2 + o]",
+            "        r, o = i32(r + 1), i32(o + W)",
+            *indented(ref),
+            f"    d = s1 / {n}",
+            "    mean = ref + d",
+            "    square = maximum(s2 - s1 * d, f32(0))",
+            *indented(then),
+            "    ch = i32(ch + threads)",
+        ]
+
+    statistics = [
+        "k, part, slot = first, i32(0), slots",
+        "landed0()",
+        f"h = floats({', '.join(f'held_words(slot, i32(first < kept))[{i}]' for i in range(LANES * size // 4))})",
+        f"sums = ({'f32(0), ' * 2 * LANES})",
+        f"while part < {PARTS}:",
+        *(line for p in range(1, PARTS) for line in (f"    if part == {p}:", f"        landed{p}()")),
+        "    part = i32(part + 1)",
+        "    stop = i32(min(kept, i32(begin + part * quarter)))",
+        "    while k < stop:",
+        "        sums = deviations(sums, h, held_words(slot, i32(1)))",
+        "        k = i32(k + T)",
+        "        slot = i32(slot + step)",
+    ]
+    for u in range(own):
+        statistics += [f"if kept + t + i32({u}) * T < end:", f"    sums = deviations(sums, h, own{u})"]
+    if not cluster:  # a cluster holds all of them
+        taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
+        statistics += ["k = i32(low + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
+    statistics += [
+        "part_n = f32(1) / maximum(f32(full + i32(t < extra)), f32(1))",
+        *each("shared[i32({i} * pitch + tid)] = h[{i}] + sums[{i}] * part_n"),
+        *(
+            f"shared[i32(Q + {i} * pitch + tid)] = maximum(sums[{LANES + i}] - sums[{i}] * sums[{i}] * part_n, f32(0))"
+            for i in lanes
+        ),
+        "cuda.syncthreads()",
+    ]
+    of_threads = [
+        "i = quotient(ch, V)",
+        "o = i32(i * pitch + (ch - i * V))",
+        "ref = shared[o]",
+        "r, o = sub, i32(o + sub * V)",
+        "while r < T:",
+        *indented(add("f32(full + i32(r < extra))", "shared[o]", "shared[Q + o]")),
+        "    r, o = i32(r + subs), i32(o + subs * V)",
+    ]
+    record = "statistics + ((i64(item) * i64(B) + i64({})) * i64(W) * i64(2) + i64(ch)) * i64(4)"
+    if cluster:
+        pass_on = ["shared[E + ch] = mean", "shared[E + W + ch] = square"]
+    else:
+        pass_on = [f"at = {record.format('block')}", "put(at, mean)", "put(at + i64(W) * i64(4), square)"]
+    block_statistics = merged(
+        of_threads,
+        "maximum(f32(end - begin), f32(1))",
+        ["i = quotient(ch, V)", "ref = shared[i32(i * pitch + (ch - i * V))]"],
+        pass_on,
+    )
+
+    def taken(mean: str, square: str, r: str) -> list[str]:
+        """The record of block r, or zeros."""
+        if cluster:
+            found = (f"theirs(i32(at_shared + ({at} + ch) * 4), i32(min({r}, B - 1)))" for at in ("E", "E + W"))
+            return [f"{v} = select({r} < B, {text}, f32(0))" for v, text in zip((mean, square), found, strict=True)]
+        asked = f"i32({r} < B)"
+        return [f"at = {record.format(r)}", f"{mean} = get(at, {asked})", f"{square} = get(at + i64(W) * i64(4), {asked})"]
+
+    batch = range(2 if cluster else BATCH)
+    of_blocks = [
+        *taken("ref", "square", "i32(0)"),
+        "if sub == 0:",
+        "    shared[F + ch] = ref",
+        "r = sub",
+        "while r < B:",
+    ]
+    for u in batch:
+        of_blocks += [f"    r{u} = i32(r + {u} * subs)", *indented(taken(f"m{u}", f"q{u}", f"r{u}"))]
+    for u in batch:
+        of_blocks += [f"    many = f32(max(i32(0), min(chunk, i32(K - r{u} * chunk))))", *indented(add("many", f"m{u}", f"q{u}"))]
+    of_blocks += [f"    r = i32(r + {len(batch)} * subs)"]
+    spread = "square" if grouped else "f32(1) / sqrt(square / f32(K) + eps)"
+    whole = merged(of_blocks, "f32(K)", ["ref = shared[F + ch]"], ["shared[F + ch] = mean", f"shared[F + W + ch] = {spread}"])
+    whole += ["done(counter, tid)", "cuda.syncthreads()"]
+    if grouped:  # a thread has a group of the tile
+
+        def channels(*lines: str) -> list[str]:
+            at = "        o = i32(F + (j & 7) * V + (j >> 3))"
+            return ["    j = i32(i * share)", "    while j < last:", at, *indented([*lines], 2), "        j = i32(j + 1)"]
+
+        whole += [
+            "i = tid",
+            "while i * share < W:",
+            "    last = i32(i * share + share)",
+            "    mean, square = f32(0), f32(0)",
+            *channels("mean += shared[o]"),
+            "    mean = mean / f32(share)",
+            *channels("d = shared[o] - mean", "square += shared[W + o] + f32(K) * d * d"),
+            "    square = f32(1) / sqrt(square / (f32(K) * f32(share)) + eps)",
+            *channels("shared[o] = mean", "shared[W + o] = square"),
+            "    i = i32(i + threads)",
+            "cuda.syncthreads()",
+        ]
+
+    def write(words: str, limit: str) -> str:
+        results = " + ".join(f"scaled({words.format(r=r)}, means, scales)" for r in each_row)
+        return f"store({results}, i32(image * K + k), T, i32(image * K + {limit}), c, e)"
+
+    def of_vector(place: str) -> str:
+        return f"({''.join(each(f'shared[i32({place} + {{i}} * V + g)], '))})"
+
+    held = "held_words(i32(slot + i32({r}) * step), i32(k + i32({r}) * T < stop))"
+    from_shared = [
+        "while k < stop:",
+        f"    {write(held, 'stop')}",
+        f"    k = i32(k + i32({rows}) * T)",
+        f"    slot = i32(slot + i32({rows}) * step)",
+    ]
+    apply = [
+        f"means = {of_vector('F')}",
+        f"scales = {of_vector('F + W')}",
+    ]
+    if not cluster:
+        apply += [
+            "k = i32(low + t)",
+            f"k = i32(k + (quotient(i32(max(end - k, i32(0)) + {rows} * T - 1), i32({rows} * T)) - 1) * {rows} * T)",  # the last
+            *stream(f"k - i32({rows}) * T", [write("w{r}", "end")]),
+        ]
+    apply.append("k, slot, stop = first, slots, kept")
+    if own:  # what registers hold goes to shared memory when there is room, so that there is one text for both
+        apply += ["part = i32(0)", "while part < 2:", *indented(from_shared), "    if part == 0:", "        slot = slots"]
+        for u in range(own):
+            for b in range(0, LANES * size // 4, 4):
+                words = ", ".join(f"own{u}[{b + i}]" for i in range(4))
+                apply.append(f"        put_words(i32(slot + i32({u}) * step + {4 * b}), {words})")
+        apply += ["        k, stop = i32(kept + t), low", "    part = i32(part + 1)"]
+    else:
+        apply += from_shared
+    return [
+        "tid, block, grid = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.gridDim.x)",
+        "shared = cuda.shared.array(0, f32)",
+        "threads, W = i32(T * V), i32(V * 8)",
+        "t = quotient(tid, V)",
+        "g = i32(tid - t * V)",
+        "subs = i32(max(i32(1), T >> 3))",
+        "sub = quotient(tid, W) if T >= 8 else i32(0)",
+        "own_ch = i32(tid - sub * W)",
+        "pitch = i32(threads + 8)",
+        "Q, S1 = i32(8 * pitch), i32(16 * pitch)",
+        "S2 = i32(S1 + subs * W)",
+        "F = i32(S2 + subs * W)",
+        "E = i32(F + 2 * W)",
+        "at_shared = i32(shared_address(shared))",
+        f"slots = i32(at_shared + (E + 2 * W) * 4 + tid * {LANES * size})",
+        f"step = i32(threads * {LANES * size})",
+        # Its share of an item's pixels. A GPU that runs fewer blocks has smaller teams, or teams that take more items.
+        "B = i32(min(blocks, grid))",
+        "team, teams = quotient(block, B), quotient(grid, B)",
+        "block = i32(block - team * B)",
+        "chunk = quotient(i32(K + B - 1), B)",
+        "begin = i32(min(K, i32(block * chunk)))",
+        "end = i32(min(K, i32(begin + chunk)))",
+        "kept = i32(min(end, i32(begin + held)))",
+        f"low = i32(min(end, i32(kept + i32({own}) * T)))",
+        f"quarter = i32(quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T)) * T)",
+        "first = i32(begin + t)",
+        "full = quotient(i32(end - begin), T)",
+        "extra = i32(end - begin - full * T)",
+        "item = team if team < teams else items",
+        "while item < items:",
+        "    image = quotient(item, tiles)",
+        "    c = i32(((item - image * tiles) * V + g) * 8)",
+        f"    base = x + (i64(image) * i64(xn) + i64(c)) * i64({size})",
+        "    inside = i32(c < present)",
+        "    bytes_inside = i32(inside << 4)",
+        "    counter = counters + i64(item) * i64(8)",
+        *indented([*load, *statistics, *block_statistics]),
+        "    arrive(counter, tid)",
+        "    await_all(counter, B, tid)",
+        *indented([*whole, *apply]),
+        "    leave(counter, B, tid)",
+        "    item = i32(item + teams)",
+    ]
