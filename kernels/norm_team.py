@@ -1,8 +1,8 @@
-"""Normalization of channels-last images that shared memory and registers hold: one launch, x is read once.
+"""Normalization of channels-last images that shared memory holds: one launch, x is read once.
 
-A team of blocks takes an image (or a few vectors of channels of one): each block copies its share of the pixels to shared memory
-and registers, passes on the statistics of each channel, merges those of the whole team, and writes its pixels from there. What
-they do not hold is read a second time, last pixels first, as they were the last to come to the L2 cache.
+A team of blocks takes an image (or a few vectors of channels of one): each block copies its share of the pixels to shared memory,
+passes on the statistics of each channel, merges those of the whole team, and writes its pixels from there. What it does not
+hold is read a second time, last pixels first, as they were the last to come to the L2 cache.
 
 Large images are for teams of as many blocks as there are multiprocessors, which pass on statistics through memory and must run
 at once. Where there are many images, teams are clusters of a few small blocks: several of a multiprocessor's belong to different
@@ -51,14 +51,8 @@ PARTS = 4
 BATCH = 8
 """Records of other blocks that a thread reads at once from memory."""
 
-CLUSTERS = (8, 4)
-"""Blocks of a cluster."""
-
-OWN = {256: (0, 16, 32), 512: (0,)}
-"""Vectors that a thread may hold in registers where shared memory has no room, by the threads of a block that is alone."""
-
-CLUSTER_OWN = 12
-"""The same of a thread in a cluster, in blocks of 256: two find room on a multiprocessor."""
+CLUSTER = 8
+"""Blocks of a cluster. Of 4 they were slower on an H200."""
 
 
 class NormTeam(Kernel):
@@ -82,35 +76,27 @@ class NormTeam(Kernel):
         def wide(*most: int) -> dict[int, None]:
             return dict.fromkeys(whole * max(1, min(m, -(-x.padded[1] // LANES)) // whole) for m in most)
 
-        for vectors, threads in ((v, t) for v in wide(4, 8) for t in (256, 512) if v <= t):
-            items = _shares(op, program, _config(vectors, threads, 0, 0, 1), arch).items
-            for teams in dict.fromkeys((items, 1)):  # all items at once, or one after the other
-                for own in OWN[threads]:
-                    s = _shares(op, program, config := _config(vectors, threads, 0, own, teams), arch)
-                    fits = s.held >= min(s.threads, s.chunk) and 3 * s.kept > s.chunk
-                    if fits and teams <= arch.sms and items <= 8 * teams:
-                        yield config
-                        if s.kept >= s.chunk:
-                            break
-                else:
-                    continue
-                break
+        def shares(vectors: int, threads: int, cluster: int, teams: int) -> tuple[Config, _Shares]:
+            config = _config(vectors, threads, cluster, teams)
+            return config, _shares(op, program, config, arch)
+
+        for vectors, threads in ((v, t) for v in wide(8) for t in (256, 512) if v <= t):
+            items = shares(vectors, threads, 0, 1)[1].items
+            for teams in dict.fromkeys((items, 1)):  # all items at once; where that is too much, one after the other
+                config, s = shares(vectors, threads, 0, teams)
+                fits = s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk
+                if fits and teams <= arch.sms and items <= 8 * teams:
+                    yield config
+                    break
         if not arch.tma:
             return
-        for vectors, threads in ((v, t) for v in wide(1, 2, 4, 8) for t in (128, 256) if v <= t):
-            for cluster in CLUSTERS:
-                for own in (0, CLUSTER_OWN) if threads == 256 else (0,):
-                    s = _shares(op, program, config := _config(vectors, threads, cluster, own, 0), arch)
-                    two = 2 * (s.smem + 1024) <= arch.smem_sm  # find room on a multiprocessor
-                    whole_warps = s.vectors * s.threads % 32 == 0
-                    if s.held and s.kept >= s.chunk >= s.threads and whole_warps and (two or not own):
-                        yield config
-                        if two:
-                            break
+        for vectors, threads in ((v, t) for v in wide(4, 8) for t in (128, 256) if v <= t):
+            config, s = shares(vectors, threads, CLUSTER, 0)
+            if s.held and s.held >= s.chunk >= s.threads and s.vectors * s.threads % 32 == 0:
+                yield config
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        """What comes one after the other, all traffic, and what is read again, from L2. Teams as they were measured on an H200
-        before they held anything in registers; clusters have not been measured."""
+        """What comes one after the other, all traffic, and what is read again, from L2; as measured on an H200."""
         assert isinstance(op, Norm)
         x, s = program.tensors[op.x], _shares(op, program, config, arch)
         size, traffic = prod(x.padded) * x.dtype.size, traffic_us(op, program, arch)
@@ -119,10 +105,10 @@ class NormTeam(Kernel):
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
             return LAUNCH_US + 2.0 + 1.05 * traffic / spread + rounds * (3.0 + 0.4 * ceil(s.chunk / s.threads) / 8) / resident
-        again = size * (1 - min(1.0, s.kept / s.chunk)) / (arch.gbps * 1e3)
+        again = 512 / config["threads"] * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
         moved = (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
         parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
-        waits = ceil(s.items / s.teams) * (6.0 + 1.5 * (config["threads"] / 256 - 1))
+        waits = ceil(s.items / s.teams) * (6.0 + 0.75 * (config["threads"] / 256 - 1))
         return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -143,7 +129,6 @@ class NormTeam(Kernel):
                 grouped=share > 1,
                 threads=config["threads"],
                 cluster=config["cluster"],
-                own=config["own"],
                 line=min(256, power(row // 2 + 1)) if s.tiles > 1 and row >= 128 and arch.cp_async else 0,
                 rows=_rows(spec),
                 streamed=_streamed(op, program, arch),
@@ -169,11 +154,10 @@ class NormTeam(Kernel):
 
         from tccompile.kernels.ptx import memory, mma
 
-        x, depth, cluster, own, rows = DType(params["x"]), params["depth"], params["cluster"], params["own"], params["rows"]
+        x, depth, cluster, rows = DType(params["x"]), params["depth"], params["cluster"], params["rows"]
         scope = {
             "read_words": memory.load_words(LANES * x.size // 4, space="global.nc"),
             "held_words": memory.load_words(LANES * x.size // 4, space="shared"),
-            "put_words": mma.store_chunk,
             "floats": memory.floats(x, LANES),
             "deviations": memory.deviations(x, LANES),
             "scaled": memory.scaled(x, LANES),
@@ -186,7 +170,7 @@ class NormTeam(Kernel):
             **_copies(arch, params["line"]),
         }
         put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
-        text = source(x, depth, params["grouped"], bool(cluster), own, rows)
+        text = source(x, depth, params["grouped"], bool(cluster), rows)
         body = device("norm_team", f"{PARAMS}, wk, e", text, store=put, **scope)
         fixed = (types.int64,) * 3 + (types.float32,) + (types.int32,) * (PARAMS.count(",") - 3)
         signature = types.void(*fixed, *(types.int32,) * unravel_args(depth), *extra)
@@ -199,10 +183,10 @@ class NormTeam(Kernel):
 PARAMS = "x, statistics, counters, eps, V, T, K, blocks, items, tiles, held, xn, present, share"
 
 
-def _config(vectors: int, threads: int, cluster: int, own: int, teams: int) -> Config:
-    """vectors of channels of an item, threads of a block, blocks of a cluster (0: the team is not one), vectors that a thread
-    holds in registers, teams that work at once (0: as many as there is room for)."""
-    return {"vectors": vectors, "threads": threads, "cluster": cluster, "own": own, "teams": teams}
+def _config(vectors: int, threads: int, cluster: int, teams: int) -> Config:
+    """vectors of channels of an item, threads of a block, blocks of a cluster (0: the team is not one), teams that work at once
+    (0: as many as there is room for)."""
+    return {"vectors": vectors, "threads": threads, "cluster": cluster, "teams": teams}
 
 
 @dataclass(frozen=True)
@@ -212,7 +196,7 @@ class _Shares:
     vectors, threads  of 8 channels that a block reads of a pixel (whole groups), and threads of each (a power of 2)
     tiles, items      blocks of channels of an image, and of all images
     blocks, teams     of a team, and teams that there are
-    chunk, held, kept pixels of a block; those that shared memory has room for, and with them those that registers have room for
+    chunk, held       pixels of a block; those that shared memory has room for
     smem              bytes of shared memory
     """
 
@@ -224,7 +208,6 @@ class _Shares:
     teams: int
     chunk: int
     held: int
-    kept: int
     smem: int
 
 
@@ -240,10 +223,8 @@ def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
     chunk = -(-pixels // blocks)
     turn = threads * wide * LANES * x.dtype.size  # bytes of a pixel for each thread
     beside = 4 * _beside(wide, threads)
-    own = config["own"]  # these go to shared memory in the end
-    turns = max(0, min((arch.smem_block - beside) // turn, max(1, own, -(-chunk // threads) - own)))
-    kept = (turns + own) * threads
-    return _Shares(wide, threads, tiles, items, blocks, teams, chunk, turns * threads, kept, beside + turns * turn)
+    turns = max(0, min((arch.smem_block - beside) // turn, max(1, -(-chunk // threads))))
+    return _Shares(wide, threads, tiles, items, blocks, teams, chunk, turns * threads, beside + turns * turn)
 
 
 def _beside(wide: int, threads: int) -> int:
@@ -306,10 +287,10 @@ def _copies(arch: Arch, line: int) -> dict[str, object]:
     return {"copy": copy_at_once, "commit": nothing, **{f"landed{i}": nothing for i in range(PARTS)}}
 
 
-def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: int) -> list[str]:
+def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> list[str]:
     """The kernel's text. Thread (t, g) of T × V: pixels first, first + T … of its block's, up to `end`, and vector g.
 
-    Of its pixels those below `kept` are in shared memory, `own` ones are in registers, those from `low` on are read twice.
+    Of its pixels those below `kept` are in shared memory, the others are read twice.
     Shared memory, in floats: means of 8 lanes by thread, 8 rows of `pitch`; squared deviations likewise, from Q on; then by
     channel (i of vector g: i * V + g, of W), from S1 and S2 on, sums of means and of squared deviations, over a part of the
     records by each of `subs` threads; from F on means, and from F + W on squared deviations, and scales in the end; from E on
@@ -343,8 +324,6 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: i
         "        slot = i32(slot + step)",
         "    commit()",
     ]
-    for u in range(own):
-        load += [f"k = i32(kept + t + i32({u}) * T)", fetch(f"own{u}", "k", "i32(k < end) & inside")]
 
     def stream(far: str, body: list[str]) -> list[str]:
         """Text that reads `rows` pixels k, k + T … from memory, as w0 …, those at `far` meanwhile, and goes on with these."""
@@ -353,12 +332,12 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: i
             lines = []
             for r in each_row:
                 at = f"k{r} = i32({k} + i32({r}) * T)"
-                lines += [at, fetch(f"next{r}", f"max(k{r}, i32(0))", f"i32(low <= k{r} and k{r} < end) & inside")]
+                lines += [at, fetch(f"next{r}", f"max(k{r}, i32(0))", f"i32(kept <= k{r} and k{r} < end) & inside")]
             return lines
 
         return [
             *ahead("k"),
-            "while k >= low and k < end:",
+            "while k >= kept and k < end:",
             *(f"    w{r} = next{r}" for r in each_row),
             f"    far = i32({far})",
             *indented([*ahead("far"), *body]),
@@ -410,11 +389,9 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: i
         "        k = i32(k + T)",
         "        slot = i32(slot + step)",
     ]
-    for u in range(own):
-        statistics += [f"if kept + t + i32({u}) * T < end:", f"    sums = deviations(sums, h, own{u})"]
     if not cluster:  # a cluster holds all of them
         taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
-        statistics += ["k = i32(low + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
+        statistics += ["k = i32(kept + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
     statistics += [
         "part_n = f32(1) / maximum(f32(full + i32(t < extra)), f32(1))",
         *each("shared[i32({i} * pitch + tid)] = h[{i}] + sums[{i}] * part_n"),
@@ -496,33 +473,21 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: i
     def of_vector(place: str) -> str:
         return f"({''.join(each(f'shared[i32({place} + {{i}} * V + g)], '))})"
 
-    held = "held_words(i32(slot + i32({r}) * step), i32(k + i32({r}) * T < stop))"
-    from_shared = [
-        "while k < stop:",
-        f"    {write(held, 'stop')}",
-        f"    k = i32(k + i32({rows}) * T)",
-        f"    slot = i32(slot + i32({rows}) * step)",
-    ]
-    apply = [
-        f"means = {of_vector('F')}",
-        f"scales = {of_vector('F + W')}",
-    ]
+    apply = [f"means = {of_vector('F')}", f"scales = {of_vector('F + W')}"]
     if not cluster:
         apply += [
-            "k = i32(low + t)",
+            "k = i32(kept + t)",
             f"k = i32(k + (quotient(i32(max(end - k, i32(0)) + {rows} * T - 1), i32({rows} * T)) - 1) * {rows} * T)",  # the last
             *stream(f"k - i32({rows}) * T", [write("w{r}", "end")]),
         ]
-    apply.append("k, slot, stop = first, slots, kept")
-    if own:  # what registers hold goes to shared memory when there is room, so that there is one text for both
-        apply += ["part = i32(0)", "while part < 2:", *indented(from_shared), "    if part == 0:", "        slot = slots"]
-        for u in range(own):
-            for b in range(0, LANES * size // 4, 4):
-                words = ", ".join(f"own{u}[{b + i}]" for i in range(4))
-                apply.append(f"        put_words(i32(slot + i32({u}) * step + {4 * b}), {words})")
-        apply += ["        k, stop = i32(kept + t), low", "    part = i32(part + 1)"]
-    else:
-        apply += from_shared
+    held = "held_words(i32(slot + i32({r}) * step), i32(k + i32({r}) * T < kept))"
+    apply += [
+        "k, slot = first, slots",
+        "while k < kept:",
+        f"    {write(held, 'kept')}",
+        f"    k = i32(k + i32({rows}) * T)",
+        f"    slot = i32(slot + i32({rows}) * step)",
+    ]
     return [
         "tid, block, grid = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.gridDim.x)",
         "shared = cuda.shared.array(0, f32)",
@@ -548,7 +513,6 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, own: int, rows: i
         "begin = i32(min(K, i32(block * chunk)))",
         "end = i32(min(K, i32(begin + chunk)))",
         "kept = i32(min(end, i32(begin + held)))",
-        f"low = i32(min(end, i32(kept + i32({own}) * T)))",
         f"quarter = i32(quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T)) * T)",
         "first = i32(begin + t)",
         "full = quotient(i32(end - begin), T)",

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from tccompile.pack import Build, section
 from tccompile.place import place
 from tccompile.plan import Entry, Image, Plan, pack_constant
 from tccompile.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
-from tccompile.reference.storage import elements, from_storage
+from tccompile.reference.storage import elements, from_storage, to_storage
 from tccompile.schedule import Candidate, Choice, candidates
 from tccompile.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
 from tccompile.weights import Source, evaluate, sources_of
@@ -278,32 +279,46 @@ def _entry(
     return Entry(program, (replace(made, steps=chain),))
 
 
-def _data(op: Op, program: Program) -> dict[str, bytes]:
+def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
     """Bytes for the storage of all that the op reads: the constants that do not depend on the model's weights as they are,
     everything else random, such that sums keep to the range of fp16."""
-    block = np.random.default_rng(0).standard_normal(1_000_003, np.float32)
-    data = {}
+    data: dict[str, bytes | memoryview] = {}
     for name in op.inputs:
         t = program.tensors[program.tensors[name].storage]
         recipe = program.constants.get(t.name)
         if recipe is not None and not sources_of(recipe):
-            values = evaluate(recipe, {})
+            data[t.name] = pack_constant(t, evaluate(recipe, {}))
         elif t.dtype.is_float:
             fan_in = 1
             if isinstance(op, Conv) and name == op.w:
                 fan_in = math.prod(t.shape[1:])
             elif (isinstance(op, Gemm) and name == op.b) or (isinstance(op, Rnn) and name == op.r):
                 fan_in = t.shape[-1]
-            values = np.resize(block, t.shape) * np.float32(fan_in**-0.5)
+            data[t.name] = _random(t, fan_in**-0.5)
         elif isinstance(op, Rnn):
-            values = np.full(t.shape, program.tensors[op.x].shape[0], t.dtype.numpy)  # sequences of all steps
+            steps = program.tensors[op.x].shape[0]
+            data[t.name] = pack_constant(t, np.full(t.shape, steps, t.dtype.numpy))  # sequences of all steps
         else:
-            values = np.resize(block > 0, t.shape).astype(t.dtype.numpy)
-        data[t.name] = pack_constant(t, values)
+            data[t.name] = pack_constant(t, np.resize(_normal() > 0, t.shape).astype(t.dtype.numpy))
     return data
 
 
-def _joined(program: Program, data: Mapping[str, bytes]) -> dict[str, bytes]:
+@cache
+def _normal() -> np.ndarray:
+    """Random numbers, a prime number of them: repeated they do not come back at the same places of rows."""
+    return np.random.default_rng(0).standard_normal(1_000_003, np.float32)
+
+
+def _random(t: Tensor, deviation: float) -> memoryview:
+    """Random numbers as the bytes of a tensor's storage, made in the order in which they lie there; zeros in its padding."""
+    values = np.resize(to_storage(_normal() * np.float32(deviation), t.dtype), t.span)
+    if t.span > t.size:
+        everything, values = values, np.zeros_like(values)
+        elements(values, t)[...] = elements(everything, t)
+    return values.view(np.uint8).data
+
+
+def _joined(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str, bytes]:
     """The bytes of weights with joined groups, which are equal in all repetitions."""
     made: dict[tuple[int, ...], bytes] = {}
     out = {}
@@ -333,7 +348,7 @@ def _sample(engine: GpuEngine, addresses: Mapping[str, int], y: Tensor, where: i
     if where is None:
         storage = engine.program.tensors[y.storage]
         begin = engine.section.offsets[storage.name]
-        memory = engine.read_arena()[begin : begin + storage.span * y.dtype.size]
+        memory = engine.read_arena(begin, storage.span * y.dtype.size)
     else:
         memory = np.empty(size, np.uint8)
         with engine.device as cu:

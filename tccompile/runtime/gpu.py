@@ -444,9 +444,9 @@ class GpuEngine:
             cu.cuMemsetD8(self.memory.address, byte, self.section.arena)
             cu.cuCtxSynchronize()
 
-    def read_arena(self) -> np.ndarray:
-        """The arena's bytes."""
-        return self._read(self.memory.address, self.section.arena)
+    def read_arena(self, begin: int = 0, size: int | None = None) -> np.ndarray:
+        """The arena's bytes, all or `size` of them."""
+        return self._read(self.memory.address + begin, self.section.arena - begin if size is None else size)
 
     def read_counters(self) -> np.ndarray:
         """The counters' bytes: all zero between inferences."""

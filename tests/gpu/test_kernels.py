@@ -152,6 +152,12 @@ def _plan(path: Path) -> tuple[Plan, np.ndarray]:
     return plan, _expected(plan)
 
 
+@cache
+def _device() -> Device:
+    """The GPU, kept: a context takes 0.2 s to make, a variant a tenth of it."""
+    return open_device()
+
+
 def check_variant(path: Path, number: int) -> Result:
     """How an entry of a plan does."""
     plan, expected = _plan(path)
@@ -159,7 +165,7 @@ def check_variant(path: Path, number: int) -> Result:
     section = entry.sections[0]
     target = section.arch + (" (PTX)" if kind(plan, section) == "ptx" else "")
     try:
-        error, wrong = check(plan, entry, open_device(), expected)
+        error, wrong = check(plan, entry, _device(), expected)
     except (TccompileError, DriverError) as raised:
         error, wrong = 0.0, str(raised)
     return Result(target, section.steps[0].kernel, error, wrong)

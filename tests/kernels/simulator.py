@@ -746,9 +746,6 @@ def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     def held_words(slot: int, inside: int) -> tuple:
         return tuple(place(slot, 8 * x.size).view(np.uint32)) if inside else (np.uint32(0),) * (2 * x.size)
 
-    def put_words(slot: int, *given: int) -> None:
-        place(slot, 16)[:] = np.array(given, np.uint32).view(np.uint8)
-
     def floats(*given: int) -> tuple:
         return tuple(map(np.float32, from_storage(np.array(given, np.uint32).view(x.numpy), x)))
 
@@ -778,7 +775,7 @@ def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
             memory.atomic_add(counters + 4, -blocks)
 
     scope = {
-        "shared_address": shared_address, "copy": copy, "held_words": held_words, "put_words": put_words,
+        "shared_address": shared_address, "copy": copy, "held_words": held_words,
         "deviations": deviations, "scaled": scaled,
         "arrive": arrive, "await_all": await_all, "done": lambda counter, tid: None, "leave": leave, "theirs": theirs,
         "commit": lambda: None, **{f"landed{i}": lambda: None for i in range(norm_team.PARTS)},
@@ -788,7 +785,7 @@ def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     text = _body(
         "norm_team",
         f"{norm_team.PARAMS}, wk",
-        norm_team.source(x, params["depth"], params["grouped"], bool(params["cluster"]), params["own"], params["rows"]),
+        norm_team.source(x, params["depth"], params["grouped"], bool(params["cluster"]), params["rows"]),
     )
     text = re.sub(r" (arrive|await_all)\(", r" yield from \1(", text)
     return text, scope, (norm_team.PARAMS.count(",") + 1, loops.unravel_args(params["depth"]))
