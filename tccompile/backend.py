@@ -130,7 +130,8 @@ class Prepared(BackendRep):
         from tccompile.runtime.driver import open_device
         from tccompile.runtime.gpu import arch_for
 
-        options = Options((shapes,), (arch_for(open_device(self.gpu).cc),), self.precision, jobs=self.jobs)
+        gpu = open_device(self.gpu)  # kept until the session has it: to make its context again would take 0.2 s
+        options = Options((shapes,), (arch_for(gpu.cc),), self.precision, jobs=self.jobs)
         return Session(compile_model(model, options), f"gpu:{self.gpu}")
 
 

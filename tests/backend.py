@@ -28,6 +28,7 @@ from onnx.backend.test.runner import Runner
 import tccompile.backend
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
+from tccompile.runtime.driver import Device, open_device
 from tccompile.schedule import schedule
 from tests.kernels.replay import replay
 
@@ -204,8 +205,16 @@ def verdict(case: Any, device: str = "CPU", precision: str = "fp32") -> tuple[bo
     return False, None if case.name in DIFFERENT else f"{case.name}: {problem}"
 
 
+@cache
+def _kept(number: int) -> Device:
+    """A GPU whose context lasts as long as this process: to make one for each case would take longer than the case."""
+    return open_device(number)
+
+
 def verdicts(numbers: list[int], device: str, precision: str) -> list[tuple[bool, str | None]]:
     """Of the cases of these numbers, computed by this process."""
+    if device.startswith("CUDA"):
+        _kept(int(device.partition(":")[2] or 0))
     return [verdict(cases()[i], device, precision) for i in numbers]
 
 
