@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import Job, Progress, SpillError, emit
+from tccompile.emit import Job, Progress, SpillError, check_toolchain, emit
+from tccompile.errors import UsageError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.pack import Build, section
@@ -65,6 +66,19 @@ def variants(
                 configs = [*configs[:2], configs[2 + list(CASES).index(case) % (len(configs) - 2)]]
             found += [Variant(kernel, c, kernel.work(op, program, c, arch), arch, kind) for c in configs]
     return found
+
+
+def known(archs: Iterable[Arch]) -> list[Arch]:
+    """Those that the installed toolchain makes code for."""
+
+    def is_known(arch: Arch) -> bool:
+        try:
+            check_toolchain(arch)
+        except UsageError:
+            return False
+        return True
+
+    return list(filter(is_known, archs))
 
 
 def build_plan(case: str, program: Program, wanted: Sequence[Variant], images: Mapping[Job, Image]) -> Plan:

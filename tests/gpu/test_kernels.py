@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tccompile.arch import ARCHS, Arch
-from tccompile.errors import TccompileError, UsageError
+from tccompile.arch import ARCHS
+from tccompile.errors import TccompileError
 from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Attention, Program, Tensor
@@ -64,19 +64,11 @@ def compiled(gpu: Device, request: pytest.FixtureRequest, tmp_path_factory: pyte
     cases = [item.callspec.params["source"] for item in request.session.items if "source" in getattr(item, "fixturenames", ())]
     if not cases or isinstance(cases[0], Path):
         return {}
-    from tccompile.emit import check_toolchain
-    from tests.gpu.build import build_plans
-
-    def known(arch: Arch) -> bool:
-        try:
-            check_toolchain(arch)
-        except UsageError:
-            return False
-        return True
+    from tests.gpu.build import build_plans, known
 
     own = [a for a in ARCHS.values() if a.cc <= gpu.cc and a.cc[0] == gpu.cc[0] and (a.cc == gpu.cc or not a.suffix)][-1:]
     older = [ARCHS[name] for name in ("sm_61", "sm_75", "sm_80") if ARCHS[name].cc < gpu.cc and ARCHS[name] not in own]
-    targets = {"cubin": own, "ptx": [a for a in older if known(a)]}
+    targets = {"cubin": own, "ptx": known(older)}
     folder = tmp_path_factory.mktemp("plans")
     paths: dict[str, list[Path]] = {case: [] for case in cases}
     for kind_, archs in targets.items():

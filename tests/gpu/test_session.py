@@ -23,9 +23,9 @@ def plan(gpu, request: pytest.FixtureRequest) -> Plan:
     folder: Path | None = request.config.getoption("--plans")
     if folder is None:
         from tccompile.arch import ARCHS
-        from tests.gpu.build import session_plan
+        from tests.gpu.build import known, session_plan
 
-        archs = [a for a in ARCHS.values() if a.cc <= gpu.cc and (not a.suffix or a.cc == gpu.cc)]
+        archs = known(a for a in ARCHS.values() if a.cc <= gpu.cc and (not a.suffix or a.cc == gpu.cc))
         own = [(a, "cubin") for a in archs if a.cc[0] == gpu.cc[0]]
         return session_plan([*own, *((a, "ptx") for a in archs if not a.suffix)])
     plans = [read_plan(p) for p in sorted((folder / "session").glob("*.plan"))]
