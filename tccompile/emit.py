@@ -428,9 +428,12 @@ def toolchain() -> dict[str, str]:
 
 @memoised
 def _targets() -> frozenset[str]:
-    """The generations that the installed ptxas knows, as sm_80."""
+    """The generations that the installed ptxas and Numba's NVRTC both know, as sm_80: ptxas 13's help still names older ones."""
+    from numba.cuda.cudadrv import nvrtc
+
     said = subprocess.run([_ptxas(), "--help"], capture_output=True, text=True).stdout
-    return frozenset(re.findall(r"\bsm_\d+[a-z]?\b", said))
+    oldest = min(nvrtc.get_supported_ccs())
+    return frozenset(name for name in re.findall(r"\bsm_\d+[a-z]?\b", said) if name in ARCHS and ARCHS[name].cc >= oldest)
 
 
 def check_toolchain(arch: Arch) -> None:
