@@ -342,6 +342,8 @@ def ours(rows: Sequence[Row], count: int) -> Iterator[Row]:
         row = parts[number][0]
         row.wrong += [f"{r.candidate.kernel.name} {dict(r.candidate.config)}: {r.wrong}" for r in results if r.wrong]
         right = [r for r in results if r.wrong is None]
+        if not right:
+            raise UsageError(f"{row.layer}: nothing was measured that agrees; its first {count} configs may spill: --candidates takes more")
         fastest = min(right, key=lambda r: r.us)
         row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
         row.chosen, row.fastest = (named(r.candidate) for r in (right[0], fastest))
