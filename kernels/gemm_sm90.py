@@ -102,6 +102,9 @@ class Copies:
 TILED_CYCLES = 1.4
 """What the copy engine takes for a row of a tiled box."""
 
+BEYOND_CYCLES = 4
+"""The same where the row reaches beyond the tensor: 4 on average, up to 12 where less than half of it lies inside."""
+
 
 def _row_cycles(channels: int, chunk: int) -> float:
     """What it takes for a row of an im2col box, on average: for one that reaches beyond the channels, most."""
@@ -850,14 +853,14 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     biased  whether it loads by column too, as convolutions do and most products of the benchmarks do not
 
     Fitted to 6100 times of 1120 convolutions and GEMMs on an H200, each launched several times in a row by programmatic edges,
-    from which it is 15 % off (in the mean of squares); the configs that it takes are 2.3 % slower than the best of those measured.
+    from which it is 15 % off (in the mean of squares); its choices are 2.3 % slower than the best of those measured.
     The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     blocks, sms, most = _blocks(problem, t, arch)
     together = min(most, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
     tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
-    # Cycles of a stage: of the copy engine (whose boxes of one stage overlap), the Tensor Cores, and shared memory, which both use
+    # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     rows_a = t.bm * (0.855 * _row_cycles(problem.padded, how.chunk) * (BK // how.chunk) if how.im2col else TILED_CYCLES)
     copying = rows_a + t.bn * TILED_CYCLES
     multiplying = _multiplying(t.bm, t.bn)
@@ -867,6 +870,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     step = max(max(copying / 1370, multiplying * busy / 1660, sharing / 1960) * together, 0.115, latency / t.stages)
     if t.bn == 96:  # slower than others at the same rate of operations
         step *= 1.07
+    # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
+    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % BK > 0
+    tail = max((t.bm + t.bn) * BEYOND_CYCLES / 1370 * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     early = 0.22 * min(steps, t.stages) * (1 - min(max(2 * blocks / arch.sms - 1, 0.0), 1.0)) if constant else 0.0
     inside = min(1.0, problem.rows / t.bm)  # of a tile's rows
@@ -875,7 +881,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
         storing = 0.48 + 0.36 * results + 0.4 * loads + (2.05 * inside + 0.21) * t.bm * t.bn / (128 * 128)
     else:
         storing = (0.61 + 0.2 * biased + 0.25 * loads if t.boxed else 0.56 + 0.45 * loads) * results
-    return waves * (steps * step + storing) - early * step
+    return waves * (steps * step + tail + storing) - early * step
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

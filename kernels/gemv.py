@@ -55,7 +55,7 @@ LATENCY_US = 0.9
 """From a load to its data where memory is busy."""
 
 START_US = 1.1
-"""What a block takes beside its turns: to start, to add up over its warps, to store; as measured on an H200 with many short rows."""
+"""What a block takes beside its turns: to start, to add up over its warps, to store (an H200, many short rows)."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ class _Gemv(Kernel):
             finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
         # Few blocks find room while those of the launch before still run (measured with one row of up to 1400).
         room = max(0.0, 0.9 - 2 * blocks / slots)
-        return LAUNCH_US - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + 0.2 * (min(issue, moved / rate + again) + ragged) + finish
+        beside = 0.2 * (min(issue, moved / rate + again) + ragged)
+        return LAUNCH_US - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + beside + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

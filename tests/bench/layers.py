@@ -343,7 +343,9 @@ def ours(rows: Sequence[Row], count: int) -> Iterator[Row]:
         row.wrong += [f"{r.candidate.kernel.name} {dict(r.candidate.config)}: {r.wrong}" for r in results if r.wrong]
         right = [r for r in results if r.wrong is None]
         if not right:
-            raise UsageError(f"{row.layer}: nothing was measured that agrees; its first {count} configs may spill: --candidates takes more")
+            raise UsageError(
+                f"{row.layer}: nothing was measured that agrees; its first {count} configs may spill: --candidates takes more"
+            )
         fastest = min(right, key=lambda r: r.us)
         row.ours, row.best = row.ours + right[0].us, row.best + fastest.us
         row.chosen, row.fastest = (named(r.candidate) for r in (right[0], fastest))
@@ -471,6 +473,7 @@ def plot(rows: Sequence[Row], roof: tuple[float, float], path: Path) -> None:
 
     tflops, tbps = roof
     figure, axes = plt.subplots(figsize=(9, 6))
+    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # there are up to 17 groups
     for group in sorted({r.group for r in rows}):
         of = [r for r in rows if r.group == group]
         axes.scatter([r.layer.flop / r.layer.bytes for r in of], [r.layer.flop / r.ours / 1e6 for r in of], s=12, label=group)
