@@ -171,14 +171,15 @@ class _Gemv(Kernel):
         # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
         # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
-        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * 0.7
+        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * 0.55
         rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / LATENCY_US)  # as measured on an H200
+        rate /= 1 + 0.015 * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
         again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 6e3)  # from L2, which also gives what streams
         # A streamed vector takes, beside its load, 8 conversions and 8 multiply-adds for each row of the small operand; of that
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
-        issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 4)
+        issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 3)
         longest = max(moved / rate + again, issue, waves * (ceil(turns / ahead) * LATENCY_US + START_US) - START_US)
         ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0  # the last wave's gaps
         finish = 0.0

@@ -28,6 +28,7 @@ from tccompile.runtime.driver import Driver
 from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
 from tccompile.weights import Source
 from tests.gpu.cases import program_of
+from tests.networks import skeleton
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats
 
 NHWC = (0, 2, 3, 1)
@@ -436,6 +437,19 @@ def test_compiling_takes_measured_times():
     chosen = build.choices[program.ops.index(op)]
     assert (chosen.kernel, dict(chosen.config)) == (ranked[-1].kernel, dict(ranked[-1].config))
     assert chosen.reason.startswith("measured 2.0 µs on Some GPU")
+
+
+def test_times_that_come_with_tccompile() -> None:
+    """Networks that they were measured for find them, and the fastest config of each layer is still among its candidates."""
+    options = Options(archs=("sm_90a",), precision="fp16")
+    program = to_program(skeleton("resnet18"), {}, options, Dump(None))
+    known = timings(None, options.archs)
+    (build,) = to_builds(program, options, Dump(None), known=known)
+    for op, choice in zip(program.ops, build.choices, strict=True):
+        if isinstance(op, Conv | Gemm):
+            assert choice.reason.startswith("measured"), op.nodes
+            times = known.of(op, program, SM90).times.values()
+            assert choice.cost == min(t.us for t in times) or choice.reason.endswith("beside others"), op.nodes
 
 
 def test_recurrent_layers_keep_their_range_over_all_steps() -> None:
