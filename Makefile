@@ -35,8 +35,8 @@ backend-test: $(READY)  ## ONNX's node cases on a GPU, in fp32
 kernels: $(READY)  ## compile every config of every kernel for every generation
 	$(BIN)/python -m pytest tests/kernels --all
 
-bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, eager and compiled; needs PyTorch
-	$(BIN)/python -m tests.bench.networks --peers eager,compiled
+bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, and ONNX Runtime's CUDA provider if it is installed; needs PyTorch
+	$(BIN)/python -m tests.bench.networks --peers eager,compiled,onnxruntime
 
 bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks.md; needs PyTorch
 	$(BIN)/python -m tests.bench.networks

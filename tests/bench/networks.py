@@ -2,7 +2,8 @@
 
 For each network: median latency of one inference by CUDA events around graph replays, inputs on the device; relative L2 error of
 each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan; with
---peers the latency of PyTorch in the same run (tests/bench/peer.py), and ours beside the fastest of them.
+--peers the latency of PyTorch (tests/bench/peer.py) and of ONNX Runtime's CUDA provider (onnxruntime_peer.py) in the same run,
+and ours beside the fastest of them.
 Prints a Markdown table: docs/benchmarks.md is made of it.
 
     python -m tests.bench.networks --build DIR --arch sm_90a      writes the plans, without weights, on a machine without a GPU
@@ -13,6 +14,8 @@ Prints a Markdown table: docs/benchmarks.md is made of it.
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -23,6 +26,7 @@ import onnx
 from tccompile.load import sources
 from tccompile.plan import Plan, fill, read_plan
 from tccompile.runtime.session import Session
+from tests.bench.onnxruntime_peer import is_installed, measure_onnxruntime
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, skeleton
 
 VARIANTS = ("resnet50.fp16", "resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128")
@@ -76,14 +80,24 @@ def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str,
         "p99": f"{np.percentile(times, 99):.3f}",
         "error": " ".join(f"{error(got[n], expected[n]):.1e}" for n in expected),
     }
-    if args.peers:
+    peers, times_of, errors = args.peers.split(","), {}, {}
+    if "eager" in peers or "compiled" in peers:
         from tests.bench.peer import measure_peers
 
-        found = measure_peers(model, shapes, inputs, "compiled" in args.peers.split(","))
-        times_of = {peer: found[peer] for peer in ("eager", "compiled") if peer in found}
-        row |= {f"PyTorch {peer}": f"{ms:.3f}" for peer, ms in times_of.items()}
-        row["speed"] = f"{min(times_of.values()) / float(np.median(times)):.2f}"
-        row["PyTorch's error"] = " ".join(f"{error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
+        found = measure_peers(model, shapes, inputs, "compiled" in peers)
+        times_of |= {f"PyTorch {peer}": found[peer] for peer in ("eager", "compiled") if peer in found}
+        of_each = (f"{error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
+        errors["PyTorch's error"] = " ".join(of_each)
+    if "onnxruntime" in peers and is_installed():
+        times_of["ONNX Runtime"] = math.nan
+        try:
+            times_of["ONNX Runtime"], _ = measure_onnxruntime(oracle, inputs, expected)
+        except Exception as failure:  # of whatever type; the other peers' times are still wanted
+            print(f"{name}: ONNX Runtime: {str(failure).splitlines()[0]}", file=sys.stderr)
+    row |= {peer: "" if math.isnan(ms) else f"{ms:.3f}" for peer, ms in times_of.items()}
+    if times_of:
+        row["speed"] = f"{np.nanmin(list(times_of.values())) / float(np.median(times)):.2f}"
+    row |= errors
     if args.cpu:
         with Session(plan, device="cpu") as session:
             own = dict(zip(expected, session.run(list(expected), inputs), strict=True))
@@ -106,7 +120,9 @@ def main() -> None:
     parser.add_argument("--precision", default="mixed", help="mixed, fp16, or fp32: CUDA cores alone")
     parser.add_argument("--ptx", action="store_true", help="with --build: PTX of all these generations too")
     parser.add_argument("--target", help="run this generation's section")
-    parser.add_argument("--peers", default="", help="eager, or eager,compiled: PyTorch beside")
+    parser.add_argument(
+        "--peers", default="", help="eager, compiled: PyTorch beside; onnxruntime: its CUDA provider, if installed"
+    )
     parser.add_argument("--cpu", action="store_true", help="compare with the CPU engine too")
     args = parser.parse_args()
     names = args.names or [n for n in (*CONVOLUTIONAL, *RECURRENT, *OTHERS) if n != "resnet50_dynbatch"] + list(VARIANTS)
