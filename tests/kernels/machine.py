@@ -173,7 +173,7 @@ class Machine:
     def source(self, operand: str, kind: str) -> np.ndarray:
         """The values of an operand: of all threads, or one for all."""
         if kind == "pred":
-            return self.registers[operand]
+            return self.registers[operand] if operand in self.registers else np.array([int(operand) != 0])
         t = dtype_of(kind)
         if operand in self.registers:
             r = self.registers[operand]
@@ -268,7 +268,7 @@ class Machine:
         self.barriers: dict[int, Barrier] = {}
         self.named: dict[int, tuple[np.ndarray, int]] = {}  # barrier → who waits, how many arrived
         self.expected: dict[int, int] = {}
-        self.apart = np.zeros(self.n, bool)  # who waits for the rest of a warp
+        self.apart = {size: np.zeros(self.n, bool) for size in (32, 128)}  # who waits for the rest of a warp or warpgroup
         self.reduced: list[tuple[np.ndarray, Any, Any]] = []
         self.copies: list[Callable[[], None]] = []
         self.stores: list[list[Callable[[], None]]] = [[] for _ in range(self.n)]  # of boxes, by thread
@@ -300,7 +300,7 @@ class Machine:
 
     def wake(self) -> None:
         """Those who wait for an mbarrier look again."""
-        held = self.apart.copy()
+        held = self.apart[32] | self.apart[128]
         for mask, _ in self.named.values():
             held |= mask
         self.blocked[~held] = False
@@ -662,7 +662,7 @@ class Machine:
 
     def do_bar(self, parts: list[str], operands: list[str]) -> Step:
         if parts[1] == "warp":
-            return self.meet
+            return partial(self.meet, size=32)
         reduces = parts[1] == "red"
         at = 1 if reduces else 0
         number = self.source(operands[at], "u32")
@@ -688,14 +688,16 @@ class Machine:
 
         return step
 
-    def meet(self, mask: np.ndarray) -> bool:
-        """Those in the mask wait for the rest of their warps."""
-        self.apart |= mask
+    def meet(self, mask: np.ndarray, size: int) -> bool:
+        """Those in the mask wait for the rest of their warps, or warpgroups."""
+        apart = self.apart[size]
+        apart |= mask
         self.blocked[mask] = True
         self.pc[mask] = self.here + 1
-        whole = (self.apart | (self.pc >= len(self.code))).reshape(-1, 32).all(1)
-        there = np.repeat(whole, 32) & self.apart
-        self.apart &= ~there
+        groups = range(0, self.n, size)
+        whole = [(apart | (self.pc >= len(self.code)))[first : first + size].all() for first in groups]
+        there = np.repeat(whole, size)[: self.n] & apart
+        apart &= ~there
         self.blocked[there] = False
         return True
 
@@ -799,13 +801,13 @@ class Machine:
         at = [self.source(c.strip(), "s32") for c in coordinates.split(",")]
 
         def step(mask: np.ndarray) -> None:
-            (i,) = np.flatnonzero(mask)
-            map_ = self.maps[(int(which[i]) - MAPS) // 128]
-            corner = [int(np.broadcast_to(c, (self.n,))[i]) for c in at]
-            if stores:
-                self.stores[i].append(partial(self.put, map_, corner, int(to()[i])))
-            else:
-                self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
+            for i in np.flatnonzero(mask):
+                map_ = self.maps[(int(which[i]) - MAPS) // 128]
+                corner = [int(np.broadcast_to(c, (self.n,))[i]) for c in at]
+                if stores:
+                    self.stores[i].append(partial(self.put, map_, corner, int(to()[i])))
+                else:
+                    self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
 
         return step
 
@@ -842,18 +844,21 @@ class Machine:
     # wgmma
 
     def matrix(self, descriptor: int, rows: int, k_major: bool) -> np.ndarray:
-        """What a descriptor of 128-byte swizzle leads to: (rows, 16 of K)."""
-        assert descriptor >> 62 == 1
+        """What a descriptor leads to: (rows, 16 of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128."""
+        width = {1: 128, 2: 64, 3: 32}[descriptor >> 62]
+        assert k_major or width == 128
         start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
         r, k = np.arange(rows)[:, None], np.arange(16)
         if k_major:
-            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * 128 + 2 * k
+            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + 2 * k
         else:
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
-        at ^= (at >> 7 & 7) << 4
+        at ^= (at >> 7 & width // 16 - 1) << 4
         return self.read("shared", at.ravel(), 2).view(np.float16).astype(np.float32).reshape(rows, 16)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
+        if parts[1] == "fence":
+            return partial(self.meet, size=128)
         if parts[1] != "mma_async":
             return lambda mask: None
         columns = int(re.fullmatch(r"m64n(\d+)k16", parts[4])[1])  # type: ignore[index]
