@@ -6,6 +6,7 @@ The copy engine, the walk along K and the order of tiles are stated here once mo
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from tccompile.kernels.spec import I32, Im2colMap, TiledMap
 from tccompile.program import Conv, Gemm, Program, Tensor, dense
 from tccompile.reference import compute, store
 from tccompile.weights import Literal
+from tests.gpu.cases import conv, gemm
+from tests.kernels import machine
+from tests.kernels.support import check
 
 ARCH = ARCHS["sm_90a"]
 CONV, GEMM = sm90.HOPPER
@@ -82,6 +86,7 @@ CASES = {
     "both transposed": gemm_program((300, 130), (100, 130), transposed="ab"),
     "batches of transposed": gemm_program((2, 5, 33, 72), (2, 5, 20, 72), transposed="ab"),
     "many tiles": gemm_program((1100, 64), (200, 64)),
+    **{f"1x1 of {k}": conv_program((2, k, 5, 6), (24, k, 1, 1)) for k in (3, 16, 24, 32, 48, 56, 80, 112, 120, 144)},
 }  # fmt: skip
 
 
@@ -115,11 +120,19 @@ def box(map_: TiledMap, buffer: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     return np.where(mask, buffer[offset], 0).transpose(2, 1, 0)[0]
 
 
-def stage_of(map_: TiledMap, buffer: np.ndarray, k: int, first: int, rows: int, batch: int, k_major: bool) -> np.ndarray:
-    """A tile's rows of 64 of K: one box, or boxes of 64 rows of K-columns side by side."""
-    if k_major:
-        return box(map_, buffer, (k, first, batch))
-    return np.concatenate([box(map_, buffer, (first + i, k, batch)).T for i in range(0, rows, 64)])
+def stage_of(
+    map_: TiledMap, buffer: np.ndarray, k: int, first: int, rows: int, batch: int, k_major: bool, head: int
+) -> np.ndarray:
+    """What of K a stage adds for a tile's rows: all of its box but what the next one has, or boxes of 64 rows of K-columns."""
+    if not k_major:
+        return np.concatenate([box(map_, buffer, (first + i, 64 * k, batch)).T for i in range(0, rows, 64)])
+    width = map_.box[0]
+    own = head % width or width  # of the first box, what the second one does not have
+    assert map_.swizzle == 2 * width and (width == 64 or k == 0)
+    if k:
+        return box(map_, buffer, (own + 64 * (k - 1), first, batch))
+    parts = [box(map_, buffer, (0, first, batch))[:, :own], *([box(map_, buffer, (own, first, batch))] if head > width else [])]
+    return np.concatenate(parts, 1)
 
 
 def pixels(map_: Im2colMap, buffer: np.ndarray, at: tuple[int, int, int, int], tap: tuple[int, int]) -> np.ndarray:
@@ -161,7 +174,7 @@ def run(program: Program, config: dict) -> np.ndarray:
         buffers[name] = padded
     (launch,) = kernel(program).work(op, program, config, ARCH).launches
     a_map, b_map = launch.args[:2]
-    k_major = dict(launch.code.params)["k_major"]
+    k_major, head = (dict(launch.code.params)[name] for name in ("k_major", "head"))
     integers = [a.value for a in launch.args[2:] if isinstance(a, I32)]
     rows, steps, tiles, tiles_n, tiles_m, whole, tail, gm, gs, tm, ts, bm_, bs_ = integers[:13]
     geometry = integers[13:]
@@ -182,8 +195,8 @@ def run(program: Program, config: dict) -> np.ndarray:
         for rank in range(split):
             for k in range(steps * rank // split, steps * (rank + 1) // split):
                 if isinstance(a_map, TiledMap):
-                    a = stage_of(a_map, buffers[a_map.tensor], k * 64, m, bm, batch, k_major[0])
-                    b = stage_of(b_map, buffers[b_map.tensor], k * 64, n, bn, batch * geometry[0], k_major[1])
+                    a = stage_of(a_map, buffers[a_map.tensor], k, m, bm, batch, k_major[0], head)
+                    b = stage_of(b_map, buffers[b_map.tensor], k, n, bn, batch * geometry[0], k_major[1], head)
                 else:
                     a, b = im2col_stage(a_map, b_map, buffers, geometry, k, m, n)
                 acc += a.astype(np.float64) @ b.astype(np.float64).T
@@ -262,6 +275,35 @@ def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case):
 def launch_tile(launch) -> sm90.Tile:
     p = dict(launch.code.params)
     return sm90.Tile(p["bm"], p["bn"], p["stages"], p["split"], p["boxed"], False)
+
+
+# --- As it is compiled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [3, 16, 24, 32, 40, 48, 56, 64, 70, 80, 96, 112, 120, 144, 200])
+@pytest.mark.parametrize(("bm", "bn", "words"), [(64, 32, "bias relu"), (128, 16, "bias residual")])
+def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
+    """A K of every remainder, in blocks that take several tiles each, the last of them not full; boxes end where K does."""
+    ends, place = set(), machine.Machine.place
+
+    def noted(self, map_, corner, *where):
+        if map_.tensor in "xw":
+            ends.add(corner[0] + map_.box[0])
+        return place(self, map_, corner, *where)
+
+    monkeypatch.setattr(machine.Machine, "place", noted)
+    check(CONV, conv("c", (3, k, 9, 11), 40, (1, 1), ep=words), {"bm": bm, "bn": bn, "split": 1}, arch=ARCH, run=on_two_blocks)
+    assert max(ends) == -(-k // 16) * 16
+
+
+@pytest.mark.parametrize("k", [40, 70, 128])
+def test_compiled_code_computes_batches(k):
+    check(GEMM, gemm("g", (3, 70, k), 50, batched=True), {"bm": 64, "bn": 64, "split": 1}, arch=ARCH, run=on_two_blocks)
+
+
+def on_two_blocks(work, *args):
+    (launch,) = work.launches
+    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), *args, ARCH)
 
 
 # --- What it takes ---------------------------------------------------------------------------------------------------
@@ -393,6 +435,9 @@ def test_few_tiles_are_split_and_many_are_not():
         ("transposed b", 64, 64, 4, 8, 168),
         ("residual", 128, 128, 1, 4, 168),
         ("residual", 192, 128, 1, 4, 128),
+        ("1x1 of 16", 128, 96, 1, 1, 168),
+        ("1x1 of 48", 192, 128, 1, 1, 128),
+        ("1x1 of 144", 128, 256, 1, 3, 168),
     ],
 )
 def test_machine_code_has_no_spills(case, bm, bn, split, steps, most):
