@@ -7,8 +7,7 @@ or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. They meet in
 a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and `empty`
-(the warpgroups have read it). Where K is no multiple of 64, tiled boxes are laid so that they do not reach beyond it, which the
-copy engine is slow at. With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
+(the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
 the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
@@ -72,12 +71,9 @@ class Copies:
     a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map; (rows, k, batches) and
               (columns, k, batches) where they are not K-major
     k_major   whether a and b are
-    depth     halves of K that the kernel goes through; by im2col a multiple of the box's row
+    depth     halves of K that the kernel goes through, by im2col a multiple of the box's row
     chunk     halves of a box's row; B's are 64 beside an im2col map
     geometry  what the code needs to walk through A, in the order of its parameters
-
-    Tiled boxes whose rows lie along K end where it ends, rounded up to 16: the second box reads some of what the first has read,
-    and the first one's products of that are left out. A K of 48 or less takes one or two boxes of 16 or 32 in a single stage.
     """
 
     a: TiledMap | Im2colMap
@@ -96,25 +92,17 @@ class Copies:
         """Stages along K."""
         return -(-self.depth // BK)
 
-    def head(self, t: Tile) -> int:
-        """Halves of K in the first stage that the others do not read; all with a split, whose last stage reaches beyond K."""
-        if self.im2col or self.k_major != (True, True) or t.split > 1:
-            return BK
-        return -(-self.depth // 16) * 16 - (self.steps - 1) * BK
-
     def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, TiledMap]:
         """The maps with a tile's boxes."""
         if isinstance(self.a, Im2colMap):
             return replace(self.a, pixels=t.bm), replace(self.b, box=(BK, t.bn, 1))
-        a_box, b_box = (
-            (self.chunk, n, 1) if k_major else (64, BK, 1) for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True)
-        )
-        swizzle = 2 * self.chunk
-        return replace(self.a, box=a_box, swizzle=swizzle), replace(self.b, box=b_box, swizzle=swizzle)
+        boxes = ((self.chunk, n, 1) if k_major else (64, BK, 1) for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))
+        a, b = (replace(m, box=box, swizzle=2 * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
+        return a, b
 
 
 TILED_CYCLES, NARROW_CYCLES = 1.4, 2.5
-"""What the copy engine takes for a row of a tiled box of 64 halves, and of fewer."""
+"""What the copy engine takes for a row of a tiled box of 64 halves, and of 32 or 16."""
 
 BEYOND_CYCLES = 4
 """The same where the row reaches beyond the tensor: 4 on average, up to 12 where less than half of it lies inside."""
@@ -173,7 +161,8 @@ def copies(problem: Problem, program: Program) -> Copies | str:
         step = next((t for extent, t in ((q, step_w), (p, step_h), (n, step_n)) if extent > 1), 8)
         by_batch = batches, problem.x_batch[level]
         a = _array(problem.x, (channels, problem.x_pixel[3]), (problem.rows, step), by_batch, a_k_major)
-        chunk = BK if problem.k_major != (True, True) or channels > 48 else 32 if channels > 16 else 16
+        # A row of 64 halves of which less than half are there takes longer than a narrower one.
+        chunk = BK if problem.k_major != (True, True) or channels > 32 else 32 if channels > 16 else 16
         return Copies(a, b, problem.k_major, channels, chunk, (int(problem.w_batch[level] > 0),))
     if not b_k_major:
         return f"{problem.w.name} is transposed, and the rows of {problem.x.name}, {problem.pixels}, lie at more than one stride"
@@ -359,19 +348,11 @@ def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
 
 
 def _function(
-    im2col: bool,
-    chunk: int,
-    head: int,
-    k_major: tuple[bool, bool],
-    constant: bool,
-    t: Tile,
-    batch: int,
-    params: tuple[Value, ...],
+    im2col: bool, chunk: int, k_major: tuple[bool, bool], constant: bool, t: Tile, batch: int, params: tuple[Value, ...]
 ) -> Function:
     """The kernel for a tile: the code that `Hopper.work` gives its arguments to; a lane stores `batch` rows at a time.
 
-    chunk, head, k_major  as `Copies` has them
-    constant              whether B is the same in every run
+    constant  whether B is the same in every run
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
@@ -389,14 +370,10 @@ def _function(
     extra = *[types.uint64] * maps, *extra  # the maps of boxes
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
     a_bytes, stage_bytes, stage_units = bm * 2 * BK, t.stage_bytes, t.stage_bytes >> 4
-    boxes = -(-head // chunk)  # of one stage, one after the other in shared memory
-    two = not im2col and boxes == 2
-    assert im2col or boxes <= 2
-    again = boxes * chunk - head  # of K in the first box, what the second one reads as well
-    own = chunk - again
-    copied = (bm + bn) * 2 * boxes * chunk  # bytes of a stage that come
+    boxes = BK // chunk if im2col else 1  # of one stage, one after the other in shared memory
+    copied = boxes * chunk  # halves of K that come
     b_chunk = BK if im2col else chunk
-    box_bytes, b_box_bytes = bm * 2 * chunk, bn * 2 * b_chunk
+    box_bytes = bm * 2 * chunk
     a_k_major, b_k_major = k_major
     if not a_k_major:
         a_half, steps_a = hw.descriptor(128, ACROSS, 1024), [32 * i * BK for i in range(4)]
@@ -407,14 +384,9 @@ def _function(
         a_half = hw.descriptor(2 * chunk, 0, 16 * chunk)
         steps_a = [16 * i // chunk * box_bytes + 16 * i % chunk * 2 for i in range(4)]
     b_half = hw.descriptor(2 * b_chunk, 0 if b_k_major else ACROSS, 16 * b_chunk)
-    if b_k_major:
-        steps_b = [16 * i // b_chunk * b_box_bytes + 16 * i % b_chunk * 2 for i in range(4)]
-    else:
-        steps_b = [32 * i * BK for i in range(4)]
+    steps_b = [32 * i if b_k_major else 32 * i * BK for i in range(4)]
     a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
-    steps = [(steps_a[i], steps_b[i]) for i in range(boxes * chunk // 16)]
-    in_turn = (*steps[own // 16 : chunk // 16], *steps[: own // 16], *steps[chunk // 16 :])  # what is left out comes first
-    multiply = hw.multiply(bn, in_turn, k_major, again // 16)
+    multiply = hw.multiply(bn, tuple(zip(steps_a, steps_b, strict=True))[: copied // 16], k_major)
     accumulators = hw.accumulators(bn)
     columns, pitch, half, staged = t.columns, t.pitch, 2 * t.columns + 16, t.staged
     groups, chunks = columns // 8, bn // columns
@@ -453,19 +425,17 @@ def _function(
         """Have B of a stage copied, from `first` of K on; what the stage's barrier expects is all of the stage."""
         barrier, at, n = u32(full + slot * 8), u32(ring + slot * stage_bytes + a_bytes), i32(column * bn)
         b_batch = i32(0) if im2col else i32(batch * geometry[0])
-        hw.barrier_expect(barrier, copied)
+        hw.barrier_expect(barrier, (bm + bn) * 2 * copied)
         if b_k_major:
             hw.copy_box(at, map_b, barrier, first, n, b_batch)
-            if two:
-                hw.copy_box(u32(at + b_box_bytes), map_b, barrier, i32(own), n, b_batch)
         else:
             for i in range(bn // 64):
                 hw.copy_box(u32(at + i * ACROSS), map_b, barrier, i32(n + 64 * i), first, b_batch)
 
     @inline
     def tiled_at(k, geometry):
-        """Where a stage begins along K."""
-        return i32(max(i32(k * BK - again), 0)) if again else i32(k * BK)
+        """Where a stage begins along B's K."""
+        return i32(k * BK)
 
     @inline
     def im2col_at(k, geometry):
@@ -481,11 +451,9 @@ def _function(
             barrier, at = u32(full + slot * 8), u32(ring + slot * stage_bytes)
             if k >= asked:
                 hw.barrier_wait(u32(empty + slot * 8), parity)
-                ask_for_b(map_b, ring, full, slot, tiled_at(k, geometry), column, batch, geometry)
+                ask_for_b(map_b, ring, full, slot, i32(k * BK), column, batch, geometry)
             if a_k_major:
-                hw.copy_box(at, map_a, barrier, tiled_at(k, geometry), m, batch)
-                if two:
-                    hw.copy_box(u32(at + box_bytes), map_a, barrier, i32(own), m, batch)
+                hw.copy_box(at, map_a, barrier, i32(k * BK), m, batch)
             else:
                 for i in range(bm // 64):
                     hw.copy_box(u32(at + i * ACROSS), map_a, barrier, i32(m + 64 * i), i32(k * BK), batch)
@@ -820,7 +788,6 @@ class Hopper(OneWay):
                 self.name,
                 im2col=how.im2col,
                 chunk=how.chunk,
-                head=how.head(t),
                 k_major=how.k_major,
                 constant=problem.w.storage in program.constants,
                 bm=t.bm,
@@ -841,7 +808,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and any(how != "none" for _, _, how in params["epilogue"][3])
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"], added)
-        copied = params["im2col"], params["chunk"], params["head"], params["k_major"], params["constant"]
+        copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(*copied, t, params["rows"], params["epilogue"])
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
@@ -900,11 +867,10 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     waves = -(-blocks // (sms * together))
     tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
-    boxes = -(-how.head(t) // how.chunk)
-    row = TILED_CYCLES if how.im2col or how.chunk == BK else NARROW_CYCLES * boxes
-    row_a = 0.855 * _row_cycles(problem.padded, how.chunk) * boxes if how.im2col else row
-    copying = t.bm * row_a + t.bn * row
-    part = boxes * how.chunk / BK  # of a stage, what is filled
+    row_b = TILED_CYCLES if how.im2col or how.chunk == BK else NARROW_CYCLES
+    row_a = 0.855 * _row_cycles(problem.padded, how.chunk) * (BK // how.chunk) if how.im2col else row_b
+    copying = t.bm * row_a + t.bn * row_b
+    part = 1.0 if how.im2col else how.chunk / BK  # of a stage, what comes
     multiplying = _multiplying(t.bm, t.bn) * part
     sharing = (t.bm + t.bn + t.bm // 64 * (64 + t.bn)) * part
     busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
@@ -912,10 +878,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     step = max(max(copying / 1370, multiplying * busy / 1660, sharing / 1960) * together, 0.115, latency / t.stages)
     if t.bn == 96:  # slower than others at the same rate of operations
         step *= 1.07
-    # The last stage, where rows of its last tiled boxes reach beyond the channels: the copy engine is slow at these
-    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % (BK if t.split > 1 else 16) > 0
-    last = row - row / boxes + BEYOND_CYCLES
-    tail = max((t.bm + t.bn) * last / 1370 * together - step, 0) / t.split if beyond else 0.0
+    # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
+    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
+    tail = max((t.bm + t.bn) * BEYOND_CYCLES / 1370 * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     early = 0.22 * min(steps, t.stages) * (1 - min(max(2 * blocks / arch.sms - 1, 0.0), 1.0)) if constant else 0.0
     inside = min(1.0, problem.rows / t.bm)  # of a tile's rows

@@ -180,14 +180,13 @@ def accumulators(n: int) -> Any:
 
 
 @cache
-def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool], left_out: int = 0) -> Any:
+def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool]) -> Any:
     """acc = multiply(acc, a, b, more): a committed group of m64·n·k16 wgmmas, A·Bᵀ in fp32 of fp16 in shared memory.
 
-    steps     for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
-    k_major   of A and of B: whether K is innermost in shared memory, else the rows are
-    left_out  how many of the first wgmmas do not count where `more` is 0: the one behind them replaces their sums
-    a, b      descriptors of the tiles' starts
-    more      whether to add to `acc`; if 0, its values do not matter
+    steps    for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
+    k_major  of A and of B: whether K is innermost in shared memory, else the rows are
+    a, b     descriptors of the tiles' starts
+    more     whether to add to `acc`; if 0, its values do not matter
     """
     count = n // 2
     kind = types.Tuple((f32,) * count)
@@ -195,7 +194,7 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bo
     transposed = ", ".join("0" if k else "1" for k in k_major)
     lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
     for i, (at_a, at_b) in enumerate(steps):
-        lines += ["setp.eq.u32 p, 0, 0;"] if i == left_out + 1 else []
+        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
         lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, {transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")

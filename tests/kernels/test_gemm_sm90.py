@@ -120,19 +120,12 @@ def box(map_: TiledMap, buffer: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
     return np.where(mask, buffer[offset], 0).transpose(2, 1, 0)[0]
 
 
-def stage_of(
-    map_: TiledMap, buffer: np.ndarray, k: int, first: int, rows: int, batch: int, k_major: bool, head: int
-) -> np.ndarray:
-    """What of K a stage adds for a tile's rows: all of its box but what the next one has, or boxes of 64 rows of K-columns."""
-    if not k_major:
-        return np.concatenate([box(map_, buffer, (first + i, 64 * k, batch)).T for i in range(0, rows, 64)])
-    width = map_.box[0]
-    own = head % width or width  # of the first box, what the second one does not have
-    assert map_.swizzle == 2 * width and (width == 64 or k == 0)
-    if k:
-        return box(map_, buffer, (own + 64 * (k - 1), first, batch))
-    parts = [box(map_, buffer, (0, first, batch))[:, :own], *([box(map_, buffer, (own, first, batch))] if head > width else [])]
-    return np.concatenate(parts, 1)
+def stage_of(map_: TiledMap, buffer: np.ndarray, k: int, first: int, rows: int, batch: int, k_major: bool) -> np.ndarray:
+    """A tile's rows of 64 of K, or of less in the only stage: one box, or boxes of 64 rows of K-columns side by side."""
+    if k_major:
+        assert map_.swizzle == 2 * map_.box[0] and (map_.box[0] == 64 or k == 0)
+        return box(map_, buffer, (k, first, batch))
+    return np.concatenate([box(map_, buffer, (first + i, k, batch)).T for i in range(0, rows, 64)])
 
 
 def pixels(map_: Im2colMap, buffer: np.ndarray, at: tuple[int, int, int, int], tap: tuple[int, int]) -> np.ndarray:
@@ -174,7 +167,7 @@ def run(program: Program, config: dict) -> np.ndarray:
         buffers[name] = padded
     (launch,) = kernel(program).work(op, program, config, ARCH).launches
     a_map, b_map = launch.args[:2]
-    k_major, head = (dict(launch.code.params)[name] for name in ("k_major", "head"))
+    k_major = dict(launch.code.params)["k_major"]
     integers = [a.value for a in launch.args[2:] if isinstance(a, I32)]
     rows, steps, tiles, tiles_n, tiles_m, whole, tail, gm, gs, tm, ts, bm_, bs_ = integers[:13]
     geometry = integers[13:]
@@ -195,8 +188,8 @@ def run(program: Program, config: dict) -> np.ndarray:
         for rank in range(split):
             for k in range(steps * rank // split, steps * (rank + 1) // split):
                 if isinstance(a_map, TiledMap):
-                    a = stage_of(a_map, buffers[a_map.tensor], k, m, bm, batch, k_major[0], head)
-                    b = stage_of(b_map, buffers[b_map.tensor], k, n, bn, batch * geometry[0], k_major[1], head)
+                    a = stage_of(a_map, buffers[a_map.tensor], k * 64, m, bm, batch, k_major[0])
+                    b = stage_of(b_map, buffers[b_map.tensor], k * 64, n, bn, batch * geometry[0], k_major[1])
                 else:
                     a, b = im2col_stage(a_map, b_map, buffers, geometry, k, m, n)
                 acc += a.astype(np.float64) @ b.astype(np.float64).T
@@ -280,10 +273,10 @@ def launch_tile(launch) -> sm90.Tile:
 # --- As it is compiled ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [3, 16, 24, 32, 40, 48, 56, 64, 70, 80, 96, 112, 120, 144, 200])
+@pytest.mark.parametrize("k", [3, 16, 24, 32, 40, 64, 70, 112, 144])
 @pytest.mark.parametrize(("bm", "bn", "words"), [(64, 32, "bias relu"), (128, 16, "bias residual")])
 def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
-    """A K of every remainder, in blocks that take several tiles each, the last of them not full; boxes end where K does."""
+    """A K of every remainder, in blocks that take several tiles each, the last of them not full; small ones in narrow boxes."""
     ends, place = set(), machine.Machine.place
 
     def noted(self, map_, corner, *where):
@@ -293,7 +286,7 @@ def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
 
     monkeypatch.setattr(machine.Machine, "place", noted)
     check(CONV, conv("c", (3, k, 9, 11), 40, (1, 1), ep=words), {"bm": bm, "bn": bn, "split": 1}, arch=ARCH, run=on_two_blocks)
-    assert max(ends) == -(-k // 16) * 16
+    assert max(ends) == (16 if k <= 16 else 32 if k <= 32 else -(-k // 64) * 64)
 
 
 @pytest.mark.parametrize("k", [40, 70, 128])
