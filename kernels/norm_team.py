@@ -51,6 +51,18 @@ PARTS = 4
 BATCH = 8
 """Records of other blocks that a thread reads at once from memory."""
 
+ROUNDS = 8
+"""Records of threads that each of those reads that merge a channel's."""
+
+AT_ONCE = 4
+"""Numbers of shared memory that a thread reads at once."""
+
+TEAMS = (1, 2, 4, 8, 16, 32)
+"""Teams that are no clusters, where there are not as many as items."""
+
+WHOLE = 64
+"""Vectors of a pixel's channels that a block reads at most: all of them where that is enough."""
+
 CLUSTER = 8
 """Blocks of a cluster. Of 4 they were slower on an H200."""
 
@@ -80,14 +92,12 @@ class NormTeam(Kernel):
             config = _config(vectors, threads, cluster, teams)
             return config, _shares(op, program, config, arch)
 
-        for vectors, threads in ((v, t) for v in wide(8) for t in (256, 512) if v <= t):
+        for vectors, threads in ((v, t) for v in wide(8, 16, WHOLE) for t in (256, 512) if v <= t):
             items = shares(vectors, threads, 0, 1)[1].items
-            for teams in dict.fromkeys((items, 1)):  # all items at once; where that is too much, one after the other
+            for teams in sorted({n for n in (items, *TEAMS) if n <= items and n <= arch.sms and items <= 8 * n}):
                 config, s = shares(vectors, threads, 0, teams)
-                fits = s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk
-                if fits and teams <= arch.sms and items <= 8 * teams:
+                if s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk:
                     yield config
-                    break
         if not arch.tma:
             return
         for vectors, threads in ((v, t) for v in wide(4, 8) for t in (128, 256) if v <= t):
@@ -166,7 +176,7 @@ class NormTeam(Kernel):
             "put": memory.store(DType.F32),
             "quotient": mma.divide,
             "shared_address": mma.shared_address,
-            **_meeting(bool(cluster)),
+            **_meeting(bool(cluster), arch),
             **_copies(arch, params["line"]),
         }
         put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
@@ -245,7 +255,7 @@ def _streamed(op: Norm, program: Program, arch: Arch) -> bool:
     return prod(x.padded) * x.dtype.size + prod(y.padded) * y.dtype.size > arch.l2 * 2**20
 
 
-def _meeting(cluster: bool) -> dict[str, object]:
+def _meeting(cluster: bool, arch: Arch) -> dict[str, object]:
     """How the blocks of a team meet: `arrive` with what they pass on, `await_all`, `done` with what others passed on, `leave`;
     and `theirs`, a number in the shared memory of another block of the cluster."""
     from tccompile.kernels.device_math import inline
@@ -259,7 +269,8 @@ def _meeting(cluster: bool) -> dict[str, object]:
     def nothing(counters, tid):
         pass
 
-    return {"arrive": exchange.arrive, "await_all": exchange.await_all, "done": nothing, "leave": exchange.leave}
+    arrive, await_all = exchange.meeting(arch.cp_async)
+    return {"arrive": arrive, "await_all": await_all, "done": nothing, "leave": exchange.leave}
 
 
 def _copies(arch: Arch, line: int) -> dict[str, object]:
@@ -362,11 +373,14 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
             "cuda.syncthreads()",
             "ch = tid",
             "while ch < W:",
-            "    s1, s2, r, o = f32(0), f32(0), i32(0), ch",
+            "    s1, s2, r = f32(0), f32(0), i32(0)",
             "    while r < subs:",
-            "        s1 += shared[S1 + o]",
-            "        s2 += shared[S2 + o]",
-            "        r, o = i32(r + 1), i32(o + W)",
+            *(
+                f"        s{n} += select(r + {u} < subs, shared[i32(S{n} + min(i32(r + {u}), subs - 1) * W + ch)], f32(0))"
+                for u in range(AT_ONCE)
+                for n in (1, 2)
+            ),
+            f"        r = i32(r + {AT_ONCE})",
             *indented(ref),
             f"    d = s1 / {n}",
             "    mean = ref + d",
@@ -376,18 +390,23 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         ]
 
     statistics = [
-        "k, part, slot = first, i32(0), slots",
+        "part = i32(0)",
         "landed0()",
-        f"h = floats({', '.join(f'held_words(slot, i32(first < kept))[{i}]' for i in range(LANES * size // 4))})",
+        f"h = floats({', '.join(f'held_words(slots, i32(first < kept))[{i}]' for i in range(LANES * size // 4))})",
         f"sums = ({'f32(0), ' * 2 * LANES})",
         f"while part < {PARTS}:",
         *(line for p in range(1, PARTS) for line in (f"    if part == {p}:", f"        landed{p}()")),
+        "    k, slot = i32(first + part * quarter), i32(slots + part * quarter_bytes)",
         "    part = i32(part + 1)",
         "    stop = i32(min(kept, i32(begin + part * quarter)))",
         "    while k < stop:",
-        "        sums = deviations(sums, h, held_words(slot, i32(1)))",
-        "        k = i32(k + T)",
-        "        slot = i32(slot + step)",
+        "        two = i32(k + T < stop)",
+        "        a, b = held_words(slot, i32(1)), held_words(i32(slot + step), two)",
+        "        sums = deviations(sums, h, a)",
+        "        if two != 0:",
+        "            sums = deviations(sums, h, b)",
+        "        k = i32(k + 2 * T)",
+        "        slot = i32(slot + 2 * step)",
     ]
     if not cluster:  # a cluster holds all of them
         taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
@@ -405,11 +424,16 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         "i = quotient(ch, V)",
         "o = i32(i * pitch + (ch - i * V))",
         "ref = shared[o]",
-        "r, o = sub, i32(o + sub * V)",
-        "while r < T:",
-        *indented(add("f32(full + i32(r < extra))", "shared[o]", "shared[Q + o]")),
-        "    r, o = i32(r + subs), i32(o + subs * V)",
     ]
+    for u in range(ROUNDS):
+        of_threads += [
+            f"r = i32(sub + {u} * subs)",
+            f"n{u} = f32(full + i32(r < extra)) if r < T else f32(0)",
+            "r = i32(o + min(r, i32(T - 1)) * V)",
+            f"m{u}, q{u} = shared[r], shared[i32(Q + r)]",
+        ]
+    for u in range(ROUNDS):  # of a thread without pixels, the mean is its origin, and the squares are 0
+        of_threads += add(f"n{u}", f"m{u}", f"select(n{u} > f32(0), q{u}, f32(0))")
     record = "statistics + ((i64(item) * i64(B) + i64({})) * i64(W) * i64(2) + i64(ch)) * i64(4)"
     if cluster:
         pass_on = ["shared[E + ch] = mean", "shared[E + W + ch] = square"]
@@ -446,23 +470,32 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     spread = "square" if grouped else "f32(1) / sqrt(square / f32(K) + eps)"
     whole = merged(of_blocks, "f32(K)", ["ref = shared[F + ch]"], ["shared[F + ch] = mean", f"shared[F + W + ch] = {spread}"])
     whole += ["done(counter, tid)", "cuda.syncthreads()"]
-    if grouped:  # a thread has a group of the tile
+    if grouped:  # each channel's thread merges those of its group
 
-        def channels(*lines: str) -> list[str]:
-            at = "        o = i32(F + (j & 7) * V + (j >> 3))"
-            return ["    j = i32(i * share)", "    while j < last:", at, *indented([*lines], 2), "        j = i32(j + 1)"]
+        def channels(value: str) -> list[str]:
+            """The sum of a value of each channel j of the group, which lies at o."""
+            text = []
+            for u in range(AT_ONCE):
+                text += [
+                    f"    at{u} = i32(min(i32(j + {u}), last))",
+                    f"    o = i32(F + (at{u} & 7) * V + (at{u} >> 3))",
+                    f"    v{u} = {value}",
+                ]
+            text += [f"    total += select(j + {u} <= last, v{u}, f32(0))" for u in range(AT_ONCE)]
+            return ["total, j = f32(0), start", "while j <= last:", *text, f"    j = i32(j + {AT_ONCE})"]
 
         whole += [
-            "i = tid",
-            "while i * share < W:",
-            "    last = i32(i * share + share)",
-            "    mean, square = f32(0), f32(0)",
-            *channels("mean += shared[o]"),
-            "    mean = mean / f32(share)",
-            *channels("d = shared[o] - mean", "square += shared[W + o] + f32(K) * d * d"),
-            "    square = f32(1) / sqrt(square / (f32(K) * f32(share)) + eps)",
-            *channels("shared[o] = mean", "shared[W + o] = square"),
-            "    i = i32(i + threads)",
+            "ch = tid",
+            "while ch < W:",
+            "    j = quotient(ch, V)",
+            "    start = i32(quotient(i32((ch - j * V) * 8 + j), share) * share)",
+            "    last = i32(min(i32(start + share), W) - 1)",
+            *indented(channels("shared[o]")),
+            "    mean = total / f32(share)",
+            *indented(channels("shared[W + o] + f32(K) * (shared[o] - mean) * (shared[o] - mean)")),
+            "    shared[S1 + ch] = mean",
+            "    shared[S2 + ch] = f32(1) / sqrt(total / (f32(K) * f32(share)) + eps)",
+            "    ch = i32(ch + threads)",
             "cuda.syncthreads()",
         ]
 
@@ -473,7 +506,8 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     def of_vector(place: str) -> str:
         return f"({''.join(each(f'shared[i32({place} + {{i}} * V + g)], '))})"
 
-    apply = [f"means = {of_vector('F')}", f"scales = {of_vector('F + W')}"]
+    means, scales = ("S1", "S2") if grouped else ("F", "F + W")
+    apply = [f"means = {of_vector(means)}", f"scales = {of_vector(scales)}"]
     if not cluster:
         apply += [
             "k = i32(kept + t)",
@@ -513,7 +547,8 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         "begin = i32(min(K, i32(block * chunk)))",
         "end = i32(min(K, i32(begin + chunk)))",
         "kept = i32(min(end, i32(begin + held)))",
-        f"quarter = i32(quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T)) * T)",
+        f"quarter = quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T))",  # of what shared memory has room for
+        "quarter, quarter_bytes = i32(quarter * T), i32(quarter * step)",
         "first = i32(begin + t)",
         "full = quotient(i32(end - begin), T)",
         "extra = i32(end - begin - full * T)",

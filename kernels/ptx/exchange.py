@@ -23,31 +23,51 @@ i64 = types.int64
 _peek = instruction("ld.volatile.global.u32 $0, [$1];", i32, i64)
 
 
-@inline
-def arrive(counters, tid):
-    """Says that all threads of this block are here, after what they wrote before. The blocks must run at once.
+_ordered = instruction("fence.acq_rel.gpu;", void)
 
-    counters: two numbers, zero before; each block calls `arrive`, `await_all` and `leave` once, and then they are zero again.
+
+@cache
+def meeting(ordered: bool) -> tuple[Any, Any]:
+    """The device functions `arrive` and `await_all`; `ordered`: by a fence that sm_70 and newer have, and that costs less.
+
+    arrive(counters, tid)             says that all threads of this block are here, after what they wrote before. The blocks must
+                                      run at once
+    await_all(counters, blocks, tid)  waits until `blocks` blocks have arrived; what they wrote before is then seen
+    counters                          two numbers, zero before; each block calls `arrive`, `await_all` and `leave` once, and then
+                                      they are zero again
     """
-    cuda.syncthreads()
-    if tid == 0:
-        cuda.threadfence()
-        atomic_add(counters, i32(1))
+
+    @inline
+    def fence():
+        if ordered:
+            _ordered()
+        else:
+            cuda.threadfence()
+
+    @inline
+    def arrive(counters, tid):
+        cuda.syncthreads()
+        if tid == 0:
+            fence()
+            atomic_add(counters, i32(1))
+
+    @inline
+    def await_all(counters, blocks, tid):
+        if tid == 0:
+            while _peek(counters) < blocks:
+                pass
+            fence()
+        cuda.syncthreads()
+
+    return arrive, await_all
 
 
-@inline
-def await_all(counters, blocks, tid):
-    """Waits until `blocks` blocks have arrived; what they wrote before is then seen."""
-    if tid == 0:
-        while _peek(counters) < blocks:
-            pass
-        cuda.threadfence()
-    cuda.syncthreads()
+_arrive, _await_all = meeting(False)
 
 
 @inline
 def leave(counters, blocks, tid):
-    """Nobody of this block waits any more; the last block to say so clears the counters."""
+    """Nobody of this block waits any more; the last block to say so clears the counters (see `meeting`)."""
     if tid == 0 and atomic_add(counters + 4, i32(1)) == blocks - 1:
         atomic_add(counters, i32(-blocks))
         atomic_add(counters + 4, i32(-blocks))
@@ -59,8 +79,8 @@ def grid_barrier(counters, blocks, tid):
 
     counters: two numbers, zero before and after.
     """
-    arrive(counters, tid)
-    await_all(counters, blocks, tid)
+    _arrive(counters, tid)
+    _await_all(counters, blocks, tid)
     leave(counters, blocks, tid)
 
 
