@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
+from tccompile.expr import DType
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
@@ -17,11 +18,20 @@ from tccompile.program import Op, Program, Softmax
 _MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", True)
 
 _EXP = "quick_exp({v} - {r})"
+_SCALED_EXP = "power_of_2({v} * f32(1.4426950408889634) - {r})"
+"""With {r} the maximum times the same, in one multiply-add: by what that is rounded, all terms and their sum are off alike."""
 
-PASSES = {
-    False: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}"),
-    True: two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}"),
-}
+SOFTMAX = two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}")
+SCALED_SOFTMAX = two_pass.Passes(
+    _MAXIMUM, "{r} * f32(1.4426950408889634)", _SCALED_EXP, _SUM, "f32(1) / {s}", f"{_SCALED_EXP} * {{s}}"
+)
+LOG_SOFTMAX = two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}")
+
+
+def passes(params: dict[str, Value]) -> two_pass.Passes:
+    """Those of a code: scaled where exponentials are computed twice, and the maximum is no float32, which might overflow."""
+    scaled = params["words"] and params["x"] == DType.F16.value
+    return LOG_SOFTMAX if params["log"] else SCALED_SOFTMAX if scaled else SOFTMAX
 
 
 class SoftmaxKernel(Kernel):
@@ -50,4 +60,4 @@ class SoftmaxKernel(Kernel):
         return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,), config=config), 0.0, log=op.log)
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        return two_pass.build(PASSES[bool(params["log"])], params)
+        return two_pass.build(passes(params), params)

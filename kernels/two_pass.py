@@ -1,8 +1,9 @@
 """What softmax and normalization share: reduce some elements, reduce them again knowing the first result, compute each.
 
 T threads share an output: the elements that are reduced together, or 8 neighbouring lanes of such. There are 256 / T outputs a
-block, or twice as many. Elements are kept in registers between the passes where they fit; else they are read again, mostly from
-a cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
+block, or one of more threads, or twice as many. Elements are kept in registers between the passes where they fit: as float32, or
+where these would be many as the words that were read, which each pass converts again. Else they are read again, mostly from a
+cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
 
 The kernel walks over vectors of `unit` lanes. Where the lanes are reduced, a vector holds elements of one output ("along");
 where they are kept, it holds one element of each of `unit` outputs ("across").
@@ -35,6 +36,7 @@ from tccompile.program import Op, Program
 
 THREADS = 256
 REGISTERS = 8  # vectors that a thread keeps
+WORDS, LOADS = 32, 3  # that these may be, and an epilogue may read, for 64 registers: 1024 threads a multiprocessor; else half
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Shares:
     by_k    whether neighbouring threads read neighbouring elements of an output, not neighbouring outputs
     threads T, a power of 2
     rows    outputs of a thread: their scales and shifts are read once
+    straight words of a vector, if an output's vectors lie side by side in x and y, or 0
     held    vectors that a thread keeps of an output in registers, or 0
+    words   words of a vector, if it is kept, or read again, as words that each pass converts, or 0
     count   elements that are reduced together
     whole   whether no vector that is reduced has lanes, or consists of lanes, of the padding
     sure    a thread's first vectors, of those held, that are there with all their lanes
@@ -61,14 +65,21 @@ class Shares:
     by_k: bool
     threads: int
     rows: int
+    straight: int
     held: int
+    words: int
     count: int
     whole: bool
     sure: int
 
     @property
+    def block(self) -> int:
+        """Threads of a block"""
+        return max(THREADS, self.threads)
+
+    @property
     def blocks(self) -> int:
-        return -(-self.kept.size * self.threads // (THREADS * self.rows))
+        return -(-self.kept.size * self.threads // (self.block * self.rows))
 
 
 def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, config: Config | None = None) -> Shares:
@@ -105,24 +116,35 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     across = lane not in axes and not (groups and lane == 1)
     size, outputs = within.size, outer.size
     by_k = x.inner is None or x.inner in axes or bool(groups and x.inner == 1)
+    neighbours = unit == 8 and within.strides == ((unit,), (0,), (unit,)) and not any(outer.strides[2])
+    straight = unit * x.dtype.size // 4 if neighbours else 0
     count = channels if groups else 1
     for axis in axes:
         count *= x.shape[axis]
     if config is None:
-        config = ways(size, outputs, unit, by_k)[0]
+        config = ways(size, outputs, unit, by_k, straight)[0]
     threads, rows = int(config["threads"]), int(config["rows"])  # type: ignore[arg-type]
     held = -(-size // threads)
     limit = REGISTERS if not across else REGISTERS // 2
     held = held if held <= limit else 0
+    words = straight if threads > THREADS or held * rows > REGISTERS // 2 else 0
     whole = across or bool(groups) or y.padded[lane] == x.shape[lane]  # groups of padding are outputs that nobody reads
     sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
-    return Shares(unit, across, outer, within, by_k, threads, rows, held, count, whole, max(0, sure))
+    if words and whole and size % threads == 0:
+        sure = held
+    return Shares(unit, across, outer, within, by_k, threads, rows, straight, held, words, count, whole, max(0, sure))
 
 
-def ways(size: int, outputs: int, unit: int, by_k: bool) -> list[Config]:
-    """Threads of an output of `size` vectors: as few as have registers for it, up to one a vector."""
+def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[Config]:
+    """Threads of an output of `size` vectors: as few as have registers for it, up to one a vector; `straight` as in Shares."""
     if not by_k:
         return [{"threads": min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size)), "rows": 1}]
+    if straight and size > THREADS * REGISTERS // 4:  # more than half a block keeps as float32
+        held = {t: -(-size // t) for t in (128, 256, 512, 1024)}
+        fit = [t for t, n in held.items() if 2 < n <= REGISTERS and (t < 1024 or n * straight <= WORDS)]
+        both = [t for t in fit if 2 * held[t] <= REGISTERS and 2 * held[t] * straight <= WORDS]
+        again = [512] if fit == [1024] else [] if fit else [1024, 512]  # for rows, or epilogues, that need more registers
+        return [{"threads": t, "rows": rows} for rows, some in ((1, fit + again), (2, both)) for t in some]
     most = min(THREADS, power(size))
     fit = [t for t in (1 << i for i in range(9)) if t <= most and -(-size // t) <= REGISTERS // 2] or [most]
     both = [t for t in fit[:4] if 2 * -(-size // t) <= REGISTERS // 2]
@@ -133,7 +155,7 @@ def configs(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) ->
     """The ways to share out the op's work; two outputs a thread where the second one is the next row of y, so many blocks on."""
     shares = describe(op, program, axes, groups)
     plain = shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
-    for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k):
+    for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k, shares.straight):
         if way["rows"] == 1 or plain:
             yield way
 
@@ -143,14 +165,20 @@ def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     steps = -(-shares.inner.size // shares.threads)
     passes = 1 if shares.held else 3
     x = program.tensors[op.x]  # type: ignore[attr-defined]
-    again = (passes - 1) * x.size * x.dtype.size / (arch.gbps * 2e3)  # from L2, at twice the bandwidth
     # Measured on an H200: a vector of 8 takes 110 instructions in all, about 100 more if it may lack lanes.
-    lane = 14 * (passes if shares.by_k else 1)
+    lane = 14 * (passes if shares.by_k else 1) + 2 * (shares.held > 0 and shares.words > 0)  # conversions
     partial = 100 if shares.by_k and shares.unit == 8 and shares.count % 8 else 0
     instructions = 100 + shares.rows * (steps * lane * shares.unit + partial)
-    issue = shares.blocks * THREADS * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.6)
-    waves = max(1.0, shares.blocks / (arch.sms * (arch.threads_sm // THREADS)))
-    once = 0.4 + 0.4 * (shares.held or 3 * steps * 0.6) + 0.3 * (shares.rows - 1) + (0.0 if shares.by_k else 0.8)
+    issue = shares.blocks * shares.block * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.6)
+    # Words, a guess: all vectors are on their way at once, in 64 registers a thread.
+    threads_sm, ahead = (min(arch.threads_sm, 1024), 4) if shares.words else (arch.threads_sm, REGISTERS)
+    waves = max(1.0, shares.blocks / (arch.sms * (threads_sm // shares.block)))
+    size = x.size * x.dtype.size
+    # What is read again comes from L2, at twice the bandwidth, if all blocks' rows fit.
+    cached = not shares.words or size / waves <= arch.l2 * 2**20
+    again = (passes - 1) * size / (arch.gbps * (2e3 if cached else 1e3))
+    reads = min(shares.held, ahead) + max(shares.held - ahead, 0) / 8 if shares.held else 3 * steps * 0.6
+    once = 0.4 + 0.4 * reads + 0.3 * (shares.rows - 1) + (0.0 if shares.by_k else 0.8)
     filled = min(1.0, 2 * shares.blocks / arch.sms)  # an SM draws a part of the bandwidth at most
     moved = (traffic_us(op, program, arch) + again) / max(filled, 0.01)
     latency = once if waves == 1 else once * 0.3 * waves
@@ -181,11 +209,12 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
             threads=shares.threads if shares.by_k else 0,
             rows=shares.rows,
             held=shares.held,
+            words=shares.words,
             epilogue=spec.params,
             **params,
         ),
         grid=(shares.blocks, 1, 1),
-        block=THREADS,
+        block=shares.block,
         args=(
             Ptr(op.x),  # type: ignore[attr-defined]
             F32(1 / max(shares.count, 1)),
@@ -225,10 +254,12 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
     """The kernel for the parameters that `work` gave."""
     from numba.cuda import types
 
-    from tccompile.kernels.ptx.memory import load
+    from tccompile.kernels.ptx.core import instruction
+    from tccompile.kernels.ptx.memory import floats, load, load_words
     from tccompile.kernels.ptx.simt import shuffle
 
     x = DType(params["x"])
+    words, block = params["words"], max(THREADS, params["threads"])
     store, extra = epilogue.build(params["epilogue"], params["rows"])
     scope = {
         "store": store,
@@ -237,11 +268,29 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
     }
+    blocks = 1
+    if words:
+        changed = [f"xor.b32 ${i}, ${words + i}, ${2 * words};" for i in range(words)]
+        scope |= {
+            "read_x": load_words(words, space="global.nc"),
+            "unpack_x": floats(x, params["unit"]),
+            "anew": instruction(" ".join(changed), (types.uint32,) * words, *(types.uint32,) * words, types.int32, pure=True),
+            "power_of_2": instruction("ex2.approx.ftz.f32 $0, $1;", types.float32, types.float32, pure=True),
+            "store_inside": epilogue.build(unmasked(params["epilogue"]), params["rows"])[0],
+        }
+        few = params["rows"] * params["held"] * words <= WORDS and len(params["epilogue"][3]) <= LOADS
+        blocks = max(1, (1024 if few else 512) // block)
     body = device("two_pass", f"{PARAMS}, wo, wk, e", source(passes, params), **scope)
     fixed = (types.int64, types.float32, types.float32, *(types.int32,) * 5)
     counts = unravel_args(params["kept"], 3), unravel_args(params["inner"], 3)
     signature = types.void(*fixed, *(types.int32,) * sum(counts), *extra)
-    return Function(entry(body, len(fixed), *counts, len(extra)), signature, THREADS)
+    return Function(entry(body, len(fixed), *counts, len(extra)), signature, block, blocks)
+
+
+def unmasked(params: Any) -> tuple[Value, ...]:
+    """An epilogue's parameters, without zeros for y's padding: for vectors that have none of it, with the same arguments."""
+    lanes, rank, (y_type, y_mode, y_rows, _, shuffle), sources, encoded = params
+    return lanes, rank, (y_type, y_mode, y_rows, False, shuffle), sources, encoded
 
 
 def source(passes: Passes, params: dict[str, Any]) -> list[str]:
@@ -250,17 +299,18 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
     Thread t of T: vectors t, t + T … of `rows` outputs from o, each as many outputs after the one before as a block has at once.
     """
     unit, across, held, sure, rows, threads = (params[name] for name in ("unit", "across", "held", "sure", "rows", "threads"))
+    block, words, converted = max(THREADS, threads), params["words"], held and not params["words"]
     x = DType(params["x"])
-    accumulators = unit if across else 1
+    accumulators, ahead = unit if across else 1, 4 if words else 2
     which = (lambda i: i) if across else (lambda i: 0)
     if threads:
         lines = [
-            f"tid, T, apart = i32(cuda.threadIdx.x), i32({threads}), i32({THREADS // threads})",
+            f"tid, T, apart = i32(cuda.threadIdx.x), i32({threads}), i32({block // threads})",
             f"t = tid & i32({threads - 1})",
             f"o = i32(i32(cuda.blockIdx.x) * i32({rows}) * apart + tid // i32({threads}))",
         ]
         if threads > 32:
-            lines.append(f"shared = cuda.shared.array({2 * rows * accumulators * THREADS // 32}, f32)")
+            lines.append(f"shared = cuda.shared.array({2 * rows * accumulators * block // 32}, f32)")
     else:
         lines = [
             "tid, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
@@ -277,11 +327,32 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
 
     def place(j: int, at: str) -> list[str]:
         """Where vector k = `at` lies: x{j}, m{j}, c{j} from the output's own."""
+        if words:
+            return [f"k{j} = i32({at} + i32({j * threads}))", f"c{j} = i64({at}) * i64({unit}) + i64({j * threads * unit})"]
+        at = f"{at} + i32({j}) * T"
         return [f"k{j} = i32({at})", f"x{j}, m{j}, c{j}_ = inner(k{j}, wk)", f"c{j} = i32(c_0 + c{j}_)"]
 
     def read(u: int, j: int) -> str:
-        values = ", ".join(f"v{u}_{j}_{i}" for i in range(unit))
-        return f"{values} = read(x + (x_{u} + x{j}) * i64({x.size}), i32(k{j} < end{u} and c{j} < present))"
+        name, function, n = ("w", "read_x", unit * x.size // 4) if words else ("v", "read", unit)
+        names = ", ".join(f"{name}{u}_{j}_{i}" for i in range(n))
+        inside = "i32(1)" if words and j < sure else f"i32(k{j} < end{u} and c{j} < present)"
+        return f"{names} = {function}(x + (x_{u} + {'c' if words else 'x'}{j}) * i64({x.size}), {inside})"
+
+    def unpack(j: int, turn: int) -> list[str]:
+        """The elements of vector j, of all outputs, out of its words.
+
+        In later passes of words that look changed, by zeros that only the launch knows: else ptxas would find that it has these
+        elements already, and keep them in the registers that words are to save.
+        """
+        out = []
+        for u in range(rows if words else 0):
+            given = ", ".join(f"w{u}_{j}_{i}" for i in range(words))
+            if held and turn:
+                taken = ", ".join(f"a{i}" for i in range(words))
+                out.append(f"{taken} = anew({given}, bits >> i32({20 + turn}))")
+                given = taken
+            out.append(f"{', '.join(f'v{u}_{j}_{i}' for i in range(unit))} = unpack_x({given})")
+        return out
 
     def mask(u: int, j: int) -> list[str]:
         """Elements that are not there become the first pass' identity."""
@@ -298,7 +369,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         out, values = [], []
         for i in range(unit):
             value = term.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}")
-            if held and passes.kept and name == "s":
+            if converted and passes.kept and name == "s":
                 out.append(f"v{u}_{j}_{i} = {value}")
                 value = f"v{u}_{j}_{i}"
             values.append(value)
@@ -322,40 +393,49 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         if not threads:
             back = [f"{a} = shared[{i * THREADS} + tid - t * stride]" for i, a in enumerate(accs)]
             return [*tree(accs, how, THREADS), *back, "cuda.syncthreads()"]
-        return exchange(accs, how, threads, THREADS, turn * len(accs) * (THREADS // 32))
+        first = turn * len(accs) * (block // 32)
+        if threads <= THREADS:
+            return exchange(accs, how, threads, block, first)
+        # One output a block, of up to 32 warps: each lane takes the result of one of these, and all warps add them up again.
+        places = [f"shared[i32({first + i * (block // 32)}) + {{}}]" for i in range(len(accs))]
+        share = [f"    {p.format('(tid >> i32(5))')} = {a}" for p, a in zip(places, accs, strict=True)]
+        take = [f"{a} = {p.format(f'(tid & i32({block // 32 - 1}))')}" for p, a in zip(places, accs, strict=True)]
+        within = exchange(accs, how, 32, block)
+        return [*within, "if tid & i32(31) == 0:", *share, "cuda.syncthreads()", *take, *exchange(accs, how, block // 32, block)]
 
     def write(j: int) -> list[str]:
-        text = passes.kept if held and passes.kept else passes.out
+        text = passes.kept if converted and passes.kept else passes.out
         results = [
             text.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}", s=f"s{u}_{which(i)}") for u in range(rows) for i in range(unit)
         ]
-        where = f"i32(m_0 + m{j})" if rows == 1 else f"i32(m_0 + m{j}), apart, outputs"
-        return [f"if k{j} < end0:", f"    store(({', '.join(results)},), {where}, c{j}, e)"]
+        where = f"i32({'m_0' if words else f'm_0 + m{j}'}){'' if rows == 1 else ', apart, outputs'}"
+        store = "store_inside" if words and j < sure else "store"
+        return [f"if k{j} < end0:", f"    {store}(({', '.join(results)},), {where}, c{j}, e)"]
 
-    def over(body: Callable[[int], list[str]]) -> list[str]:
-        """`body(j)` for each vector of the thread: in registers, or read again, two at a time."""
+    def over(turn: int, body: Callable[[int], list[str]]) -> list[str]:
+        """`body(j)` for each vector of the thread: in registers, or read again, some at a time."""
         if held:
-            return [line for j in range(held) for line in body(j)]
-        loop = [line for j in range(2) for line in place(j, f"k + i32({j}) * T")]
-        loop += [read(0, j) for j in range(2)]
-        loop += [line for j in range(2) for line in body(j)]
-        return ["k = t", "while k < end0:", *(f"    {line}" for line in loop), "    k = i32(k + i32(2) * T)"]
+            return [line for j in range(held) for line in (*unpack(j, turn), *body(j))]
+        loop = [line for j in range(ahead) for line in place(j, "k")]
+        loop += [read(0, j) for j in range(ahead)]
+        loop += [line for j in range(ahead) for line in (*unpack(j, turn), *body(j))]
+        return ["k = t", "while k < end0:", *(f"    {line}" for line in loop), f"    k = i32(k + i32({ahead}) * T)"]
 
     if held:
         for j in range(held):
-            lines += place(j, f"t + i32({j}) * T")
+            lines += place(j, "t")
             lines += [read(u, j) for u in range(rows)]
     parts = (("r", "{v}", passes.first, passes.between), ("s", passes.term, passes.second, passes.after))
     for turn, (name, term, how, then) in enumerate(parts):
         lines += [f"{name}{u}_{i} = {how[1]}" for u in range(rows) for i in range(accumulators)]
 
         def add(j: int, of: tuple[str, str, tuple[str, str, bool]] = (name, term, how)) -> list[str]:
-            first = mask if of[0] == "r" or not held else lambda u, j: []
+            first = mask if of[0] == "r" or not converted else lambda u, j: []
             return [line for u in range(rows) for line in (*first(u, j), *combine(u, j, *of))]
 
-        lines += over(add)
+        lines += over(turn, add)
         lines += finish(name, how[0], turn)
         for u in range(rows):
             for i in range(accumulators):
                 lines.append(f"{name}{u}_{i} = {then.format(r=f'{name}{u}_{i}', s=f'{name}{u}_{i}')}")
-    return lines + over(write)
+    return lines + over(len(parts), write)

@@ -184,7 +184,7 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "larger": np.fmax,
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
@@ -219,9 +219,13 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         at_once = known.get(launch.code.kernel)
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         strips = params.get("strips")  # of a kernel that stores results by itself
-        text, kinds, accesses = epilogue.source(params.pop("epilogue"), 2 * strips if strips else rows, stores=not strips)
+        whole = params.pop("epilogue")
+        text, kinds, accesses = epilogue.source(whole, 2 * strips if strips else rows, stores=not strips)
         name = "results" if strips else "store"
         scope[name] = execute(text, {**scope, **memory.functions(accesses)}, name)
+        if params.get("words"):
+            text, _, accesses = epilogue.source(two_pass.unmasked(whole), rows)
+            scope["store_inside"] = execute(text, {**scope, **memory.functions(accesses)}, name)
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
     engine = own.get("engine")
@@ -680,6 +684,8 @@ def unravel(depth: int, tensors: int) -> Any:
 def _two_pass(params: dict[str, Value], extra: int, memory: Memory, passes: two_pass.Passes) -> Text:
     scope = {
         "read": memory.load(DType(params["x"]), params["unit"], True),
+        **_words("x", DType(params["x"]), params["unit"], memory),
+        "anew": lambda *words: words[:-1],
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
     }
@@ -812,7 +818,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "norm_split": _norm_split,
     "norm_team": _norm_team,
     "reduce": _reduce,
-    "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.PASSES[bool(params["log"])]),
+    "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.passes(params)),
     "gemv": partial(_gemv, tensor_cores=False),
     "gemv_mma": partial(_gemv, tensor_cores=True),
 }

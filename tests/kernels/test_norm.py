@@ -14,6 +14,7 @@ from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
 from tccompile.kernels.norm_team import NormTeam
 from tccompile.kernels.spec import I32, Config
+from tccompile.kernels.two_pass import describe
 from tccompile.program import Norm, Program
 from tccompile.reference import compute
 from tests.gpu.cases import NHWC, norm, program_of
@@ -24,7 +25,13 @@ from tests.kernels.test_softmax import check_coverage
 NORM, SPLIT, TEAM = NormKernel(), NormSplit(), NormTeam()
 
 
-@pytest.mark.parametrize("case", [c for c in cases_of(Norm) if c != "instance_norm_large"])
+LONG = (
+    "instance_norm_large", "layer_norm_longer", "layer_norm_longer_many", "layer_norm_longer_fp32", "rms_norm_longer",
+    "layer_norm_very_long", "layer_norm_too_long",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [c for c in cases_of(Norm) if c not in LONG])
 def test_every_element_has_one_output(case: str) -> None:
     program = program_of(case)
     (op,) = program.ops
@@ -40,6 +47,27 @@ def test_every_element_has_one_output(case: str) -> None:
 )  # fmt: skip
 def test_values(case: str) -> None:
     check(NORM, program_of(case))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, threads, rows, held",
+    [
+        ((3, 5120), DType.F16, 128, 1, 5),  # two outputs a block, all vectors of all threads
+        ((3, 4101), DType.F16, 128, 1, 5),
+        ((3, 4101), DType.F16, 256, 2, 3),
+        ((3, 4101), DType.F32, 256, 2, 3),
+        ((3, 4101), DType.F16, 512, 2, 2),
+        ((1, 8203), DType.F16, 1024, 1, 2),
+        ((1, 36871), DType.F16, 512, 1, 0),
+    ],
+)
+def test_values_of_rows_kept_as_words(shape, dtype, threads: int, rows: int, held: int, centred: bool) -> None:
+    program = norm("norm", shape, (1,), dtype=dtype, centred=centred)
+    config = {"threads": threads, "rows": rows}
+    shares = describe(program.ops[0], program, (1,), config=config)
+    assert shares.held == held and shares.words == 2 * dtype.size
+    check(NORM, program, config)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +249,8 @@ def test_compiles(arch: str) -> None:
     for kernel, program in (
         (NORM, norm("norm", (3, 700), (1,))),
         (NORM, norm("norm", (3, 700), (1,), centred=False)),
+        (NORM, norm("norm", (3, 5120), (1,))),
+        (NORM, norm("norm", (3, 40000), (1,))),
         (NORM, norm("norm", (1, 6, 5, 7), (2, 3), order=NHWC, dtype=DType.F32)),
         (SPLIT, program_of("group_norm")),
         (TEAM, program_of("group_norm")),

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
+from tccompile.emit import SpillError, resources
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.softmax import SoftmaxKernel
@@ -16,10 +16,19 @@ from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
 from tccompile.program import Op, Program, Softmax
 from tccompile.schedule import candidates
 from tests.bench.bandwidth import softmax as large
-from tests.gpu.cases import NHWC, program_of, softmax
+from tests.gpu.cases import MANY, NHWC, program_of, softmax
 from tests.kernels.support import ARCH, cases_of, check
 
 KERNEL = SoftmaxKernel()
+
+LONG = (
+    "softmax_longer",
+    "softmax_longer_many",
+    "softmax_longer_fp32",
+    "softmax_very_long",
+    "softmax_of_words",
+    "log_softmax_too_long",
+)
 
 
 def places(op: Op, program: Program, shares: Shares) -> list[list[tuple[int, int, int]]]:
@@ -67,10 +76,7 @@ def check_coverage(op: Op, program: Program, axes: tuple[int, ...], groups: int 
         assert len(keys) == 1 and len(together) == shares.count
 
 
-SMALL = [c for c in cases_of(Softmax) if c != "softmax_very_long"]
-
-
-@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("case", [c for c in cases_of(Softmax) if c not in LONG])
 def test_every_element_has_one_output(case: str) -> None:
     program = program_of(case)
     (op,) = program.ops
@@ -99,15 +105,48 @@ def test_values_of_rows_that_are_read_again() -> None:
     check(KERNEL, program, {"threads": THREADS, "rows": 1})
 
 
-def test_rows_are_kept_in_registers_while_they_fit() -> None:
-    def share(length: int) -> Shares:
-        program = softmax("softmax", (4, length), 1)
-        return describe(program.ops[0], program, (1,))
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, threads, rows, held",
+    [
+        ((3, 4101), DType.F16, 128, 1, 5),  # two outputs a block
+        ((3, 4101), DType.F16, 256, 2, 3),
+        ((3, 4101), DType.F32, 256, 2, 3),
+        ((1, 14336), DType.F16, 256, 1, 7),  # all vectors of all threads
+        ((3, 4101), DType.F16, 512, 2, 2),
+        ((1, 8203), DType.F16, 1024, 1, 2),
+        ((1, 36871), DType.F16, 512, 1, 0),
+    ],
+)
+def test_values_of_rows_kept_as_words(shape, dtype, threads: int, rows: int, held: int, log: bool) -> None:
+    program = softmax("softmax", shape, 1, log, dtype=dtype, ep="scale")
+    config = {"threads": threads, "rows": rows}
+    shares = describe(program.ops[0], program, (1,), config=config)
+    assert shares.held == held and shares.words == 2 * dtype.size
+    check(KERNEL, program, config)
 
-    assert share(1000).threads == 32 and share(1000).held == 4
-    assert share(8 * THREADS * REGISTERS).held == REGISTERS
-    assert share(8 * THREADS * REGISTERS + 8).held == 0
-    assert share(100).unit == 8
+
+def test_rows_are_kept_in_registers_while_they_fit() -> None:
+    def shares(length: int, dtype: DType = DType.F16, pad: int = 8) -> list[Shares]:
+        """In each way that is tried."""
+        program = softmax("softmax", (4, length), 1, dtype=dtype, pad=pad)
+        (op,) = program.ops
+        return [describe(op, program, (1,), config=config) for config in KERNEL.configs(op, program, ARCH)]
+
+    def kept(*args) -> list[tuple[int, int, int, bool]]:
+        return [(s.threads, s.rows, s.held, s.words > 0) for s in shares(*args)]
+
+    assert shares(100)[0].unit == 8
+    assert kept(1000)[0] == (32, 1, 4, False)
+    assert kept(4096) == [(128, 1, 4, False), (256, 1, 2, False), (256, 2, 2, False)]
+    assert kept(5120) == [(128, 1, 5, True), (256, 1, 3, False), (256, 2, 3, True)]
+    assert kept(8 * THREADS * REGISTERS) == [(256, 1, REGISTERS, True), (512, 1, 4, True), (512, 2, 4, True)]
+    assert kept(50257) == [(1024, 1, 7, True), (512, 1, 0, True)]
+    assert kept(8 * 1024 * REGISTERS + 8) == [(1024, 1, 0, True), (512, 1, 0, True)]
+    assert kept(8 * THREADS * REGISTERS, DType.F32) == [(256, 1, REGISTERS, True), (512, 1, 4, True)]
+    assert kept(8 * 512 * REGISTERS, DType.F32) == [(512, 1, REGISTERS, True), (1024, 1, 4, True)]
+    assert kept(2001, DType.F16, 1) == [(256, 1, REGISTERS, False)]  # one element at a time
+    assert kept(4101, DType.F16, 1) == [(256, 1, 0, False)]
 
 
 @pytest.mark.parametrize("length, shared", [(197, False), (1024, True), (1025, True)])
@@ -131,9 +170,24 @@ def test_a_launch_covers_the_outputs() -> None:
     assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
 
 
+@pytest.mark.parametrize("length", [4101, 9001, 16409, 33000, 70001])
+def test_rows_with_many_operands_have_a_way(length: int) -> None:
+    program = softmax("softmax", (2, length), 1, ep=MANY)
+    (op,) = program.ops
+    arch = ARCHS["sm_90a"]
+    works = [KERNEL.work(op, program, config, arch) for config in KERNEL.configs(op, program, arch)]
+    for code in (launch.code for work in reversed(works) for launch in work.launches):
+        try:
+            assert resources(code, arch).stack == 0
+            return
+        except SpillError:
+            continue
+    pytest.fail("all configs spill registers")
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
-    for case in ("softmax_long", "softmax_middle", "softmax_very_long"):
+    for case in ("softmax_long", "softmax_middle", "softmax_longer_fp32", "softmax_of_words", "log_softmax_too_long"):
         program = program_of(case)
         config = candidates(program.ops[0], program, ARCHS[arch])[0].config
         (launch,) = KERNEL.work(program.ops[0], program, config, ARCHS[arch]).launches
