@@ -100,7 +100,7 @@ class NormTeam(Kernel):
                     yield config
         if not arch.tma:
             return
-        for vectors, threads in ((v, t) for v in wide(4, 8) for t in (128, 256) if v <= t):
+        for vectors, threads in ((v, t) for v in wide(4, 8) for t in (128, 256, 512) if v <= t):
             config, s = shares(vectors, threads, CLUSTER, 0)
             if s.held and s.held >= s.chunk >= s.threads and s.vectors * s.threads % 32 == 0:
                 yield config
@@ -186,7 +186,7 @@ class NormTeam(Kernel):
         signature = types.void(*fixed, *(types.int32,) * unravel_args(depth), *extra)
         function = entry(body, len(fixed), unravel_args(depth), len(extra))
         threads = params["threads"]
-        together = (512 if rows == 4 else 256) // threads if cluster else 1  # as far as registers last
+        together = max(1, (512 if rows == 4 else 256) // threads) if cluster else 1  # as far as registers last
         return Function(function, signature, threads, together, cluster=cluster or 1)
 
 

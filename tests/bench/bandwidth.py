@@ -38,15 +38,17 @@ class Case:
         return sum(math.prod(t.padded) * t.dtype.size for t in tensors)
 
 
-def affine(axis: int) -> Epilogue:
-    """A scale and a shift along an axis."""
-    return Epilogue(call("add", call("mul", ACC, load(0)), load(1)), tuple(View(n, (coord(axis),)) for n in ("scale", "shift")))
+def affine(axis: int, silu: bool) -> Epilogue:
+    """A scale and a shift along an axis, and SiLU or not."""
+    expr = call("add", call("mul", ACC, load(0)), load(1))
+    expr = call("silu", expr) if silu else expr
+    return Epilogue(expr, tuple(View(n, (coord(axis),)) for n in ("scale", "shift")))
 
 
-def norm(x: tuple[int, ...], axes: tuple[int, ...], groups: int = 0) -> tuple[Op, Program]:
+def norm(x: tuple[int, ...], axes: tuple[int, ...], groups: int = 0, silu: bool = False) -> tuple[Op, Program]:
     axis = 1 if len(x) == 4 else len(x) - 1
     order = NHWC if len(x) == 4 else None
-    op = Norm(nodes=("norm",), y="y", x="x", axes=axes, eps=1e-5, groups=groups, epilogue=affine(axis))
+    op = Norm(nodes=("norm",), y="y", x="x", axes=axes, eps=1e-5, groups=groups, epilogue=affine(axis, silu))
     vectors = [dense(n, (x[axis],), F32) for n in ("scale", "shift")]
     return one_op(op, [dense("x", x, F16, order), *vectors, dense("y", x, F16, order)], ("scale", "shift"))
 
@@ -95,6 +97,8 @@ def cases() -> list[Case]:
     ]
     for n, c, size in images:
         out.append(Case("GroupNorm, 32 groups", f"{n}×{size}²×{c}", *norm((n, c, size, size), (2, 3), 32)))
+    for n, c, size in ((1, 128, 512), (1, 320, 64), (1, 128, 64), (1, 128, 32), (1, 256, 16)):
+        out.append(Case("GroupNorm, SiLU", f"{n}×{size}²×{c}", *norm((n, c, size, size), (2, 3), 32, silu=True)))
     for n, c, h, w in ((1, 32, 720, 1280), (1, 64, 360, 640), (1, 128, 180, 320)):
         out.append(Case("InstanceNorm", f"{n}×{h}×{w}×{c}", *norm((n, c, h, w), (2, 3))))
     for shape in ((196608, 197), (65536, 1024), (65536, 512), (8192, 8192), (2048, 50257), (2364, 197), (12, 1000)):
