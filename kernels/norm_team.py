@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.expr import DType, walk
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import device, entry, power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
@@ -67,6 +67,10 @@ CLUSTER = 8
 """Blocks of a cluster. Of 4 they were slower on an H200."""
 
 
+CHEAP = {"acc", "load", "const", "cast", "add", "sub", "mul", "neg", "min", "max", "relu"}
+"""What an epilogue takes next to no time for."""
+
+
 class NormTeam(Kernel):
     """Norm over all pixels of (N, C, …) images with channels innermost, for each channel or group of channels."""
 
@@ -110,15 +114,19 @@ class NormTeam(Kernel):
         assert isinstance(op, Norm)
         x, s = program.tensors[op.x], _shares(op, program, config, arch)
         size, traffic = prod(x.padded) * x.dtype.size, traffic_us(op, program, arch)
+        pixels = ceil(s.chunk / s.threads)  # of a thread
+        costly = sum(e.fn not in CHEAP for e in walk(op.epilogue.expr))
         if config["cluster"]:
             resident = min(arch.smem_sm // (s.smem + 1024), 2048 // config["threads"] // 4)
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
+            together = min(resident, ceil(s.items * s.blocks / arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
-            return LAUNCH_US + 2.0 + 1.05 * traffic / spread + rounds * (3.0 + 0.4 * ceil(s.chunk / s.threads) / 8) / resident
+            each = 3.0 + 1.95 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 1.5 + pixels * (0.05 + 0.11 * costly)
+            return LAUNCH_US + 1.05 * traffic / spread + rounds * each / together**0.5
         again = 512 / config["threads"] * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
         moved = (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
         parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
-        waits = ceil(s.items / s.teams) * (6.0 + 0.75 * (config["threads"] / 256 - 1))
+        waits = ceil(s.items / s.teams) * (6.0 + 0.75 * (config["threads"] / 256 - 1) + 0.19 * pixels * costly)
         return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
