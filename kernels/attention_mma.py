@@ -369,6 +369,7 @@ def build(
     add_warps, scaled_by = _warps_added(16 * slab_pitch * 4, 8 * stored_groups * 4)
     store_eight, store_pair, load_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2), memory.load(DType.F32, 2, True)
     store_weight = memory.store(DType.F32, space="shared")
+    last_to_arrive = walk.last_to_arrive(cp_async)
 
     def copier(chunks: int, pitch: int, rows: int) -> Any:
         """The device function that copies a tile of `rows` rows; each thread has one chunk column."""
@@ -576,7 +577,7 @@ def build(
                         store_eight(to, *values)
                     else:
                         store(values, i32(head * rows + m), i32(group * 8), e)
-        if split and walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), count):
+        if split and last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), count):
             add_parts(partial, pairs, base, warp, lane, tid, count, by, m0, head, rows, e)
 
     tensors = ["q", "k", "v", *(["mask"] if has_mask else [])]

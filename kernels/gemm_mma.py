@@ -230,6 +230,7 @@ def build_tile(
     multiply, zeros = mma.multiply_stage(instruction, mi, nj, bk, *turned), mma.zeros(count)
     spill = mma.spill_block(instruction, mi, nj, pitch)
     store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
+    last_to_arrive = walk.last_to_arrive(cp_async)
     wait_copies = mma.cp_async_wait(ahead - 1)
     store, extra = epilogue.build(epilogue_params)
     read = mma.load_floats
@@ -374,7 +375,7 @@ def build_tile(
             parts = i32(cuda.gridDim.y)
             own = walk.at(partial, types.int64(cuda.blockIdx.x) * parts * (bm * bn) + tid * 4, 4)
             store_partial(acc, walk.at(own, types.int64(part) * (bm * bn), 4))
-            if not walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
+            if not last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
                 return
             acc = zeros()
             for i in range(parts):

@@ -84,7 +84,9 @@ def chunk_of(problem: Problem) -> int:
     return 4 if fits and problem.x_pixel[3] == problem.w_tap[2] == 1 and all(s % 4 == 0 for s in steps) else 1
 
 
-def build_tile(tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool, lanes: int, epilogue_params: Any) -> Function:
+def build_tile(
+    arch: Arch, tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool, lanes: int, epilogue_params: Any
+) -> Function:
     """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, MORE, the epilogue's."""
     from numba import cuda
     from numba.cuda import types
@@ -116,6 +118,7 @@ def build_tile(tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool
     put = memory.store(DType.F32, 1, space="shared")
     read = simt.as_tuple(memory.load(DType.F32, lanes, space="shared"), lanes)
     store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
+    last_to_arrive = walk.last_to_arrive(arch.cp_async)
     store, extra = epilogue.build(epilogue_params)
 
     @inline
@@ -193,7 +196,7 @@ def build_tile(tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool
             parts = i32(cuda.gridDim.y)
             own = walk.at(partial, types.int64(cuda.blockIdx.x) * parts * (bm * bn) + tid * 4, 4)
             store_partial(acc, walk.at(own, types.int64(part) * (bm * bn), 4))
-            if not walk.last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
+            if not last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
                 return
             acc = zeros()
             for i in range(parts):
@@ -289,7 +292,7 @@ class _Simt(Kernel):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         tile, x, w = BY_SHAPE[params["bm"], params["bn"]], DType(params["x"]), DType(params["w"])
-        return build_tile(tile, params["chunk"], x, w, params["split"], params["lanes"], params["epilogue"])
+        return build_tile(arch, tile, params["chunk"], x, w, params["split"], params["lanes"], params["epilogue"])
 
 
 def _tile(config: Config) -> Tile:

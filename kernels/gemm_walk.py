@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from numba import cuda
 from numba.cuda import types
 
 from tccompile.kernels.device_math import inline
 from tccompile.kernels.ptx.core import i32, u32, u64
-from tccompile.kernels.ptx.mma import count_up, divide, fence_device, store_word
+from tccompile.kernels.ptx.mma import count_up, count_up_in_order, divide, fence_device, store_word
 
 GROUP = 8
 """Tiles of rows that are walked through all columns before the next ones: their operands stay in L2."""
@@ -52,19 +55,30 @@ def onward(r, s, c, channels, image):
     return r, s, c
 
 
-@inline
-def last_to_arrive(counter, parts):
-    """Whether this block is the last of `parts` to come here; what the others wrote before is then visible, and the counter 0."""
-    fence_device()
-    cuda.syncthreads()
-    before = i32(0)
-    if cuda.threadIdx.x == 0:
-        before = i32(count_up(counter))
-        if before == parts - 1:
-            store_word(counter, u32(0))
-    last = cuda.syncthreads_or(i32(cuda.threadIdx.x == 0 and before == parts - 1))
-    fence_device()
-    return last != 0
+@cache
+def last_to_arrive(in_order: bool) -> Any:
+    """The device function (counter, parts) → whether this block is the last of `parts` to come here.
+
+    What the others wrote before is then visible, and the counter 0. `in_order`: by one thread's atomic operation that orders
+    memory (sm_70 and newer), which takes less time than every thread's fences.
+    """
+
+    @inline
+    def arrived(counter, parts):
+        if not in_order:
+            fence_device()
+        cuda.syncthreads()
+        before = i32(0)
+        if cuda.threadIdx.x == 0:
+            before = i32(count_up_in_order(counter)) if in_order else i32(count_up(counter))
+            if before == parts - 1:
+                store_word(counter, u32(0))
+        last = cuda.syncthreads_or(i32(cuda.threadIdx.x == 0 and before == parts - 1))
+        if not in_order:
+            fence_device()
+        return last != 0
+
+    return arrived
 
 
 @inline

@@ -238,7 +238,7 @@ class _Gemv(Kernel):
             "store": store,
             "read_part": memory.load(DType.F32),
             "store_part": memory.store(DType.F32),
-            "last_to_arrive": last_to_arrive,
+            "last_to_arrive": last_to_arrive(arch.cp_async),
             "u64": u64,
         }
         if self.tensor_cores:

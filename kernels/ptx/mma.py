@@ -90,6 +90,9 @@ fence_device = instruction("membar.gl;", void)
 count_up = instruction("atom.global.add.u32 $0, [$1], 1;", u32, u64)
 """Adds one to a counter in global memory and gives what it was."""
 
+count_up_in_order = instruction("atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;", u32, u64)
+"""The same, after all that this block wrote before the last barrier and before what it reads after the next: sm_70 and newer."""
+
 store_word = instruction("st.global.b32 [$0], $1;", void, u64, u32)
 
 

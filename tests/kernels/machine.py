@@ -566,7 +566,7 @@ class Machine:
         return step
 
     def do_atom(self, parts: list[str], operands: list[str]) -> Step:
-        assert parts[1:] == ["global", "add", "u32"]
+        assert parts[-3:] == ["global", "add", "u32"]
         assign, address, value = self.target(operands[0]), self.address(operands[1]), self.source(operands[2], "u32")
 
         def step(mask: np.ndarray) -> None:

@@ -111,7 +111,7 @@ def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
     tile = BY_SHAPE[shape]
-    ptx = emit.ptx_text(build_tile(tile, chunk, x, w, split, lanes, params), ARCHS[name], "kernel")
+    ptx = emit.ptx_text(build_tile(ARCHS[name], tile, chunk, x, w, split, lanes, params), ARCHS[name], "kernel")
     _, used = emit.assemble(ptx, name)
     assert used.stack == 0
     assert ptx.count("fma.rn.f32") >= tile.rows * tile.columns * BK
