@@ -72,14 +72,18 @@ _bare_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_cha
 
 @dataclass(slots=True)
 class DeviceBuffer:
-    """An array on a GPU that somebody else owns. `owner` keeps it alive; `stream` is where its owner works with it, if known."""
+    """An array on a GPU that somebody else owns.
+
+    owner   keeps it alive
+    stream  where its owner works with it, if known: a handle, or who says it
+    """
 
     address: int
     shape: Shape
     dtype: DType
     contiguous: bool
     owner: Any
-    stream: int | None = None
+    stream: int | Exchange | None = None
 
 
 def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
@@ -112,7 +116,7 @@ def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray
     raise InputError(f"{name}: a {type(array).__name__} is not an array; give a NumPy array, or one with __dlpack__")
 
 
-class _Exchange:
+class Exchange:
     """A library's C functions that describe its arrays, ten times as fast as capsules (DLPackExchangeAPI in dlpack.h)."""
 
     def __init__(self, describe: int, current: int):
@@ -120,7 +124,7 @@ class _Exchange:
         self._current = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)(current)
 
     def buffer(self, array: Any, ordinal: int | None, name: str) -> DeviceBuffer | None:
-        """Where the array lies, and the stream on which its library works now; None if it does not lie on a GPU."""
+        """Where the array lies; None if it does not lie on a GPU."""
         answer = _answer
         self._describe(array, answer.tensor_at)
         data, device, number, rank, code, bits, lanes, shape, strides, offset = _TENSOR.unpack_from(answer.tensor)
@@ -129,8 +133,12 @@ class _Exchange:
         if number != ordinal:
             _check_device(number, ordinal, name)
         layout = _layout(_words(shape, rank), _words(strides, rank), code, bits, lanes, name)
-        self._current(device, number, answer.stream_at)
-        return DeviceBuffer(data + offset, *layout, array, answer.stream.value or 0)
+        return DeviceBuffer(data + offset, *layout, array, self)
+
+    def stream(self, ordinal: int) -> int:
+        """The stream on which the library works now, in this thread."""
+        self._current(_CUDA, ordinal, _answer.stream_at)
+        return _answer.stream.value or 0
 
 
 class _Answer(local):
@@ -150,7 +158,7 @@ def _words(address: int, count: int) -> bytes | None:
 
 
 @cache
-def _exchange(kind: type) -> _Exchange | None:
+def _exchange(kind: type) -> Exchange | None:
     """The table of the type's library, if it has one that we can read."""
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if capsule is None or not _capsule_is(capsule, _EXCHANGE):
@@ -160,7 +168,7 @@ def _exchange(kind: type) -> _Exchange | None:
         return None
     # After 16 bytes of versions: an allocator, two functions for arrays that are handed over, and these.
     describe, current = (ctypes.c_size_t * 2).from_address(table + 40)
-    return _Exchange(describe, current) if describe else None  # a library may leave it out
+    return Exchange(describe, current) if describe else None  # a library may leave it out
 
 
 def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:

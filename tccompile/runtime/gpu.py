@@ -364,21 +364,25 @@ class GpuEngine:
         Inferences of one engine run one after the other, whatever their streams: they share the arena.
         """
         with self.device as cu:
-            try:
-                if addresses != self._bound:
-                    changed = {}
-                    for name, address in addresses.items():
-                        if self._bound.get(name) != address:
-                            for node, slot, offset in self._uses.get(name, ()):
-                                node.values[slot] = address + offset
-                                changed[id(node)] = node
-                    for node in changed.values():
-                        cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
-                    self._bound = dict(addresses)
-                cu.cuGraphLaunch(self._exec.value, stream)
-            except DriverError as error:
-                self._bound = {}
-                raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
+            self.launch_in(cu, addresses, stream)
+
+    def launch_in(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
+        """`launch`, for who is in the device's context already."""
+        try:
+            if addresses != self._bound:
+                changed = {}
+                for name, address in addresses.items():
+                    if self._bound.get(name) != address:
+                        for node, slot, offset in self._uses.get(name, ()):
+                            node.values[slot] = address + offset
+                            changed[id(node)] = node
+                for node in changed.values():
+                    cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
+                self._bound = dict(addresses)
+            cu.cuGraphLaunch(self._exec.value, stream)
+        except DriverError as error:
+            self._bound = {}
+            raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
 
     def synchronize(self, stream: int) -> None:
         """Wait until everything on the stream is done; LaunchError if a kernel failed."""

@@ -20,7 +20,7 @@ from tccompile.expr import DType, Shape
 from tccompile.feeds import seeded
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
-from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, adopt
+from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt
 
 if TYPE_CHECKING:
     from tccompile.runtime.cpu import CpuEngine
@@ -196,18 +196,19 @@ class Session:
             arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
             adopted = {name: adopt(array, gpu, queue, f"output {name!r}") for name, array in given.items()}
             engine, targets = self._checked(arrays, adopted)
-            buffers = [a for a in arrays.values() if isinstance(a, DeviceBuffer)]
-            on_device = bool(buffers)
-            buffers += [a for a in targets.values() if isinstance(a, DeviceBuffer)]
-            for producer in {b.stream for b in buffers}:
+            buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
+            for where in {b.stream for b in buffers}:
+                producer = where.stream(gpu) if isinstance(where, Exchange) else where
                 if producer is not None and producer != queue:
                     engine.order_after(producer, queue)
             engine.order_after_last(queue)
 
             tensors, program = engine.program.tensors, engine.program
             addresses: dict[str, int] = {}
+            on_device = False  # whether any input is
             for name in program.inputs:
                 a = arrays[name]
+                on_device = on_device or isinstance(a, DeviceBuffer)
                 placed = isinstance(a, DeviceBuffer) and not a.address % IO_ALIGN
                 addresses[name] = a.address if placed else self._place_input(engine, name, a, queue)  # type: ignore[union-attr]
             made: dict[str, DeviceArray] = {}
@@ -222,7 +223,7 @@ class Session:
                 else:
                     addresses[name] = engine.staging().address(name)
                     staged.append(name)
-            engine.launch(addresses, queue)
+            engine.launch_in(cu, addresses, queue)
 
             to_host = []
             for name in staged:
