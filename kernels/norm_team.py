@@ -125,6 +125,8 @@ class NormTeam(Kernel):
             return LAUNCH_US + 1.05 * traffic / spread + rounds * each / together**0.5
         again = 512 / config["threads"] * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
         moved = (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
+        if s.held < s.chunk:  # pieces of pixels are read twice from more places
+            moved *= 1 + 0.16 / s.vectors
         parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
         waits = ceil(s.items / s.teams) * (6.0 + 0.75 * (config["threads"] / 256 - 1) + 0.19 * pixels * costly)
         return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)

@@ -83,7 +83,8 @@ def cases() -> list[Case]:
     for m, n, k in vectors:
         layer = GemmLayer(m, n, k, bias=True)
         out.append(Case("few rows or columns", f"{m}×{n}×{k}", *layer.parts()[0], layer.flop))
-    for shape in ((65536, 768), (32768, 1024), (16384, 4096), (8192, 5120), (4096, 16384), (197, 768), (512, 768)):
+    rows = [(65536, 768), (32768, 1024), (16384, 4096), (8192, 5120), (8192, 8192), (4096, 16384), (2048, 32768)]
+    for shape in (*rows, (197, 768), (512, 768)):
         out.append(Case("LayerNorm", "×".join(map(str, shape)), *norm(shape, (1,))))
     images = [
         (16, 320, 64),
@@ -101,7 +102,8 @@ def cases() -> list[Case]:
         out.append(Case("GroupNorm, SiLU", f"{n}×{size}²×{c}", *norm((n, c, size, size), (2, 3), 32, silu=True)))
     for n, c, h, w in ((1, 32, 720, 1280), (1, 64, 360, 640), (1, 128, 180, 320)):
         out.append(Case("InstanceNorm", f"{n}×{h}×{w}×{c}", *norm((n, c, h, w), (2, 3))))
-    for shape in ((196608, 197), (65536, 1024), (65536, 512), (8192, 8192), (2048, 50257), (2364, 197), (12, 1000)):
+    rows = [(196608, 197), (65536, 1024), (65536, 512), (8192, 8192), (4096, 16384), (2048, 32768), (2048, 50257)]
+    for shape in (*rows, (1024, 131072), (16, 50257), (2364, 197), (12, 1000)):
         out.append(Case("softmax", "×".join(map(str, shape)), *softmax(shape)))
     out.append(Case("mean of rows", "65536×1024", *mean((65536, 1024), (1,))))
     out.append(Case("mean of pixels", "128×56²×256", *mean((128, 256, 56, 56), (2, 3), NHWC)))
