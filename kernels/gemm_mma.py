@@ -521,7 +521,8 @@ def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, mov
         rates = replace(rates, step_us=max(rates.step_us, LATENCY_US / max(1, stages_of(tile, arch) - 1)))
     time = time_us(problem, arch, rates, tile.bm, tile.bn, tile.bk, splits, resident, moving)
     blocks = math.prod(tiles(problem, tile.bm, tile.bn)) * splits * problem.batches
-    return time * FEW_STREAMS if moving > 20 and splits > 1 and blocks <= 2 * arch.sms else time
+    few = moving > 20 and splits > 1 and blocks <= 2 * arch.sms and min(problem.rows, problem.columns) > 8  # where measured
+    return time * FEW_STREAMS if few else time
 
 
 class GemmMma(_Mma):
