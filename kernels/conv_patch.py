@@ -147,8 +147,8 @@ class Patch:
 
 
 START_US, TILE_US, STEP_US, WEIGHT_US = 0.4, 0.5, 0.03, 0.27
-"""Of a block, measured on an H200: until it begins; what a tile takes at least, and each step of K of it, one waiting for the
-other; each turn of its threads through its weights."""
+"""Of a block, fitted to 295 times of 66 layers on an H200: until it begins; what a tile takes at least, and each step of K of it,
+one waiting for the other; each turn of its threads through its weights."""
 
 
 class ConvPatch(Kernel):
