@@ -46,7 +46,7 @@ class NormKernel(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Norm)
-        yield from two_pass.configs(op, program, op.axes, op.groups)
+        yield from two_pass.configs(op, program, op.axes, arch, op.groups)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Norm)

@@ -116,7 +116,8 @@ class NormSplit(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx.atomics import atomic_add
+        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.ptx.core import u64
         from tccompile.kernels.ptx.memory import load, store
 
         x, depth = DType(params["x"]), params["depth"]
@@ -124,7 +125,8 @@ class NormSplit(Kernel):
         scope = {"read": load(x, LANES, guarded=True, space="global.nc"), "inner": unravel(depth), "get8": load(DType.F32, LANES)}
         i32, i64, f32 = types.int32, types.int64, types.float32
         if params["phase"] == "statistics":
-            scope |= {"put8": store(DType.F32, LANES), "put": store(DType.F32), "atomic_add": atomic_add}
+            scope |= {"put8": store(DType.F32, LANES), "put": store(DType.F32)}
+            scope |= {"last_to_arrive": last_to_arrive(arch.cp_async), "u64": u64}
             body = device("statistics", f"{STATISTICS}, wk", statistics_lines(x, params["grouped"]), **scope)
             fixed: tuple = (i64,) * 4 + (f32,) + (i32,) * (STATISTICS.count(",") - 4)
             return Function(entry(body, len(fixed), loop_args), types.void(*fixed, *(i32,) * loop_args), THREADS)
@@ -231,7 +233,6 @@ def statistics_lines(x: DType, grouped: bool) -> list[str]:
         f"mean = cuda.shared.array({THREADS * LANES}, f32)",
         f"square = cuda.shared.array({THREADS * LANES}, f32)",
         f"count = cuda.shared.array({THREADS}, f32)",
-        "last = cuda.shared.array(1, i32)",
         f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({x.size})",
         "end = min(K, (split + i32(1)) * chunk)",
         *clear,
@@ -259,16 +260,7 @@ def statistics_lines(x: DType, grouped: bool) -> list[str]:
         f"    at = images + (i64(split) * i64(width) + i64(vector)) * i64({RECORD})",
         f"    put8(at, {', '.join(means)})",
         f"    put8(at + i64({4 * LANES}), {', '.join(squares)})",
-        "cuda.threadfence()",
-        "cuda.syncthreads()",
-        "counter = counters + (i64(image) * i64(tiles) + i64(tile)) * i64(4)",
-        "if tid == 0:",
-        "    last[0] = atomic_add(counter, i32(1))",
-        "cuda.syncthreads()",
-        "if last[0] == splits - 1:",
-        "    cuda.threadfence()",
-        "    if tid == 0:",
-        "        atomic_add(counter, -splits)",
+        "if last_to_arrive(u64(counters + (i64(image) * i64(tiles) + i64(tile)) * i64(4)), splits):",
         *(f"    {line}" for line in clear),
         "    s = t",
         "    while s < splits:",

@@ -175,7 +175,8 @@ class ReduceKernel(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx.atomics import atomic_add
+        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.ptx.core import u64
         from tccompile.kernels.ptx.memory import load, store
         from tccompile.kernels.ptx.simt import shuffle
 
@@ -190,7 +191,8 @@ class ReduceKernel(Kernel):
             "store_part": store(acc, params["lanes"]),
             "rows": unravel(params["rows"]),
             "inner": unravel(params["inner"]),
-            "atomic_add": atomic_add,
+            "last_to_arrive": last_to_arrive(arch.cp_async),
+            "u64": u64,
             "shuffle": shuffle,
         }
         body = device("reduce", f"{PARAMS}, wr, wk, e", source(params, x, pre, acc), **scope)
@@ -321,16 +323,7 @@ def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[st
         f"parts = scratch + i64(o) * i64(splits) * i64({size})",
         "if t == 0 and o < outputs:",
         f"    store_part(parts + i64(split) * i64({size}), {listed})",
-        "cuda.threadfence()",
-        "last = cuda.shared.array(1, i32)",
-        "cuda.syncthreads()",
-        "if tid == 0:",
-        "    last[0] = atomic_add(counters + i64(blockIdx) * i64(4), i32(1))",
-        "cuda.syncthreads()",
-        "if last[0] == splits - 1:",
-        "    cuda.threadfence()",
-        "    if tid == 0:",
-        "        atomic_add(counters + i64(blockIdx) * i64(4), -splits)",
+        "if last_to_arrive(u64(counters + i64(blockIdx) * i64(4)), splits):",
         *(f"    {a} = {identity}" for a in accs),
         "    if o < outputs:",
         "        k = t",

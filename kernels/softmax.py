@@ -49,7 +49,7 @@ class SoftmaxKernel(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Softmax)
-        yield from two_pass.configs(op, program, (op.axis,))
+        yield from two_pass.configs(op, program, (op.axis,), arch)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Softmax)

@@ -2,8 +2,8 @@
 
 T threads share an output: the elements that are reduced together, or 8 neighbouring lanes of such. There are 256 / T outputs a
 block, or one of more threads, or twice as many. Elements are kept in registers between the passes where they fit: as float32, or
-where these would be many as the words that were read, which each pass converts again. Else they are read again, mostly from a
-cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
+where these would be many as the words that were read, which each pass converts again; long ones in shared memory, where several
+blocks of a multiprocessor may have theirs. Else they are read again, mostly from a cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
 
 The kernel walks over vectors of `unit` lanes. Where the lanes are reduced, a vector holds elements of one output ("along");
 where they are kept, it holds one element of each of `unit` outputs ("across").
@@ -51,7 +51,8 @@ class Shares:
     threads T, a power of 2
     rows    outputs of a thread: their scales and shifts are read once
     straight words of a vector, if an output's vectors lie side by side in x and y, or 0
-    held    vectors that a thread keeps of an output in registers, or 0
+    held    vectors that a thread keeps of an output, or 0
+    shared  whether shared memory keeps them, not registers
     words   words of a vector, if it is kept, or read again, as words that each pass converts, or 0
     count   elements that are reduced together
     whole   whether no vector that is reduced has lanes, or consists of lanes, of the padding
@@ -67,6 +68,7 @@ class Shares:
     rows: int
     straight: int
     held: int
+    shared: bool
     words: int
     count: int
     whole: bool
@@ -80,6 +82,16 @@ class Shares:
     @property
     def blocks(self) -> int:
         return -(-self.kept.size * self.threads // (self.block * self.rows))
+
+    @property
+    def smem(self) -> int:
+        """Bytes of a block's dynamic shared memory: what `exchange` needs, and the vectors of all threads"""
+        return 4 * (_exchanged(self.threads) + self.threads * self.held * self.words) if self.shared else 0
+
+
+def _exchanged(threads: int) -> int:
+    """Numbers of shared memory that sums of one output over so many threads, all of a block, pass through, in two passes."""
+    return 2 * threads // 32
 
 
 def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, config: Config | None = None) -> Shares:
@@ -123,40 +135,47 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
         count *= x.shape[axis]
     if config is None:
         config = ways(size, outputs, unit, by_k, straight)[0]
-    threads, rows = int(config["threads"]), int(config["rows"])  # type: ignore[arg-type]
+    threads, rows, shared = (int(config[name]) for name in ("threads", "rows", "shared"))  # type: ignore[arg-type]
     held = -(-size // threads)
     limit = REGISTERS if not across else REGISTERS // 2
-    held = held if held <= limit else 0
-    words = straight if threads > THREADS or held * rows > REGISTERS // 2 else 0
+    held = held if shared or held <= limit else 0
+    words = straight if shared or threads > THREADS or held * rows > REGISTERS // 2 else 0
     whole = across or bool(groups) or y.padded[lane] == x.shape[lane]  # groups of padding are outputs that nobody reads
     sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
     if words and whole and size % threads == 0:
         sure = held
-    return Shares(unit, across, outer, within, by_k, threads, rows, straight, held, words, count, whole, max(0, sure))
+    return Shares(unit, across, outer, within, by_k, threads, rows, straight, held, bool(shared), words, count, whole, max(0, sure))
 
 
 def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[Config]:
     """Threads of an output of `size` vectors: as few as have registers for it, up to one a vector; `straight` as in Shares."""
+
+    def way(threads: int, rows: int = 1, shared: int = 0) -> Config:
+        return {"threads": threads, "rows": rows, "shared": shared}
+
     if not by_k:
-        return [{"threads": min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size)), "rows": 1}]
+        return [way(min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size)))]
     if straight and size > THREADS * REGISTERS // 4:  # more than half a block keeps as float32
         held = {t: -(-size // t) for t in (128, 256, 512, 1024)}
         fit = [t for t, n in held.items() if 2 < n <= REGISTERS and (t < 1024 or n * straight <= WORDS)]
         both = [t for t in fit if 2 * held[t] <= REGISTERS and 2 * held[t] * straight <= WORDS]
         again = [512] if fit == [1024] else [] if fit else [1024, 512]  # for rows, or epilogues, that need more registers
-        return [{"threads": t, "rows": rows} for rows, some in ((1, fit + again), (2, both)) for t in some]
+        return [way(t, rows) for rows, some in ((1, fit + again), (2, both)) for t in some] + [way(t, 1, 1) for t in (256, 512) if 2 * t < size]
     most = min(THREADS, power(size))
     fit = [t for t in (1 << i for i in range(9)) if t <= most and -(-size // t) <= REGISTERS // 2] or [most]
     both = [t for t in fit[:4] if 2 * -(-size // t) <= REGISTERS // 2]
-    return [{"threads": t, "rows": rows} for rows, some in ((1, fit[:4]), (2, both)) for t in some]
+    return [way(t, rows) for rows, some in ((1, fit[:4]), (2, both)) for t in some]
 
 
-def configs(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -> Iterator[Config]:
+def configs(op: Op, program: Program, axes: tuple[int, ...], arch: Arch, groups: int = 0) -> Iterator[Config]:
     """The ways to share out the op's work; two outputs a thread where the second one is the next row of y, so many blocks on."""
     shares = describe(op, program, axes, groups)
     plain = shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
     for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k, shares.straight):
-        if way["rows"] == 1 or plain:
+        if way["shared"]:
+            if arch.cp_async and describe(op, program, axes, groups, way).smem <= arch.smem_block:
+                yield way
+        elif way["rows"] == 1 or plain:
             yield way
 
 
@@ -172,6 +191,8 @@ def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     issue = shares.blocks * shares.block * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.6)
     # Words, a guess: all vectors are on their way at once, in 64 registers a thread.
     threads_sm, ahead = (min(arch.threads_sm, 1024), 4) if shares.words else (arch.threads_sm, REGISTERS)
+    if shares.shared:
+        threads_sm, ahead = min(threads_sm, arch.smem_sm // (shares.smem + 1024) * shares.threads), shares.held
     waves = max(1.0, shares.blocks / (arch.sms * (threads_sm // shares.block)))
     size = x.size * x.dtype.size
     # What is read again comes from L2, at twice the bandwidth, if all blocks' rows fit.
@@ -209,6 +230,7 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
             threads=shares.threads if shares.by_k else 0,
             rows=shares.rows,
             held=shares.held,
+            shared=shares.shared,
             words=shares.words,
             epilogue=spec.params,
             **params,
@@ -224,6 +246,7 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
             *shares.inner.args,
             *spec.args,
         ),
+        smem=shares.smem,
     )
     return Work((launch,))
 
@@ -254,6 +277,7 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
     """The kernel for the parameters that `work` gave."""
     from numba.cuda import types
 
+    from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import instruction
     from tccompile.kernels.ptx.memory import floats, load, load_words
     from tccompile.kernels.ptx.simt import shuffle
@@ -277,8 +301,14 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
             "anew": instruction(" ".join(changed), (types.uint32,) * words, *(types.uint32,) * words, types.int32, pure=True),
             "power_of_2": instruction("ex2.approx.ftz.f32 $0, $1;", types.float32, types.float32, pure=True),
             "store_inside": epilogue.build(unmasked(params["epilogue"]), params["rows"])[0],
+            "held_x": load_words(words, space="shared"),
+            "copy": mma.cp_async,
+            "commit": mma.cp_async_commit,
+            "landed": mma.cp_async_wait(0),
+            "shared_address": mma.shared_address,
         }
-        few = params["rows"] * params["held"] * words <= WORDS and len(params["epilogue"][3]) <= LOADS
+        registers = 0 if params["shared"] else params["rows"] * params["held"] * words
+        few = registers <= WORDS and len(params["epilogue"][3]) <= LOADS
         blocks = max(1, (1024 if few else 512) // block)
     body = device("two_pass", f"{PARAMS}, wo, wk, e", source(passes, params), **scope)
     fixed = (types.int64, types.float32, types.float32, *(types.int32,) * 5)
@@ -300,6 +330,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
     """
     unit, across, held, sure, rows, threads = (params[name] for name in ("unit", "across", "held", "sure", "rows", "threads"))
     block, words, converted = max(THREADS, threads), params["words"], held and not params["words"]
+    staged = params["shared"]
     x = DType(params["x"])
     accumulators, ahead = unit if across else 1, 4 if words else 2
     which = (lambda i: i) if across else (lambda i: 0)
@@ -309,7 +340,10 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
             f"t = tid & i32({threads - 1})",
             f"o = i32(i32(cuda.blockIdx.x) * i32({rows}) * apart + tid // i32({threads}))",
         ]
-        if threads > 32:
+        if staged:
+            lines.append("shared = cuda.shared.array(0, f32)")
+            lines.append(f"slots = i32(i32(shared_address(shared)) + i32({4 * _exchanged(threads)}) + tid * i32({4 * words}))")
+        elif threads > 32:
             lines.append(f"shared = cuda.shared.array({2 * rows * accumulators * block // 32}, f32)")
     else:
         lines = [
@@ -325,6 +359,9 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         lines.append(f"end{u} = K if {number} < outputs else i32(0)")
         lines.append(f"x_{u}, m_{u}, c_{u} = kept(i32(min({number}, outputs - 1)), wo)")
 
+    def indented(text: list[str]) -> list[str]:
+        return [f"    {line}" for line in text]
+
     def place(j: int, at: str) -> list[str]:
         """Where vector k = `at` lies: x{j}, m{j}, c{j} from the output's own."""
         if words:
@@ -332,10 +369,12 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         at = f"{at} + i32({j}) * T"
         return [f"k{j} = i32({at})", f"x{j}, m{j}, c{j}_ = inner(k{j}, wk)", f"c{j} = i32(c_0 + c{j}_)"]
 
-    def read(u: int, j: int) -> str:
+    def read(u: int, j: int, full: bool) -> str:
         name, function, n = ("w", "read_x", unit * x.size // 4) if words else ("v", "read", unit)
         names = ", ".join(f"{name}{u}_{j}_{i}" for i in range(n))
-        inside = "i32(1)" if words and j < sure else f"i32(k{j} < end{u} and c{j} < present)"
+        if staged:
+            return f"{names} = held_x(i32(slot + i32({4 * words * threads * j})), i32(1))"
+        inside = "i32(1)" if words and full else f"i32(k{j} < end{u} and c{j} < present)"
         return f"{names} = {function}(x + (x_{u} + {'c' if words else 'x'}{j}) * i64({x.size}), {inside})"
 
     def unpack(j: int, turn: int) -> list[str]:
@@ -347,16 +386,16 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         out = []
         for u in range(rows if words else 0):
             given = ", ".join(f"w{u}_{j}_{i}" for i in range(words))
-            if held and turn:
+            if held and turn and not staged:
                 taken = ", ".join(f"a{i}" for i in range(words))
                 out.append(f"{taken} = anew({given}, bits >> i32({20 + turn}))")
                 given = taken
             out.append(f"{', '.join(f'v{u}_{j}_{i}' for i in range(unit))} = unpack_x({given})")
         return out
 
-    def mask(u: int, j: int) -> list[str]:
+    def mask(u: int, j: int, full: bool) -> list[str]:
         """Elements that are not there become the first pass' identity."""
-        if across or j < sure or (params["whole"] and passes.first[2]):
+        if across or full or (params["whole"] and passes.first[2]):
             return []
         if params["whole"]:
             out = [f"there = k{j} < end{u}"]
@@ -364,7 +403,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         out = [f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)"]
         return out + [f"v{u}_{j}_{i} = select(left > i32({i}), v{u}_{j}_{i}, {passes.first[1]})" for i in range(unit)]
 
-    def combine(u: int, j: int, name: str, term: str, how: tuple[str, str, bool]) -> list[str]:
+    def combine(u: int, j: int, full: bool, name: str, term: str, how: tuple[str, str, bool]) -> list[str]:
         """Vector j of output u into its accumulators: lane by lane, or pairwise where all of the vector belongs to one output."""
         out, values = [], []
         for i in range(unit):
@@ -377,7 +416,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
             for i, value in enumerate(values):
                 out.append(f"{name}{u}_{i} = {how[0].format(f'{name}{u}_{i}', f'select(k{j} < end{u}, {value}, {how[1]})')}")
             return out
-        if name == "s" and not how[2] and j >= sure:
+        if name == "s" and not how[2] and not full:
             out.append(f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)")
             values = [f"select(left > i32({0 if params['whole'] else i}), {value}, {how[1]})" for i, value in enumerate(values)]
         while len(values) > 1:
@@ -403,35 +442,54 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         within = exchange(accs, how, 32, block)
         return [*within, "if tid & i32(31) == 0:", *share, "cuda.syncthreads()", *take, *exchange(accs, how, block // 32, block)]
 
-    def write(j: int) -> list[str]:
+    def write(j: int, full: bool) -> list[str]:
         text = passes.kept if converted and passes.kept else passes.out
         results = [
             text.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}", s=f"s{u}_{which(i)}") for u in range(rows) for i in range(unit)
         ]
         where = f"i32({'m_0' if words else f'm_0 + m{j}'}){'' if rows == 1 else ', apart, outputs'}"
-        store = "store_inside" if words and j < sure else "store"
+        store = "store_inside" if words and full else "store"
         return [f"if k{j} < end0:", f"    {store}(({', '.join(results)},), {where}, c{j}, e)"]
 
-    def over(turn: int, body: Callable[[int], list[str]]) -> list[str]:
-        """`body(j)` for each vector of the thread: in registers, or read again, some at a time."""
-        if held:
-            return [line for j in range(held) for line in (*unpack(j, turn), *body(j))]
-        loop = [line for j in range(ahead) for line in place(j, "k")]
-        loop += [read(0, j) for j in range(ahead)]
-        loop += [line for j in range(ahead) for line in (*unpack(j, turn), *body(j))]
-        return ["k = t", "while k < end0:", *(f"    {line}" for line in loop), f"    k = i32(k + i32({ahead}) * T)"]
+    def over(turn: int, body: Callable[[int, bool], list[str]]) -> list[str]:
+        """`body(j, full)` for each vector of the thread: in registers, or read again, some at a time; `full`: all of it is there."""
+        if held and not staged:
+            return [line for j in range(held) for line in (*unpack(j, turn), *body(j, j < sure))]
 
-    if held:
+        def some(count: int, full: int) -> list[str]:
+            out = [line for j in range(count) for line in place(j, "k")]
+            out += [read(0, j, False) for j in range(count)]
+            return out + [line for j in range(count) for line in (*unpack(j, turn), *body(j, j < full))]
+
+        if not staged:
+            return ["k = t", "while k < end0:", *indented(some(ahead, 0)), f"    k = i32(k + i32({ahead}) * T)"]
+        loops_, rest = divmod(sure, ahead)
+        next_ = [f"k = i32(k + i32({ahead * threads}))", f"slot = i32(slot + i32({4 * words * ahead * threads}))"]
+        whole = [f"while k < i32({loops_ * ahead * threads}):", *indented(some(ahead, ahead)), *indented(next_)] if loops_ else []
+        return ["k, slot = t, slots", *whole, *some(held - loops_ * ahead, rest)]
+
+    if staged:
+        lines += [
+            "k, slot = t, slots",
+            f"while k < i32({held * threads}):",
+            f"    at = x + (x_0 + i64(k) * i64({unit})) * i64({x.size})",
+            f"    inside = i32(i32(k < end0 and k * i32({unit}) < present) << i32(4))",
+            *(f"    copy(i32(slot + i32({b})), at + i64({b}), inside)" for b in range(0, 4 * words, 16)),
+            f"    k, slot = i32(k + i32({threads})), i32(slot + i32({4 * words * threads}))",
+            "commit()",
+            "landed()",
+        ]
+    elif held:
         for j in range(held):
             lines += place(j, "t")
-            lines += [read(u, j) for u in range(rows)]
+            lines += [read(u, j, j < sure) for u in range(rows)]
     parts = (("r", "{v}", passes.first, passes.between), ("s", passes.term, passes.second, passes.after))
     for turn, (name, term, how, then) in enumerate(parts):
         lines += [f"{name}{u}_{i} = {how[1]}" for u in range(rows) for i in range(accumulators)]
 
-        def add(j: int, of: tuple[str, str, tuple[str, str, bool]] = (name, term, how)) -> list[str]:
-            first = mask if of[0] == "r" or not converted else lambda u, j: []
-            return [line for u in range(rows) for line in (*first(u, j), *combine(u, j, *of))]
+        def add(j: int, full: bool, of: tuple[str, str, tuple[str, str, bool]] = (name, term, how)) -> list[str]:
+            first = mask if of[0] == "r" or not converted else lambda *_: []
+            return [line for u in range(rows) for line in (*first(u, j, full), *combine(u, j, full, *of))]
 
         lines += over(turn, add)
         lines += finish(name, how[0], turn)

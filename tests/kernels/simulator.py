@@ -128,6 +128,14 @@ class Memory:
         place[0] += value
         return before
 
+    def last_to_arrive(self, counter: int, parts: int, tid: int) -> bool:
+        """`gemm_walk.last_to_arrive` after its barrier, for the threads of a block in their order."""
+        if tid == 0:
+            self.last = self.atomic_add(counter, 1) == parts - 1
+            if self.last:
+                self.atomic_add(counter, -parts)
+        return self.last
+
     def functions(self, accesses: epilogue.Accesses) -> dict[str, Any]:
         """The memory functions that generated text calls."""
         return {name: getattr(self, kind)(dtype, n, guarded) for name, (kind, dtype, n, guarded) in accesses.items()}
@@ -231,6 +239,7 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     engine = own.get("engine")
     # Where threads wait for each other they are suspended: at barriers, and where a warp exchanges values.
     text = text.replace("cuda.syncthreads()", "yield")
+    text = re.sub(r"^( *)if (last_to_arrive\(.*)\):$", r"\1yield\n\1if \2, tid):", text, flags=re.M)
     text = re.sub(rf"= ({'|'.join(_EXCHANGES)})\((.*)\)$", r"= yield ('\1', \2)", text, flags=re.M)
     name = re.search(r"def (\w+)", text)
     assert name
@@ -682,10 +691,16 @@ def unravel(depth: int, tensors: int) -> Any:
 
 
 def _two_pass(params: dict[str, Value], extra: int, memory: Memory, passes: two_pass.Passes) -> Text:
+    x, dynamic = DType(params["x"]), _Dynamic(memory)
     scope = {
-        "read": memory.load(DType(params["x"]), params["unit"], True),
-        **_words("x", DType(params["x"]), params["unit"], memory),
+        "read": memory.load(x, params["unit"], True),
+        **_words("x", x, params["unit"], memory),
         "anew": lambda *words: words[:-1],
+        "shared_address": dynamic.address,
+        "copy": dynamic.copy,
+        "commit": lambda: None,
+        "landed": lambda: None,
+        "held_x": lambda slot, inside: (_floats(x, *dynamic.words(x)(slot, inside)), *[0] * (params["words"] - 1)),
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
     }
@@ -703,7 +718,8 @@ def _reduce(params: dict[str, Value], extra: int, memory: Memory) -> Text:
         "store_part": memory.store(acc, params["lanes"], False),
         "rows": unravel(params["rows"], 1),
         "inner": unravel(params["inner"], 1),
-        "atomic_add": memory.atomic_add,
+        "last_to_arrive": memory.last_to_arrive,
+        "u64": int,
     }
     text = _body("reduce", f"{reduce.PARAMS}, wr, wk", reduce.source(params, x, pre, acc))
     counts = reduce.PARAMS.count(",") + 1, *(loops.unravel_args(params[name]) for name in ("rows", "inner"))
@@ -718,7 +734,8 @@ def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
         "get8": memory.load(DType.F32, 8, False),
         "put8": memory.store(DType.F32, 8, False),
         "put": memory.store(DType.F32, 1, False),
-        "atomic_add": memory.atomic_add,
+        "last_to_arrive": memory.last_to_arrive,
+        "u64": int,
     }
     if params["phase"] == "apply":
         text = _body("apply", f"{norm_split.APPLY}, wk", norm_split.apply_lines(x))
@@ -727,40 +744,54 @@ def _norm_split(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     return text, scope, (norm_split.STATISTICS.count(",") + 1, loops.unravel_args(params["depth"]))
 
 
-def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
-    x = DType(params["x"])
-    blocks: list[np.ndarray] = []  # the dynamic shared memory of each
+def _floats(x: DType, *words: int) -> tuple[np.float32, ...]:
+    """`memory.floats`"""
+    return tuple(map(np.float32, from_storage(np.array(words, np.uint32).view(x.numpy), x)))
+
+
+class _Dynamic:
+    """The dynamic shared memory of a launch's blocks, by address; what is copied there has landed at once."""
+
     apart = 1 << 20
 
-    def shared_address(array: np.ndarray) -> int:
-        if not any(array is known for known in blocks):
-            blocks.append(array)
-        return next(i for i, known in enumerate(blocks) if known is array) * apart
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.blocks: list[np.ndarray] = []  # in the order in which they begin
+
+    def address(self, array: np.ndarray) -> int:
+        if not any(array is known for known in self.blocks):
+            self.blocks.append(array)
+        return next(i for i, known in enumerate(self.blocks) if known is array) * self.apart
+
+    def place(self, slot: int, size: int) -> np.ndarray:
+        block, at = self.blocks[slot // self.apart], slot % self.apart
+        assert slot % 16 == 0 and at + size <= block.nbytes, f"{size} bytes of shared memory at {at}"
+        return block.view(np.uint8)[at : at + size]
+
+    def copy(self, slot: int, address: int, inside: int) -> None:
+        self.place(slot, 16)[:] = np.array(self.memory.words(address, inside), np.uint32).view(np.uint8)
+
+    def words(self, x: DType) -> Callable[[int, int], tuple]:
+        """(slot, inside) → 8 elements of x as words."""
+        return lambda slot, inside: (
+            tuple(self.place(slot, 8 * x.size).view(np.uint32)) if inside else (np.uint32(0),) * (2 * x.size)
+        )
+
+
+def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    x = DType(params["x"])
+    dynamic = _Dynamic(memory)
 
     def theirs(address: int, block: int) -> np.float32:
-        own, at = divmod(address, apart)  # blocks begin in order
-        return blocks[own - own % params["cluster"] + block][at // 4]
-
-    def place(slot: int, size: int) -> np.ndarray:
-        at = slot % apart
-        assert slot % 16 == 0 and at + size <= blocks[slot // apart].nbytes, f"{size} bytes of shared memory at {at}"
-        return blocks[slot // apart].view(np.uint8)[at : at + size]
-
-    def copy(slot: int, address: int, inside: int) -> None:
-        place(slot, 16)[:] = np.array(memory.words(address, inside), np.uint32).view(np.uint8)
-
-    def held_words(slot: int, inside: int) -> tuple:
-        return tuple(place(slot, 8 * x.size).view(np.uint32)) if inside else (np.uint32(0),) * (2 * x.size)
-
-    def floats(*given: int) -> tuple:
-        return tuple(map(np.float32, from_storage(np.array(given, np.uint32).view(x.numpy), x)))
+        own, at = divmod(address, dynamic.apart)
+        return dynamic.blocks[own - own % params["cluster"] + block][at // 4]
 
     def deviations(sums: tuple, origins: tuple, given: tuple) -> tuple:
-        away = [v - o for v, o in zip(floats(*given), origins, strict=True)]
+        away = [v - o for v, o in zip(_floats(x, *given), origins, strict=True)]
         return tuple(s + d for s, d in zip(sums, [*away, *(d * d for d in away)], strict=True))
 
     def scaled(given: tuple, means: tuple, scales: tuple) -> tuple:
-        return tuple((v - m) * s for v, m, s in zip(floats(*given), means, scales, strict=True))
+        return tuple((v - m) * s for v, m, s in zip(_floats(x, *given), means, scales, strict=True))
 
     def read_words(address: int, inside: int) -> tuple:
         return memory.words(address, inside, 2 * x.size)
@@ -781,11 +812,11 @@ def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
             memory.atomic_add(counters + 4, -blocks)
 
     scope = {
-        "shared_address": shared_address, "copy": copy, "held_words": held_words,
+        "shared_address": dynamic.address, "copy": dynamic.copy, "held_words": dynamic.words(x),
         "deviations": deviations, "scaled": scaled,
         "arrive": arrive, "await_all": await_all, "done": lambda counter, tid: None, "leave": leave, "theirs": theirs,
         "commit": lambda: None, **{f"landed{i}": lambda: None for i in range(norm_team.PARTS)},
-        "read_words": read_words, "floats": floats, "inner": unravel(params["depth"], 1),
+        "read_words": read_words, "floats": partial(_floats, x), "inner": unravel(params["depth"], 1),
         "get": memory.load(DType.F32, 1, True), "put": memory.store(DType.F32, 1, False), "quotient": lambda a, b: a // b,
     }  # fmt: skip
     text = _body(

@@ -102,7 +102,7 @@ def test_values(case: str) -> None:
 
 def test_values_of_rows_that_are_read_again() -> None:
     program = softmax("softmax", (1, 8 * THREADS * REGISTERS + 13), 1)
-    check(KERNEL, program, {"threads": THREADS, "rows": 1})
+    check(KERNEL, program, {"threads": THREADS, "rows": 1, "shared": 0})
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -120,7 +120,26 @@ def test_values_of_rows_that_are_read_again() -> None:
 )
 def test_values_of_rows_kept_as_words(shape, dtype, threads: int, rows: int, held: int, log: bool) -> None:
     program = softmax("softmax", shape, 1, log, dtype=dtype, ep="scale")
-    config = {"threads": threads, "rows": rows}
+    config = {"threads": threads, "rows": rows, "shared": 0}
+    shares = describe(program.ops[0], program, (1,), config=config)
+    assert shares.held == held and shares.words == 2 * dtype.size
+    check(KERNEL, program, config)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, threads, held",
+    [
+        ((3, 8203), DType.F16, 256, 5),
+        ((3, 4101), DType.F32, 256, 3),
+        ((1, 20480), DType.F16, 512, 5),  # all vectors of all threads
+        ((2, 36871), DType.F16, 512, 10),
+    ],
+)
+def test_values_of_rows_in_shared_memory(shape, dtype, threads: int, held: int, log: bool) -> None:
+    program = softmax("softmax", shape, 1, log, dtype=dtype, ep="scale")
+    config = {"threads": threads, "rows": 1, "shared": 1}
+    assert config in KERNEL.configs(program.ops[0], program, ARCHS["sm_90a"])
     shares = describe(program.ops[0], program, (1,), config=config)
     assert shares.held == held and shares.words == 2 * dtype.size
     check(KERNEL, program, config)
@@ -131,7 +150,7 @@ def test_rows_are_kept_in_registers_while_they_fit() -> None:
         """In each way that is tried."""
         program = softmax("softmax", (4, length), 1, dtype=dtype, pad=pad)
         (op,) = program.ops
-        return [describe(op, program, (1,), config=config) for config in KERNEL.configs(op, program, ARCH)]
+        return [describe(op, program, (1,), config=config) for config in KERNEL.configs(op, program, ARCHS["sm_75"])]
 
     def kept(*args) -> list[tuple[int, int, int, bool]]:
         return [(s.threads, s.rows, s.held, s.words > 0) for s in shares(*args)]
@@ -147,6 +166,18 @@ def test_rows_are_kept_in_registers_while_they_fit() -> None:
     assert kept(8 * 512 * REGISTERS, DType.F32) == [(512, 1, REGISTERS, True), (1024, 1, 4, True)]
     assert kept(2001, DType.F16, 1) == [(256, 1, REGISTERS, False)]  # one element at a time
     assert kept(4101, DType.F16, 1) == [(256, 1, 0, False)]
+
+
+def test_rows_are_kept_in_shared_memory_while_they_fit() -> None:
+    def kept(length: int, arch: str) -> list[tuple[int, int]]:
+        program = softmax("softmax", (4, length), 1)
+        configs = KERNEL.configs(program.ops[0], program, ARCHS[arch])
+        all_ = [(describe(program.ops[0], program, (1,), config=c), ARCHS[arch]) for c in configs if c["shared"]]
+        return [(s.threads, arch.smem_sm // (s.smem + 1024)) for s, arch in all_]
+
+    assert kept(4096, "sm_90a") == []
+    assert kept(50257, "sm_90a") == [(256, 2), (512, 2)]
+    assert kept(50257, "sm_86") == kept(50257, "sm_75") == kept(131072, "sm_90a") == []
 
 
 @pytest.mark.parametrize("length, shared", [(197, False), (1024, True), (1025, True)])
@@ -165,7 +196,7 @@ def test_says_why_not() -> None:
 
 def test_a_launch_covers_the_outputs() -> None:
     program = program_of("softmax_rows")
-    (launch,) = KERNEL.work(program.ops[0], program, {"threads": 8, "rows": 1}, ARCH).launches
+    (launch,) = KERNEL.work(program.ops[0], program, {"threads": 8, "rows": 1, "shared": 0}, ARCH).launches
     outputs, bits = launch.args[3].value, launch.args[5].value
     assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
 
