@@ -187,7 +187,7 @@ class NormTeam(Kernel):
             "quotient": mma.divide,
             "shared_address": mma.shared_address,
             **_meeting(bool(cluster), arch),
-            **_copies(arch, params["line"]),
+            **_copies(arch, params["line"], bool(params["streamed"])),
         }
         put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
         text = source(x, depth, params["grouped"], bool(cluster), rows)
@@ -260,7 +260,7 @@ def _rows(spec: epilogue.EpilogueSpec) -> int:
 
 
 def _streamed(op: Norm, program: Program, arch: Arch) -> bool:
-    """Whether L2 should not keep y: x and y are too large for others to find them there."""
+    """Whether L2 should not keep y, nor what is copied of x: they are too large for others to find them there."""
     x, y = program.tensors[op.x], program.tensors[op.y]
     return prod(x.padded) * x.dtype.size + prod(y.padded) * y.dtype.size > arch.l2 * 2**20
 
@@ -283,17 +283,18 @@ def _meeting(cluster: bool, arch: Arch) -> dict[str, object]:
     return {"arrive": arrive, "await_all": await_all, "done": nothing, "leave": exchange.leave}
 
 
-def _copies(arch: Arch, line: int) -> dict[str, object]:
+def _copies(arch: Arch, line: int, once: bool) -> dict[str, object]:
     """`copy` of 16 bytes to shared memory, `commit` of a group of copies, and `landed0` …: a wait for each group.
 
-    line: bytes around them that are to come to L2 at the same time, for other teams, or 0.
+    line: bytes around them that are to come to L2 at the same time, for other teams, or 0. once: L2 is to give up what is copied
+    before others, such as the pixels that are read twice.
     """
     from tccompile.kernels.device_math import inline
     from tccompile.kernels.ptx import mma
 
     if arch.cp_async:
         waits = {f"landed{i}": mma.cp_async_wait(PARTS - 1 - i) for i in range(PARTS)}
-        return {"copy": mma.cp_async_with(line) if line else mma.cp_async, "commit": mma.cp_async_commit, **waits}
+        return {"copy": mma.cp_async_with(line, once), "commit": mma.cp_async_commit, **waits}
     load_chunk, store_chunk = mma.load_chunk, mma.store_chunk
 
     @inline

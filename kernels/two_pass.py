@@ -2,8 +2,9 @@
 
 T threads share an output: the elements that are reduced together, or 8 neighbouring lanes of such. There are 256 / T outputs a
 block, or one of more threads, or twice as many. Elements are kept in registers between the passes where they fit: as float32, or
-where these would be many as the words that were read, which each pass converts again; long ones in shared memory, where several
-blocks of a multiprocessor may have theirs. Else they are read again, mostly from a cache. Where neighbouring threads read neighbouring elements of an output, they add up by exchanges within a warp.
+where these would be many as the words that were read, which each pass converts again. What is too long for that is kept in
+shared memory, where two rows of a multiprocessor's have room, or read again, mostly from a cache. Where neighbouring threads
+read neighbouring elements of an output, they add up by exchanges within a warp.
 
 The kernel walks over vectors of `unit` lanes. Where the lanes are reduced, a vector holds elements of one output ("along");
 where they are kept, it holds one element of each of `unit` outputs ("across").
@@ -144,7 +145,9 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
     if words and whole and size % threads == 0:
         sure = held
-    return Shares(unit, across, outer, within, by_k, threads, rows, straight, held, bool(shared), words, count, whole, max(0, sure))
+    return Shares(
+        unit, across, outer, within, by_k, threads, rows, straight, held, bool(shared), words, count, whole, max(0, sure)
+    )
 
 
 def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[Config]:
@@ -160,7 +163,8 @@ def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[
         fit = [t for t, n in held.items() if 2 < n <= REGISTERS and (t < 1024 or n * straight <= WORDS)]
         both = [t for t in fit if 2 * held[t] <= REGISTERS and 2 * held[t] * straight <= WORDS]
         again = [512] if fit == [1024] else [] if fit else [1024, 512]  # for rows, or epilogues, that need more registers
-        return [way(t, rows) for rows, some in ((1, fit + again), (2, both)) for t in some] + [way(t, 1, 1) for t in (256, 512) if 2 * t < size]
+        staged = [] if fit and fit != [1024] else [way(512, 1, 1)]
+        return [way(t, rows) for rows, some in ((1, fit + again), (2, both)) for t in some] + staged
     most = min(THREADS, power(size))
     fit = [t for t in (1 << i for i in range(9)) if t <= most and -(-size // t) <= REGISTERS // 2] or [most]
     both = [t for t in fit[:4] if 2 * -(-size // t) <= REGISTERS // 2]
@@ -452,7 +456,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         return [f"if k{j} < end0:", f"    {store}(({', '.join(results)},), {where}, c{j}, e)"]
 
     def over(turn: int, body: Callable[[int, bool], list[str]]) -> list[str]:
-        """`body(j, full)` for each vector of the thread: in registers, or read again, some at a time; `full`: all of it is there."""
+        """`body(j, full)` for each vector of the thread, some at a time if registers do not hold them; `full`: it has all lanes."""
         if held and not staged:
             return [line for j in range(held) for line in (*unpack(j, turn), *body(j, j < sure))]
 

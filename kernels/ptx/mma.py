@@ -41,9 +41,14 @@ cp_async = instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", void, u3
 
 
 @cache
-def cp_async_with(line: int) -> Any:
-    """The same, and asks for the 128 or 256 bytes around them to come to the L2 cache."""
-    return instruction(f"cp.async.cg.shared.global.L2::{line}B [$0], [$1], 16, $2;", void, u32, u64, i32)
+def cp_async_with(line: int, once: bool) -> Any:
+    """The same; `line`: the 128 or 256 bytes around them are to come to L2, or 0; `once`: L2 is to give them up before others."""
+    ahead = f".L2::{line}B" if line else ""
+    if not once:
+        return instruction(f"cp.async.cg.shared.global{ahead} [$0], [$1], 16, $2;", void, u32, u64, i32)
+    body = "{ .reg .b64 p; createpolicy.fractional.L2::evict_first.b64 p, 1.0;"
+    body += f" cp.async.cg.shared.global.L2::cache_hint{ahead} [$0], [$1], 16, $2, p; }}"
+    return instruction(body, void, u32, u64, i32)
 
 
 cp_async_commit = instruction("cp.async.commit_group;", void)
