@@ -456,7 +456,7 @@ def source(passes: Passes, params: dict[str, Any]) -> list[str]:
         return [f"if k{j} < end0:", f"    {store}(({', '.join(results)},), {where}, c{j}, e)"]
 
     def over(turn: int, body: Callable[[int, bool], list[str]]) -> list[str]:
-        """`body(j, full)` for each of the thread's vectors, some at a time if registers do not hold them; `full`: with all lanes."""
+        """`body(j, full)` for each vector of the thread, some at a time unless in registers; `full`: all its lanes are there."""
         if held and not staged:
             return [line for j in range(held) for line in (*unpack(j, turn), *body(j, j < sure))]
 
