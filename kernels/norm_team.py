@@ -8,9 +8,10 @@ Large images are for teams of as many blocks as there are multiprocessors, which
 at once. Where there are many images, teams are clusters of a few small blocks: several of a multiprocessor's belong to different
 teams, so that some read and some write while others wait for each other, and a cluster that is done makes room for the next.
 
-Each thread sums up 8 channels of its pixels, and their squares, from the first pixel's value on: as that is one of the data,
-little cancels however far the mean is from zero. The sums of threads and of blocks are merged in the same way, from the mean of
-the first one on, and always in the same order (the shifted sums of Chan, Golub and LeVeque, 1983).
+Each thread sums up what 8 channels of its pixels deviate by from an origin, and the squares of that (the shifted sums of Chan,
+Golub and LeVeque, 1983). The origin is the median of three pixels' values in the group's first channel, the same for all blocks:
+as these are some of the data, little cancels however far the mean is from zero, and sums of threads, blocks and channels are
+merged by adding them up, always in the same order.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from tccompile.kernels.spec import (
 from tccompile.program import Norm, Op, Program
 
 RECORD = 8
-"""Bytes of what blocks pass on of a channel: the mean, and the sum of squared deviations."""
+"""Bytes of what blocks pass on of a group: the sums of deviations and of their squares."""
 
 PARTS = 4
 """Groups of copies to shared memory: the first are summed up while the last are on their way."""
 
-BATCH = 8
-"""Records of other blocks that a thread reads at once from memory."""
-
-ROUNDS = 8
-"""Records of threads that each of those reads that merge a channel's."""
+BATCH = 5
+"""Pairs of other blocks' records that a thread reads at once from memory."""
 
 AT_ONCE = 4
-"""Numbers of shared memory that a thread reads at once."""
+"""Sums in shared memory that a thread reads at once."""
+
+ORIGINS = ((3, 7), (8, 29), (13, 53))
+"""Pixels of an origin: so many sixteenths of them and so many more, away from an image's edge."""
 
 TEAMS = (1, 2, 4, 8, 16, 32)
 """Teams that are no clusters, where there are not as many as items."""
@@ -159,31 +160,36 @@ class NormTeam(Kernel):
             args=(
                 *(Ptr(op.x), Scratch(), Counters(), F32(op.eps)),
                 *map(I32, (s.vectors, s.threads, prod(x.shape[2:]), s.blocks, s.items, s.tiles, s.held)),
-                *map(I32, (x.strides[0], x.padded[1], share)),
+                *map(I32, (x.strides[0], x.padded[1], share, s.lanes)),
                 *walk.args,
                 *spec.args,
             ),
             smem=s.smem,
             cooperative=not config["cluster"],
         )
-        passed_on = 0 if config["cluster"] else s.items * s.blocks * s.vectors * LANES * RECORD
+        passed_on = 0 if config["cluster"] else s.items * s.groups * -(-s.blocks // 2) * 2 * RECORD
         return Work((launch,), scratch=passed_on, counters=8 * s.items)
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx import memory, mma
+        from tccompile.kernels.ptx import memory, mma, simt
 
         x, depth, cluster, rows = DType(params["x"]), params["depth"], params["cluster"], params["rows"]
         scope = {
             "read_words": memory.load_words(LANES * x.size // 4, space="global.nc"),
             "held_words": memory.load_words(LANES * x.size // 4, space="shared"),
-            "floats": memory.floats(x, LANES),
+            "element": memory.load(x, guarded=True, space="global.nc"),
             "deviations": memory.deviations(x, LANES),
             "scaled": memory.scaled(x, LANES),
             "inner": unravel(depth),
-            "get": memory.load(DType.F32, guarded=True, space="global.cg"),
-            "put": memory.store(DType.F32),
+            "get4": memory.load(DType.F32, 4, guarded=True, space="global.cg"),
+            "put2": memory.store(DType.F32, 2),
+            "own": memory.load(DType.F32, space="shared"),
+            "own8": memory.load(DType.F32, LANES, space="shared"),
+            "keep": memory.store(DType.F32, space="shared"),
+            "keep8": memory.store(DType.F32, LANES, space="shared"),
+            "shuffle": simt.shuffle,
             "quotient": mma.divide,
             "shared_address": mma.shared_address,
             **_meeting(bool(cluster), arch),
@@ -200,7 +206,7 @@ class NormTeam(Kernel):
         return Function(function, signature, threads, together, cluster=cluster or 1)
 
 
-PARAMS = "x, statistics, counters, eps, V, T, K, blocks, items, tiles, held, xn, present, share"
+PARAMS = "x, statistics, counters, eps, V, T, K, blocks, items, tiles, held, xn, present, share, lanes"
 
 
 def _config(vectors: int, threads: int, cluster: int, teams: int) -> Config:
@@ -217,6 +223,7 @@ class _Shares:
     tiles, items      blocks of channels of an image, and of all images
     blocks, teams     of a team, and teams that there are
     chunk, held       pixels of a block; those that shared memory has room for
+    groups, lanes     of channels of an item, and neighbouring threads that add up a group's sums (a power of 2)
     smem              bytes of shared memory
     """
 
@@ -228,6 +235,8 @@ class _Shares:
     teams: int
     chunk: int
     held: int
+    groups: int
+    lanes: int
     smem: int
 
 
@@ -244,12 +253,16 @@ def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
     turn = threads * wide * LANES * x.dtype.size  # bytes of a pixel for each thread
     beside = 4 * _beside(wide, threads)
     turns = max(0, min((arch.smem_block - beside) // turn, max(1, -(-chunk // threads))))
-    return _Shares(wide, threads, tiles, items, blocks, teams, chunk, turns * threads, beside + turns * turn)
+    groups = wide * LANES // (x.shape[1] // op.groups if op.groups else 1)
+    lanes = min(32, power(wide * threads // groups + 1) // 2) if wide * threads % 32 == 0 else 1  # in warps of all threads
+    return _Shares(
+        wide, threads, tiles, items, blocks, teams, chunk, turns * threads, groups, max(1, lanes), beside + turns * turn
+    )
 
 
 def _beside(wide: int, threads: int) -> int:
-    """Numbers in shared memory beside x: statistics of each thread, and of each channel by some of the threads; see `source`."""
-    return 16 * (wide * threads + 8) + 2 * wide * max(8, threads) + 32 * wide
+    """Numbers in shared memory beside x: sums of each thread, of some of these, and of each group; see `source`."""
+    return 2 * LANES * wide * (threads + max(1, threads // 8)) + 5 * LANES * wide
 
 
 def _rows(spec: epilogue.EpilogueSpec) -> int:
@@ -313,16 +326,12 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     """The kernel's text. Thread (t, g) of T × V: pixels first, first + T … of its block's, up to `end`, and vector g.
 
     Of its pixels those below `kept` are in shared memory, the others are read twice.
-    Shared memory, in floats: means of 8 lanes by thread, 8 rows of `pitch`; squared deviations likewise, from Q on; then by
-    channel (i of vector g: i * V + g, of W), from S1 and S2 on, sums of means and of squared deviations, over a part of the
-    records by each of `subs` threads; from F on means, and from F + W on squared deviations, and scales in the end; from E on
-    means, and from E + W on squared deviations, of the block, for the others of its cluster. Then x: vectors at `slots` and
-    steps of it, for k < kept.
+    Shared memory, in rows of W = 8 V floats, one for each channel: from P on sums of deviations, a row for each t, and as many of
+    squares; from A on those of T / subs rows of these together, subs rows, and as many; from O, M and R on a row of origins, of
+    means and of scales; from E on sums of groups, two rows, for the others of the cluster. Then x: vectors at `slots` and steps
+    of it, for k < kept. Sums of a group are added up by `lanes` threads of a warp.
     """
     lanes, each_row, size = range(LANES), range(rows), x.size
-
-    def each(text: str) -> list[str]:
-        return [text.format(i=i) for i in lanes]
 
     def indented(lines: list[str], levels: int = 1) -> list[str]:
         return ["    " * levels + line for line in lines]
@@ -366,47 +375,41 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
             "    k = far",
         ]
 
-    def add(many: str, mean: str, square: str) -> list[str]:
-        """A record of `many` pixels: sums of deviations from `ref`, which is the first record's mean, and of their squares."""
-        return [f"d = {mean} - ref", f"s1 += {many} * d", f"s2 += {square} + {many} * d * d"]
+    def added(first: str, step: str, limit: str, place: str) -> list[str]:
+        """Text that adds up the sums at `place` of {r}, for r = first, first + step …, some at a time: s1 and s2."""
+        text = [f"r = {first}", f"while r < {limit}:"]
+        for u in range(AT_ONCE):
+            text += [f"    r{u} = i32(r + i32({u}) * {step})", f"    at = i32({place.format(r=f'min(r{u}, i32({limit} - 1))')})"]
+            text += [f"    a{u}, b{u} = own(at), own(i32(at + far))"]
+        for u in range(AT_ONCE):
+            inside = f"r{u} < {limit}"
+            text += [f"    s1 += select({inside}, a{u}, f32(0))", f"    s2 += select({inside}, b{u}, f32(0))"]
+        return [*text, f"    r = i32(r + i32({AT_ONCE}) * {step})"]
 
-    def merged(records: list[str], n: str, ref: list[str], then: list[str]) -> list[str]:
-        """Each channel: its `subs` threads add up records, the first of them what these have; mean and square are known then."""
-        return [
-            "ch = own_ch",
-            "while ch < W:",
-            "    s1, s2 = f32(0), f32(0)",
-            *indented(records),
-            "    o = i32(sub * W + ch)",
-            "    shared[S1 + o] = s1",
-            "    shared[S2 + o] = s2",
-            "    ch = i32(ch + threads)",
-            "cuda.syncthreads()",
-            "ch = tid",
-            "while ch < W:",
-            "    s1, s2, r = f32(0), f32(0), i32(0)",
-            "    while r < subs:",
-            *(
-                f"        s{n} += select(r + {u} < subs, shared[i32(S{n} + min(i32(r + {u}), subs - 1) * W + ch)], f32(0))"
-                for u in range(AT_ONCE)
-                for n in (1, 2)
-            ),
-            f"        r = i32(r + {AT_ONCE})",
-            *indented(ref),
-            f"    d = s1 / {n}",
-            "    mean = ref + d",
-            "    square = maximum(s2 - s1 * d, f32(0))",
-            *indented(then),
-            "    ch = i32(ch + threads)",
-        ]
-
+    together = [  # of `lanes` neighbours
+        "half = lanes >> i32(1)",
+        "while half > 0:",
+        "    o1 = shuffle(s1, half)",
+        "    o2 = shuffle(s2, half)",
+        "    s1, s2, half = s1 + o1, s2 + o2, half >> i32(1)",
+    ]
+    pixels = [f"i64(min(i32(K - 1), i32((K >> 4) * i32({m}) + i32({o}))))" for m, o in ORIGINS]
+    offsets = [f"{p} * i64(wk[0])" if depth == 1 else f"inner(i32({p}), wk)" for p in pixels]
+    origins = [
+        "ch = tid",
+        "while ch < W:",
+        "    at = i32(quotient(ch, share) * share) if share > 1 else ch",
+        "    there = i32(i32(i32(item - image * tiles) * W + at) < present)",
+        *(f"    e{i} = element(start + ({o} + i64(at)) * i64({size}), there)" for i, o in enumerate(offsets)),
+        "    keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))",
+        "    ch = i32(ch + threads)",
+        "cuda.syncthreads()",
+    ]
     statistics = [
         "part = i32(0)",
-        "landed0()",
-        f"h = floats({', '.join(f'held_words(slots, i32(first < kept))[{i}]' for i in range(LANES * size // 4))})",
-        f"sums = ({'f32(0), ' * 2 * LANES})",
+        f"h, sums = own8(i32(O + g * 32)), ({'f32(0), ' * 2 * LANES})",
         f"while part < {PARTS}:",
-        *(line for p in range(1, PARTS) for line in (f"    if part == {p}:", f"        landed{p}()")),
+        *(line for p in range(PARTS) for line in (f"    if part == {p}:", f"        landed{p}()")),
         "    k, slot = i32(first + part * quarter), i32(slots + part * quarter_bytes)",
         "    part = i32(part + 1)",
         "    stop = i32(min(kept, i32(begin + part * quarter)))",
@@ -422,103 +425,85 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     if not cluster:  # a cluster holds all of them
         taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
         statistics += ["k = i32(kept + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
-    statistics += [
-        "part_n = f32(1) / maximum(f32(full + i32(t < extra)), f32(1))",
-        *each("shared[i32({i} * pitch + tid)] = h[{i}] + sums[{i}] * part_n"),
-        *(
-            f"shared[i32(Q + {i} * pitch + tid)] = maximum(sums[{LANES + i}] - sums[{i}] * sums[{i}] * part_n, f32(0))"
-            for i in lanes
-        ),
+    if grouped:
+        rows_ = added("i32(0)", "i32(1)", "subs", "A + ({r} * W + group * share + i) * 4")
+        of_group = ["i = lane", "while i < share and in_group != 0:", *indented(rows_), "    i = i32(i + lanes)"]
+    else:
+        of_group = ["if in_group != 0:", *indented(added("lane", "lanes", "subs", "A + ({r} * W + group) * 4"))]
+    # Of the block: sums of threads, of some rows of threads' and of all, for each channel, and those of groups.
+    lane_sums = [", ".join(f"sums[{i + first}]" for i in lanes) for first in (0, LANES)]
+    record = "statistics + ((i64(item) * i64(G) + i64(group)) * i64(pairs) * i64(2) + i64({})) * i64(8)"
+    pass_on = ["keep(i32(E + group * 4), s1)", "keep(i32(E + (W + group) * 4), s2)"]
+    block_statistics = [
+        f"keep8(i32(P + tid * 32), {lane_sums[0]})",
+        f"keep8(i32(P + (threads + tid) * 32), {lane_sums[1]})",
+        "cuda.syncthreads()",
+        "ch, far = own_ch, i32(threads * 32)",
+        "while ch < W:",
+        "    s1, s2 = f32(0), f32(0)",
+        *indented(added("sub", "subs", "T", "P + ({r} * W + ch) * 4")),
+        "    at = i32(A + (sub * W + ch) * 4)",
+        "    keep(at, s1)",
+        "    keep(i32(at + subs * W * 4), s2)",
+        "    ch = i32(ch + threads)",
+        "cuda.syncthreads()",
+        "first_group, far = i32(0), i32(subs * W * 4)",
+        "while first_group < G:",
+        "    group = i32(first_group + own_group)",
+        "    in_group = i32(own_group < at_once and group < G)",
+        "    s1, s2 = f32(0), f32(0)",
+        *indented(of_group),
+        *indented(together),
+        "    if lane == 0 and in_group != 0:",
+        *indented(pass_on if cluster else [f"put2({record.format('block')}, s1, s2)"], 2),
+        "    first_group = i32(first_group + at_once)",
+    ]
+    if cluster:
+        taken = [
+            "while i < B and in_group != 0:",
+            "    s1 += theirs(i32(E + group * 4), i)",
+            "    s2 += theirs(i32(E + (W + group) * 4), i)",
+            "    i = i32(i + lanes)",
+        ]
+    else:
+        taken = [f"at = {record.format('0')}", "while i < pairs and in_group != 0:"]
+        for u in range(BATCH):
+            taken += [f"    r{u} = i32(i + i32({u}) * lanes)"]
+            taken += [f"    a{u}, b{u}, c{u}, d{u} = get4(at + i64(r{u}) * i64(16), i32(r{u} < pairs))"]
+        for u in range(BATCH):
+            other = f"i32(2 * r{u} + 1) < B"  # a number of blocks may be odd
+            taken += [f"    s1 += a{u} + select({other}, c{u}, f32(0))", f"    s2 += b{u} + select({other}, d{u}, f32(0))"]
+        taken += [f"    i = i32(i + i32({BATCH}) * lanes)"]
+    known = [
+        "origin = own(i32(O + ch * 4))",
+        "keep(i32(M + ch * 4), origin + d)",
+        "keep(i32(R + ch * 4), scale)",
+    ]
+    whole = [
+        "first_group, inverse = i32(0), f32(1) / (f32(K) * f32(share))",
+        "while first_group < G:",
+        "    group = i32(first_group + own_group)",
+        "    in_group = i32(own_group < at_once and group < G)",
+        "    s1, s2 = f32(0), f32(0)",
+        "    i = lane",
+        *indented([*taken, *together]),
+        "    d = s1 * inverse",
+        "    scale = f32(1) / sqrt(maximum(s2 - s1 * d, f32(0)) * inverse + eps)",
+        "    i = lane",
+        "    while i < share and in_group != 0:",
+        "        ch = i32(group * share + i)",
+        *indented(known, 2),
+        "        i = i32(i + lanes)",
+        "    first_group = i32(first_group + at_once)",
+        "done(counter, tid)",
         "cuda.syncthreads()",
     ]
-    of_threads = [
-        "i = quotient(ch, V)",
-        "o = i32(i * pitch + (ch - i * V))",
-        "ref = shared[o]",
-    ]
-    for u in range(ROUNDS):
-        of_threads += [
-            f"r = i32(sub + {u} * subs)",
-            f"n{u} = f32(full + i32(r < extra)) if r < T else f32(0)",
-            "r = i32(o + min(r, i32(T - 1)) * V)",
-            f"m{u}, q{u} = shared[r], shared[i32(Q + r)]",
-        ]
-    for u in range(ROUNDS):  # of a thread without pixels, the mean is its origin, and the squares are 0
-        of_threads += add(f"n{u}", f"m{u}", f"select(n{u} > f32(0), q{u}, f32(0))")
-    record = "statistics + ((i64(item) * i64(B) + i64({})) * i64(W) * i64(2) + i64(ch)) * i64(4)"
-    if cluster:
-        pass_on = ["shared[E + ch] = mean", "shared[E + W + ch] = square"]
-    else:
-        pass_on = [f"at = {record.format('block')}", "put(at, mean)", "put(at + i64(W) * i64(4), square)"]
-    block_statistics = merged(
-        of_threads,
-        "maximum(f32(end - begin), f32(1))",
-        ["i = quotient(ch, V)", "ref = shared[i32(i * pitch + (ch - i * V))]"],
-        pass_on,
-    )
-
-    def taken(mean: str, square: str, r: str) -> list[str]:
-        """The record of block r, or zeros."""
-        if cluster:
-            found = (f"theirs(i32(at_shared + ({at} + ch) * 4), i32(min({r}, B - 1)))" for at in ("E", "E + W"))
-            return [f"{v} = select({r} < B, {text}, f32(0))" for v, text in zip((mean, square), found, strict=True)]
-        asked = f"i32({r} < B)"
-        return [f"at = {record.format(r)}", f"{mean} = get(at, {asked})", f"{square} = get(at + i64(W) * i64(4), {asked})"]
-
-    batch = range(2 if cluster else BATCH)
-    of_blocks = [
-        *taken("ref", "square", "i32(0)"),
-        "if sub == 0:",
-        "    shared[F + ch] = ref",
-        "r = sub",
-        "while r < B:",
-    ]
-    for u in batch:
-        of_blocks += [f"    r{u} = i32(r + {u} * subs)", *indented(taken(f"m{u}", f"q{u}", f"r{u}"))]
-    for u in batch:
-        of_blocks += [f"    many = f32(max(i32(0), min(chunk, i32(K - r{u} * chunk))))", *indented(add("many", f"m{u}", f"q{u}"))]
-    of_blocks += [f"    r = i32(r + {len(batch)} * subs)"]
-    spread = "square" if grouped else "f32(1) / sqrt(square / f32(K) + eps)"
-    whole = merged(of_blocks, "f32(K)", ["ref = shared[F + ch]"], ["shared[F + ch] = mean", f"shared[F + W + ch] = {spread}"])
-    whole += ["done(counter, tid)", "cuda.syncthreads()"]
-    if grouped:  # each channel's thread merges those of its group
-
-        def channels(value: str) -> list[str]:
-            """The sum of a value of each channel j of the group, which lies at o."""
-            text = []
-            for u in range(AT_ONCE):
-                text += [
-                    f"    at{u} = i32(min(i32(j + {u}), last))",
-                    f"    o = i32(F + (at{u} & 7) * V + (at{u} >> 3))",
-                    f"    v{u} = {value}",
-                ]
-            text += [f"    total += select(j + {u} <= last, v{u}, f32(0))" for u in range(AT_ONCE)]
-            return ["total, j = f32(0), start", "while j <= last:", *text, f"    j = i32(j + {AT_ONCE})"]
-
-        whole += [
-            "ch = tid",
-            "while ch < W:",
-            "    j = quotient(ch, V)",
-            "    start = i32(quotient(i32((ch - j * V) * 8 + j), share) * share)",
-            "    last = i32(min(i32(start + share), W) - 1)",
-            *indented(channels("shared[o]")),
-            "    mean = total / f32(share)",
-            *indented(channels("shared[W + o] + f32(K) * (shared[o] - mean) * (shared[o] - mean)")),
-            "    shared[S1 + ch] = mean",
-            "    shared[S2 + ch] = f32(1) / sqrt(total / (f32(K) * f32(share)) + eps)",
-            "    ch = i32(ch + threads)",
-            "cuda.syncthreads()",
-        ]
 
     def write(words: str, limit: str) -> str:
         results = " + ".join(f"scaled({words.format(r=r)}, means, scales)" for r in each_row)
         return f"store({results}, i32(image * K + k), T, i32(image * K + {limit}), c, e)"
 
-    def of_vector(place: str) -> str:
-        return f"({''.join(each(f'shared[i32({place} + {{i}} * V + g)], '))})"
-
-    means, scales = ("S1", "S2") if grouped else ("F", "F + W")
-    apply = [f"means = {of_vector(means)}", f"scales = {of_vector(scales)}"]
+    apply = ["means, scales = own8(i32(M + g * 32)), own8(i32(R + g * 32))"]
     if not cluster:
         apply += [
             "k = i32(kept + t)",
@@ -541,17 +526,21 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         "g = i32(tid - t * V)",
         "subs = i32(max(i32(1), T >> 3))",
         "sub = quotient(tid, W) if T >= 8 else i32(0)",
-        "own_ch = i32(tid - sub * W)",
-        "pitch = i32(threads + 8)",
-        "Q, S1 = i32(8 * pitch), i32(16 * pitch)",
-        "S2 = i32(S1 + subs * W)",
-        "F = i32(S2 + subs * W)",
-        "E = i32(F + 2 * W)",
-        "at_shared = i32(shared_address(shared))",
-        f"slots = i32(at_shared + (E + 2 * W) * 4 + tid * {LANES * size})",
+        "own_ch = i32(tid - sub * W) if sub < subs else W",
+        "G, at_once = quotient(W, share), quotient(threads, lanes)",
+        "own_group = quotient(tid, lanes)",
+        "lane = i32(tid - own_group * lanes)",
+        "P = i32(shared_address(shared))",
+        "A = i32(P + threads * 64)",
+        "O = i32(A + subs * W * 8)",
+        "M = i32(O + W * 4)",
+        "R = i32(M + W * 4)",
+        "E = i32(R + W * 4)",
+        f"slots = i32(E + W * 8 + tid * {LANES * size})",
         f"step = i32(threads * {LANES * size})",
         # Its share of an item's pixels. A GPU that runs fewer blocks has smaller teams, or teams that take more items.
         "B = i32(min(blocks, grid))",
+        "pairs = i32(B + 1) >> 1",
         "team, teams = quotient(block, B), quotient(grid, B)",
         "block = i32(block - team * B)",
         "chunk = quotient(i32(K + B - 1), B)",
@@ -561,17 +550,16 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         f"quarter = quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T))",  # of what shared memory has room for
         "quarter, quarter_bytes = i32(quarter * T), i32(quarter * step)",
         "first = i32(begin + t)",
-        "full = quotient(i32(end - begin), T)",
-        "extra = i32(end - begin - full * T)",
         "item = team if team < teams else items",
         "while item < items:",
         "    image = quotient(item, tiles)",
         "    c = i32(((item - image * tiles) * V + g) * 8)",
         f"    base = x + (i64(image) * i64(xn) + i64(c)) * i64({size})",
+        f"    start = x + (i64(image) * i64(xn) + i64(item - image * tiles) * i64(W)) * i64({size})",
         "    inside = i32(c < present)",
         "    bytes_inside = i32(inside << 4)",
         "    counter = counters + i64(item) * i64(8)",
-        *indented([*load, *statistics, *block_statistics]),
+        *indented([*load, *origins, *statistics, *block_statistics]),
         "    arrive(counter, tid)",
         "    await_all(counter, B, tid)",
         *indented([*whole, *apply]),

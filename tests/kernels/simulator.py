@@ -763,13 +763,20 @@ class _Dynamic:
             self.blocks.append(array)
         return next(i for i, known in enumerate(self.blocks) if known is array) * self.apart
 
-    def place(self, slot: int, size: int) -> np.ndarray:
+    def place(self, slot: int, size: int, unit: int = 16) -> np.ndarray:
         block, at = self.blocks[slot // self.apart], slot % self.apart
-        assert slot % 16 == 0 and at + size <= block.nbytes, f"{size} bytes of shared memory at {at}"
+        assert slot % unit == 0 and at + size <= block.nbytes, f"{size} bytes of shared memory at {at}"
         return block.view(np.uint8)[at : at + size]
 
     def copy(self, slot: int, address: int, inside: int) -> None:
         self.place(slot, 16)[:] = np.array(self.memory.words(address, inside), np.uint32).view(np.uint8)
+
+    def read(self, slot: int, n: int = 1) -> Any:
+        values = self.place(slot, 4 * n, min(4 * n, 16)).view(np.float32)
+        return tuple(values) if n > 1 else values[0]
+
+    def write(self, slot: int, *values: np.float32) -> None:
+        self.place(slot, 4 * len(values), min(4 * len(values), 16)).view(np.float32)[:] = values
 
     def words(self, x: DType) -> Callable[[int, int], tuple]:
         """(slot, inside) → 8 elements of x as words."""
@@ -816,8 +823,9 @@ def _norm_team(params: dict[str, Value], extra: int, memory: Memory) -> Text:
         "deviations": deviations, "scaled": scaled,
         "arrive": arrive, "await_all": await_all, "done": lambda counter, tid: None, "leave": leave, "theirs": theirs,
         "commit": lambda: None, **{f"landed{i}": lambda: None for i in range(norm_team.PARTS)},
-        "read_words": read_words, "floats": partial(_floats, x), "inner": unravel(params["depth"], 1),
-        "get": memory.load(DType.F32, 1, True), "put": memory.store(DType.F32, 1, False), "quotient": lambda a, b: a // b,
+        "read_words": read_words, "element": memory.load(x, 1, True), "inner": unravel(params["depth"], 1),
+        "own": dynamic.read, "own8": partial(dynamic.read, n=8), "keep": dynamic.write, "keep8": dynamic.write,
+        "get4": memory.load(DType.F32, 4, True), "put2": memory.store(DType.F32, 2, False), "quotient": lambda a, b: a // b,
     }  # fmt: skip
     text = _body(
         "norm_team",
