@@ -395,14 +395,21 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     ]
     pixels = [f"i64(min(i32(K - 1), i32((K >> 4) * i32({m}) + i32({o}))))" for m, o in ORIGINS]
     offsets = [f"{p} * i64(wk[0])" if depth == 1 else f"inner(i32({p}), wk)" for p in pixels]
-    origins = [
+    asked = [
+        "at = i32(quotient(ch, share) * share) if share > 1 else ch",
+        "there = i32(ch < W and i32(i32(item - image * tiles) * W + at) < present)",
+        *(f"e{i} = element(start + ({o} + i64(at)) * i64({size}), there)" for i, o in enumerate(offsets)),
+    ]
+    kept = "keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))"
+    load = [  # origins are asked for first: behind the pixels they would come last
         "ch = tid",
+        *asked,
+        *load,
         "while ch < W:",
-        "    at = i32(quotient(ch, share) * share) if share > 1 else ch",
-        "    there = i32(i32(i32(item - image * tiles) * W + at) < present)",
-        *(f"    e{i} = element(start + ({o} + i64(at)) * i64({size}), there)" for i, o in enumerate(offsets)),
-        "    keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))",
+        f"    {kept}",
         "    ch = i32(ch + threads)",
+        "    if ch < W:",
+        *indented(asked, 2),
         "cuda.syncthreads()",
     ]
     statistics = [
@@ -559,7 +566,7 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         "    inside = i32(c < present)",
         "    bytes_inside = i32(inside << 4)",
         "    counter = counters + i64(item) * i64(8)",
-        *indented([*load, *origins, *statistics, *block_statistics]),
+        *indented([*load, *statistics, *block_statistics]),
         "    arrive(counter, tid)",
         "    await_all(counter, B, tid)",
         *indented([*whole, *apply]),
