@@ -49,7 +49,7 @@ RECORD = 8
 PARTS = 4
 """Groups of copies to shared memory: the first are summed up while the last are on their way."""
 
-BATCH = 5
+BATCH = 9
 """Pairs of other blocks' records that a thread reads at once from memory."""
 
 AT_ONCE = 4
@@ -101,7 +101,7 @@ class NormTeam(Kernel):
             items = shares(vectors, threads, 0, 1)[1].items
             for teams in sorted({n for n in (items, *TEAMS) if n <= items and n <= arch.sms and items <= 8 * n}):
                 config, s = shares(vectors, threads, 0, teams)
-                if s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk:
+                if s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk and s.vectors * s.threads % 32 == 0:
                     yield config
         if not arch.tma:
             return
@@ -129,7 +129,7 @@ class NormTeam(Kernel):
         if s.held < s.chunk:  # pieces of pixels are read twice from more places
             moved *= 1 + 0.16 / s.vectors
         parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
-        waits = ceil(s.items / s.teams) * (6.0 + 0.75 * (config["threads"] / 256 - 1) + 0.19 * pixels * costly)
+        waits = ceil(s.items / s.teams) * (4.6 + 0.5 * (config["threads"] / 256 - 1) + 0.19 * pixels * costly)
         return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
