@@ -1,6 +1,7 @@
 """Kernels that are bound by memory, as fractions of what a copy reaches: python -m tests.bench.bandwidth [--all] [--only TEXT]
 
 Each tensor counts once: bytes read and written, over the time and the bandwidth of PyTorch's copy of 1 GiB in the same run.
+"Of one as large" is the time of a copy of as many bytes, which a small one spends on being launched, over the step's.
 Matrix products and fp32 layers also have their TFLOP/s. Times are of the config that the cost model takes and of the best of the
 candidates that --tune measures, in CUDA graphs on random values (tccompile/tune.py); --all prints every candidate.
 """
@@ -17,7 +18,7 @@ from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
 from tccompile.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax, dense
 from tccompile.schedule import candidates
 from tccompile.tune import Trial, gpu_to_measure, measure
-from tests.bench.layers import NHWC, ConvLayer, GemmLayer, one_op, progress, roof, short
+from tests.bench.layers import NHWC, ConvLayer, GemmLayer, copy_us, one_op, progress, roof, short
 
 F16, F32 = DType.F16, DType.F32
 
@@ -142,8 +143,8 @@ def main() -> None:
         trials.append(Trial(c.op, c.program, ranked[: args.count]))
     tbps = roof()[1]
     print(f"{gpu}: a copy reads and writes {tbps:.2f} TB/s", flush=True)
-    print("| step | case | µs | of a copy | TFLOP/s | best | chosen | fastest |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| step | case | µs | of a copy | of one as large | TFLOP/s | best | chosen | fastest |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for c, (_, results) in zip(todo, measure(trials, gpu, arch, progress), strict=True):
         right = [r for r in results if r.wrong is None]
         names = {id(r): f"{r.candidate.kernel.name} {short(r.candidate.config)}" for r in results}
@@ -158,7 +159,7 @@ def main() -> None:
         share, rest = (c.bytes / r.us / tbps / 1e6 for r in (chosen, best))
         speed = f"{c.flop / chosen.us / 1e6:.1f}" if c.flop else ""
         fastest = "the same" if best is chosen else names[id(best)]
-        numbers = f"{chosen.us:.2f} | {share:.0%} | {speed} | {rest:.0%}"
+        numbers = f"{chosen.us:.2f} | {share:.0%} | {copy_us(c.bytes) / chosen.us:.0%} | {speed} | {rest:.0%}"
         print(f"| {c.group} | {c.name} | {numbers} | {names[id(chosen)]} | {fastest} |", flush=True)
 
 

@@ -428,6 +428,17 @@ def roof() -> tuple[float, float]:
     return 2 * 8192**3 / product / 1e6, 2 * x.nbytes / copy / 1e6
 
 
+def copy_us(size: int) -> float:
+    """Microseconds of PyTorch's kernel that reads and writes so many bytes in all, one of several on the same input."""
+    import torch
+
+    halves = size // 4
+    x, flush = torch.randn(halves, device="cuda", dtype=torch.half), torch.empty(1 << 28, device="cuda")
+    many = max(2, min(20, (1 << 30) // size))
+    results = [torch.empty_like(x) for _ in range(many)]
+    return _time(torch, [partial(torch.neg, x, out=y) for y in results], flush) / many
+
+
 def progress(stage: str, done: int, total: int) -> None:
     if sys.stderr.isatty() or done % 50 == 0:
         print(f"\r{stage} {done} of {total} ", end="", file=sys.stderr, flush=True)
