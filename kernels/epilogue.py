@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
 from tccompile.expr import DType, Expr, Shape, View
@@ -207,7 +207,7 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     """
     from numba import cuda
 
-    text, kinds, accesses = source(params, rows)
+    text, kinds, accesses, _ = source(params, rows)
     scope = {**names(), **memory_functions(accesses, space)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
     return store, types_of(kinds)
@@ -222,9 +222,20 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
     """
     from numba import cuda
 
-    text, kinds, accesses = source(params, rows, stores=False)
+    text, kinds, accesses, _ = source(params, rows, stores=False)
     results = cuda.jit(device=True, inline="always")(execute(text, {**names(), **memory_functions(accesses)}, "results"))
     return results, types_of(kinds)
+
+
+def build_ahead(params: tuple[Value, ...]) -> Any:
+    """The device function ahead(c, e): what `store` reads for channels c … c + lanes - 1 of every row, such as a bias, is to come
+    to the L2 cache meanwhile. It may be called before earlier grids have ended: L2 sees what they write."""
+    from numba import cuda
+
+    from tccompile.kernels.ptx.memory import prefetch
+
+    text = execute(source(params).ahead, {**names(), "prefetch": prefetch}, "ahead")
+    return cuda.jit(device=True, inline="always")(text)
 
 
 Accesses = dict[str, tuple[str, DType, int, bool]]
@@ -239,9 +250,18 @@ def memory_functions(accesses: Accesses, space: str = "global") -> dict[str, Any
     return {name: getattr(memory, kind)(dtype, n, guarded, spaces[kind]) for name, (kind, dtype, n, guarded) in accesses.items()}
 
 
-def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[str], Accesses]:
-    """The text of `store`, or else of `results`, the kinds of its arguments ("address" or "int"), and the memory functions it
-    calls."""
+class Source(NamedTuple):
+    """The text of `store`, or else of `results`, the kinds of its arguments ("address" or "int"), the memory functions it calls,
+    and the text of `ahead`."""
+
+    text: str
+    kinds: list[str]
+    accesses: Accesses
+    ahead: str
+
+
+def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
+    """What an epilogue's functions are made of: see `build`, `build_results` and `build_ahead`."""
     lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
     expr, target = decode(encoded), DType(y_type)
     accesses: Accesses = {}
@@ -277,11 +297,14 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
 
     # Loads: values[r][k][i] is load k in lane i of row r. What does not depend on the row is read once.
     values: list[list[list[str]]] = [[] for _ in range(rows)]
+    ahead = ["def ahead(c, e):", f"    if c < {channels}:", "        pass"]
     for k, (kind, mode, how) in enumerate(sources):
         dtype = DType(kind)
         first = arguments.take("address")
         bases = [f"{first}{row}" for row in offsets(how, dtype.size)]
         step = arguments.take()
+        if how == "none":
+            ahead.append(f"        prefetch({first} + i64(c) * (i64({step}) * {dtype.size}))")
         if not stores and how != "none":
             for r, loaded in enumerate(values):
                 loaded.append([f"added[{r * lanes + i}]" for i in range(lanes)])
@@ -347,7 +370,7 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> tuple[str, list[s
         body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
     if not stores:  # what lies beyond y is computed from its first columns
         text = "".join(f"    {line}\n" for line in [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(ready)}"])
-        return f"def results(acc, {'added, ' * by_row}c, e):\n{text}", arguments.kinds, accesses
+        return Source(f"def results(acc, {'added, ' * by_row}c, e):\n{text}", arguments.kinds, accesses, "\n".join(ahead))
     parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
     text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
-    return text, arguments.kinds, accesses
+    return Source(text, arguments.kinds, accesses, "\n".join(ahead))

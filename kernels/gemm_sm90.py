@@ -365,6 +365,7 @@ def _function(
 
     inline = cuda.jit(device=True, inline="always")
     compute, extra = epilogue.build_results(params) if t.boxed else epilogue.build(params, batch)
+    ahead = epilogue.build_ahead(params)
     boxed, added = t.boxed, t.added
     maps = boxed + added
     extra = *[types.uint64] * maps, *extra  # the maps of boxes
@@ -693,6 +694,9 @@ def _function(
             half_a = a_half | u64((base + (warp >> 2) * a_rows & 0x3FFFF) >> 4)
             half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
             parity, turn = i32(0), i32(0)
+            if warp == 0 and lane * 8 < bn and index < tiles:  # of the first tile, as there is nothing to do but wait
+                row, column, batch = place(index, order)
+                ahead(i32(column * bn + lane * 8), e[maps:])
             hw.wait_for_earlier_grids()
             hw.let_later_grids_start()
             while index < tiles:

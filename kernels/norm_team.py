@@ -196,6 +196,7 @@ class NormTeam(Kernel):
             **_copies(arch, params["line"], bool(params["streamed"])),
         }
         put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
+        scope["ahead"] = epilogue.build_ahead(params["epilogue"])
         text = source(x, depth, params["grouped"], bool(cluster), rows)
         body = device("norm_team", f"{PARAMS}, wk, e", text, store=put, **scope)
         fixed = (types.int64,) * 3 + (types.float32,) + (types.int32,) * (PARAMS.count(",") - 3)
@@ -404,6 +405,8 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     load = [  # origins are asked for first: behind the pixels they would come last
         "ch = tid",
         *asked,
+        "if t == 0:",
+        "    ahead(c, e)",
         *load,
         "while ch < W:",
         f"    {kept}",

@@ -55,6 +55,10 @@ def read_words(words: int, space: str = "global") -> Any:
     return instruction(" ".join(body), (u32,) * words, _address(space))
 
 
+prefetch = instruction("prefetch.global.L2 [$0];", void, u64)
+"""The 32 bytes or more around an address are to come to the L2 cache."""
+
+
 @cache
 def load_words(words: int, space: str = "global") -> Any:
     """The device function (address, inside) → tuple of 1, 2, 4 or 8 words as they lie in memory, for `floats` when needed."""

@@ -121,6 +121,10 @@ class Memory:
         k, at = self._find(int(address), 4, n)
         return tuple(map(int, self.buffers[k].view(np.uint8)[at : at + 4 * n].view(np.uint32)))
 
+    def prefetch(self, address: int) -> None:
+        """`memory.prefetch`, which is to ask for what exists only."""
+        self._find(int(address), 1, 1)
+
     def atomic_add(self, address: int, value: int) -> int:
         k, at = self._find(int(address), 4, 1)
         place = self.buffers[k][at : at + 4].view(np.int32)
@@ -228,11 +232,12 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
         strips = params.get("strips")  # of a kernel that stores results by itself
         whole = params.pop("epilogue")
-        text, kinds, accesses = epilogue.source(whole, 2 * strips if strips else rows, stores=not strips)
+        text, kinds, accesses, ahead = epilogue.source(whole, 2 * strips if strips else rows, stores=not strips)
         name = "results" if strips else "store"
         scope[name] = execute(text, {**scope, **memory.functions(accesses)}, name)
+        scope["ahead"] = execute(ahead, {**scope, "prefetch": memory.prefetch}, "ahead")
         if params.get("words"):
-            text, _, accesses = epilogue.source(two_pass.unmasked(whole), rows)
+            text, _, accesses, _ = epilogue.source(two_pass.unmasked(whole), rows)
             scope["store_inside"] = execute(text, {**scope, **memory.functions(accesses)}, name)
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
