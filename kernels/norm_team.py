@@ -122,15 +122,18 @@ class NormTeam(Kernel):
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
             together = min(resident, ceil(s.items * s.blocks / arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
-            each = 3.0 + 1.95 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 1.5 + pixels * (0.05 + 0.11 * costly)
-            return LAUNCH_US + 1.05 * traffic / spread + rounds * each / together**0.5
-        again = 512 / config["threads"] * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
-        moved = (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
+            each = 2.1 + 1.75 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 0.5 + pixels * (0.05 + 0.11 * costly)
+            return LAUNCH_US + 1.2 * traffic / spread + rounds * each / together**0.5
+        again = 0.55 * (512 / config["threads"]) * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
+        moved = 0.85 * (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
         if s.held < s.chunk:  # pieces of pixels are read twice from more places
             moved *= 1 + 0.16 / s.vectors
-        parts = s.tiles > 1 and s.vectors * LANES * x.dtype.size < 128 and size > 24 << 20
-        waits = ceil(s.items / s.teams) * (4.6 + 0.5 * (config["threads"] / 256 - 1) + 0.19 * pixels * costly)
-        return LAUNCH_US + waits + moved * (1.3 if parts else 1.0)
+        if s.tiles > 1 and size > 24 << 20:  # pieces of pixels, from memory
+            moved *= 1 + 1.15 / s.vectors
+        if s.tiles > s.teams == 1:  # by the same blocks one after the other
+            moved *= 1.06
+        waits = ceil(s.items / s.teams) * (4.9 + 0.9 * (config["threads"] / 256 - 1) + pixels * (0.06 + 0.17 * costly))
+        return LAUNCH_US + waits + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)
