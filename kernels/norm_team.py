@@ -347,7 +347,7 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
     def fetch(words: str, k: str, inside: str) -> str:
         return f"{words} = read_words({address(k)}, i32({inside}))"
 
-    load = [
+    copies = [
         "k, part, slot = first, i32(0), slots",
         f"while part < {PARTS}:",
         "    part = i32(part + 1)",
@@ -404,15 +404,14 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         "there = i32(ch < W and i32(i32(item - image * tiles) * W + at) < present)",
         *(f"e{i} = element(start + ({o} + i64(at)) * i64({size}), there)" for i, o in enumerate(offsets)),
     ]
-    kept = "keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))"
-    load = [  # origins are asked for first: behind the pixels they would come last
+    load = [  # origins are asked for first: behind the pixels they would come last; each is the median of three
         "ch = tid",
         *asked,
         "if t == 0:",
         "    ahead(c, e)",
-        *load,
+        *copies,
         "while ch < W:",
-        f"    {kept}",
+        "    keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))",
         "    ch = i32(ch + threads)",
         "    if ch < W:",
         *indented(asked, 2),
@@ -439,8 +438,8 @@ def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> lis
         taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
         statistics += ["k = i32(kept + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
     if grouped:
-        rows_ = added("i32(0)", "i32(1)", "subs", "A + ({r} * W + group * share + i) * 4")
-        of_group = ["i = lane", "while i < share and in_group != 0:", *indented(rows_), "    i = i32(i + lanes)"]
+        of_rows = added("i32(0)", "i32(1)", "subs", "A + ({r} * W + group * share + i) * 4")
+        of_group = ["i = lane", "while i < share and in_group != 0:", *indented(of_rows), "    i = i32(i + lanes)"]
     else:
         of_group = ["if in_group != 0:", *indented(added("lane", "lanes", "subs", "A + ({r} * W + group) * 4"))]
     # Of the block: sums of threads, of some rows of threads' and of all, for each channel, and those of groups.

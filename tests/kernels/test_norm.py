@@ -108,6 +108,14 @@ def test_values_of_images_held(case: str, vectors: int, sms: int, room: int, hel
     check_team(program_of(case), config, replace(ARCH, sms=sms, smem_block=room * 1024), held)
 
 
+@pytest.mark.parametrize("groups", [0, 3])
+@pytest.mark.parametrize("cluster", [0, 2])
+def test_means_far_from_zero_cancel_nothing(groups: int, cluster: int) -> None:
+    program = norm("norm", (2, 24, 19, 23), (2, 3), groups, NHWC, dtype=DType.F32, shift=1000.0)
+    config = {"vectors": 3, "threads": 96, "cluster": cluster, "teams": 0}
+    check_team(program, config, ARCHS["sm_90a"] if cluster else replace(ARCH, sms=4), 224)
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("teams", [1, 3])
 def test_a_gpu_that_runs_fewer_blocks(blocks: int, teams: int) -> None:
