@@ -312,7 +312,7 @@ class Machine:
         parts = opcode.split(".")
         bound = getattr(self, f"do_{parts[0]}", None)
         if bound is None:
-            raise NotImplementedError(f"{opcode} {', '.join(operands)}")
+            raise ValueError(f"an instruction that no kernel had before: {opcode} {', '.join(operands)}")
         always: Step = bound(parts, operands)
         jumps = parts[0] in ("bra", "ret")
         p, wanted = self.registers[guard.lstrip("!")] if guard else None, guard and guard[0] != "!"
