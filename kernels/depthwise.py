@@ -69,7 +69,7 @@ class Depthwise(Kernel):
         waits = r if r > MOST_UNROLLED or not unrolled(op, program)[0][0] else 1
         latency = max(1.0, turns) * (0.1 * waits + 0.0013 * instructions)
         parts = (traffic_us(op, program, arch), issue, loading, latency)
-        return LAUNCH_US + max(parts) + 0.22 * (sum(parts) - max(parts))  # they do not overlap wholly
+        return LAUNCH_US + FROM_L2 * (max(parts) + 0.22 * (sum(parts) - max(parts)))  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -86,6 +86,7 @@ class Depthwise(Kernel):
         rectangles = n * bands * tiles
         units = -(-rectangles // abreast) * groups
         taps, step = unrolled(op, program)
+        ahead = arch.tma and taps != (0, 0) and rows == 1
         numbers = (
             *(units, rectangles, rows, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands)),
             *(p, q, height, width, *_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
@@ -94,7 +95,7 @@ class Depthwise(Kernel):
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, w=w.dtype.value, columns=columns, lanes=lanes, taps=taps, stride=step,
-                epilogue=spec.params, **({} if self.walks else {"rows": rows}),
+                epilogue=spec.params, **({} if self.walks else {"rows": rows, "ahead": ahead}),
             ),
             grid=(-(-units * abreast * neighbours // THREADS), 1, 1),
             block=THREADS,
@@ -105,11 +106,19 @@ class Depthwise(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.ptx import memory, mma, simt
+        from tccompile.kernels.ptx import hopper, memory, mma, simt
 
         lanes = params["lanes"]
         store, extra = epilogue.build(params["epilogue"], params["columns"])
-        scope = {"store": store, "zeros": mma.zeros(lanes), "multiply_add": simt.multiply_add(lanes)}
+        scope = {
+            "store": store,
+            "zeros": mma.zeros(lanes),
+            "multiply_add": simt.multiply_add(lanes),
+            "ahead": epilogue.build_ahead(params["epilogue"]),
+            "prefetch": memory.prefetch,
+            "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
+            "let_later_grids_start": hopper.let_later_grids_start,
+        }
         for name in "xw":
             dtype = DType(params[name])
             scope[f"read_{name}"] = memory.load_words(lanes * dtype.size // 4, space="global.nc")
@@ -145,6 +154,9 @@ MOST_UNROLLED = 5
 
 BUSY = {4: 0.8, 3: 0.68, 2: 0.62}
 """By the blocks of a multiprocessor: the share of its cycles in which it issues an instruction, if nothing else bounds it."""
+
+FROM_L2 = 0.75
+"""Of those times, what is left where the step before has just written x, so that a part of it is in the L2 cache."""
 
 L1_BYTES = 115_000
 """What a multiprocessor reads of its L1 cache in a microsecond; fitted to an H200's times, as are the numbers of `cost`."""
@@ -192,12 +204,31 @@ def lines(params: Value) -> list[str]:
         "rectangle = divide(i32(t), groups_m, groups_s)",
         f"c = i32((t - rectangle * groups) * i32({lanes}))",
         "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
+        *(_ahead(params["taps"], w_bytes) if params["ahead"] else []),
         *place(f"i32({params['rows']})", columns),
         f"base = x + (i64(n) * i64(xn) + i64(c)) * i64({x_bytes})",
         f"filters = w + i64(c) * i64({w_bytes})",
     ]
     body = _shared if params["taps"][1] else _plain
     return out + body(params, x_bytes, w_bytes)
+
+
+def _ahead(taps: tuple[int, int], w_bytes: int) -> list[str]:
+    """Text that waits for the grids before; meanwhile what does not depend on x is to come to the L2 cache.
+
+    For images so small that a thread has one row, since it keeps the addresses in registers.
+    """
+    taps_of_c = f"w + i64(select(inside != 0, c, i32(0))) * i64({w_bytes})"
+    places = (
+        f"i64(i32(i32(i32({r}) * wr) + i32(i32({s}) * ws))) * i64({w_bytes})" for r in range(taps[0]) for s in range(taps[1])
+    )
+    return [
+        f"filters = {taps_of_c}",
+        *(f"prefetch(filters + {place})" for place in places),
+        "ahead(c, e)",
+        "wait_for_earlier_grids()",
+        "let_later_grids_start()",
+    ]
 
 
 def place(rows: str, columns: int) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from tccompile.arch import Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.depthwise import NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
+from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.loops import device, entry
 from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
 from tccompile.program import Conv, Op, Program
@@ -76,7 +76,7 @@ class DepthwiseMma(Depthwise):
         # One row ahead does not keep memory busy.
         moved = 1.35 * traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
         longest = max(moved, busy, latency)
-        return LAUNCH_US + longest + 0.2 * (moved + busy + latency - longest)
+        return LAUNCH_US + FROM_L2 * (longest + 0.2 * (moved + busy + latency - longest))
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types

@@ -1,19 +1,18 @@
-"""Depthwise convolution on Hopper: the tensor copy engine feeds diagonal matrices on Tensor Cores.
+"""Depthwise convolution on Hopper: the tensor copy engine feeds sparse diagonal matrices on Tensor Cores.
 
-As in kernels/depthwise_mma.py a tap of the filter is an 8 by 8 matrix with 8 channels' weights on its diagonal; 16 neighbouring
-pixels of a row times two taps are one mma.m16n8k16. Here the pixels come from shared memory: a matrix of 8 pixels by 8 channels
-is what ldmatrix reads, at any pixel, so that nothing is moved or masked. Of an odd number of taps the last one is multiplied in
-fp32: a lane has the same pixels and channels of a matrix as of the results. What is no number in one channel (an infinity, NaN)
-makes NaN of the 8 channels that share a matrix with it.
+A tap of the filter is an 8 by 8 matrix with 8 channels' weights on its diagonal. mma.sp multiplies by a matrix of whose every
+four neighbours along K two are zero, in little more time than by half of it: one mma.sp.m16n8k32 is 4 taps of 8 neighbouring
+pixels for two rows of y, one below the other, which see the same pixels through neighbouring rows of the filter. The pixels come
+from shared memory: a matrix of 8 pixels by 8 channels is what ldmatrix reads, at any pixel, so that nothing is moved or masked.
+What is no number in one channel (an infinity, NaN) makes NaN of the 8 channels that share a matrix with it, in both rows of y.
 
-A block walks down its part of the rows of all images, `columns` pixels wide, of `channels` channels. They come in slabs
-by boxes of a tensor map, whose zeros outside the image are the padding, into a ring of `stages` buffers; with a stride of 2 even
-and odd columns come as arrays of their own, of maps that step over two columns, so that pixels of a matrix are neighbours.
-Each warp has 8 channels of a part of the columns. It reads each row once and multiplies it for all rows of y that it belongs to,
-whose accumulators take turns; a slab has as many steps as there are turns. Results are rounded into boxes in shared memory, which
-the copy engine stores while the next slab is multiplied. At one barrier a slab all warps say that they have read its rows, so
-that the next ones may come to their place, and that its results are there. Only two warps, which ask for both, wait there for the
-others, which may be in the next slab, until the results of that before the last one have been read.
+A block walks down its part of the rows of all images, `columns` pixels wide, of `channels` channels, in steps of two rows of y
+each. They come in slabs of a few steps by boxes of a tensor map, whose zeros outside the image are the padding, into a ring of
+buffers; with a stride of 2 even and odd columns come as arrays of their own, of maps that step over two columns, so that pixels
+of a matrix are neighbours. One warp asks for slabs and has results stored; each other warp has 8 channels of a part of the
+columns. It reads each row once and multiplies it for all pairs of rows of y that it belongs to. Results are rounded into boxes in
+shared memory. A warp that is done with a slab says so and goes on to the next one; when all have, the slab's buffer is filled
+again and its results are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from itertools import product
+from math import ceil, hypot
 from typing import Any
 
 from tccompile.arch import KIB, Arch
@@ -32,7 +32,6 @@ from tccompile.kernels.depthwise import filter_of, image
 from tccompile.kernels.loops import device, entry, refusal, vectors
 from tccompile.kernels.spec import (
     I32,
-    LAUNCH_US,
     Config,
     Function,
     Kernel,
@@ -48,25 +47,33 @@ from tccompile.kernels.spec import (
 from tccompile.program import Conv, Op, Program, Tensor
 
 WARPS = 8
-THREADS = 32 * WARPS
+"""That multiply; the one after them has rows copied and stored."""
 
-LOADER = 32
-"""The thread that asks for slabs; thread 0 has results stored."""
+THREADS = 32 * (WARPS + 1)
 
 CHANNELS = (64, 32, 16)
 """Of a box, whose pixels are as many bytes twice over: what the copy engine swizzles. 16 are for images that have no more."""
 
-STRIPS = (1, 2, 4)
-"""Parts of a row, of 16 pixels each, that a warp multiplies."""
+STRIPS = (1, 2, 4, 7)
+"""Parts of a row, of 8 pixels each, that a warp multiplies."""
+
+STEPS = (2, 1, 4)
+"""Of a slab: rows of y, two by two."""
 
 STAGES = 6
 """Slabs of x that shared memory holds, at most."""
 
-RESIDENT = (3, 2, 1)
+RESIDENT = (4, 3, 2, 1)
 """Blocks that a multiprocessor holds at once, which bound the registers."""
+
+REGISTERS = 512
+"""Of a quarter of a multiprocessor, for each lane; it holds every fourth warp."""
 
 HALO = 8
 """Columns of a box beyond those of its results: the swizzle's pattern repeats every 8 pixels, and rows shall lie alike."""
+
+Tap = tuple[int, int]
+"""A row of x in a step, and a column of the filter: with them a matrix of 8 pixels is multiplied."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ class Walk:
     """A config: how a block's shared memory is laid out.
 
     taps, stride  of the filter, the same along both axes
-    channels      of a box; strips, sixteens of columns that a warp has
+    channels      of a box; strips, eights of columns that a warp has
+    steps         of a slab, of two rows of y each
     blocks        on a multiprocessor
     """
 
@@ -82,12 +90,18 @@ class Walk:
     stride: int
     channels: int
     strips: int
+    steps: int
     blocks: int
 
     @property
-    def slots(self) -> int:
-        """Rows of y that a row of x may belong to; steps of a slab, of one row of y each."""
-        return -(-self.taps // self.stride)
+    def rows(self) -> int:
+        """Of x in a step."""
+        return 2 * self.stride
+
+    @property
+    def reach(self) -> int:
+        """Steps whose rows of x two rows of y see."""
+        return -(-(self.stride + self.taps) // self.rows)
 
     @property
     def groups(self) -> int:
@@ -96,7 +110,7 @@ class Walk:
 
     @property
     def columns(self) -> int:
-        return 16 * self.strips * WARPS // self.groups
+        return 8 * self.strips * WARPS // self.groups
 
     @property
     def pixel(self) -> int:
@@ -109,14 +123,9 @@ class Walk:
         return (self.columns + HALO) * self.pixel
 
     @property
-    def rows(self) -> int:
-        """Of x in a slab."""
-        return self.slots * self.stride
-
-    @property
     def box(self) -> int:
         """Bytes of a box of x: of all columns, or of the even or odd ones."""
-        return self.rows * self.line
+        return self.steps * self.rows * self.line
 
     @property
     def slab(self) -> int:
@@ -128,13 +137,13 @@ class Walk:
         return self.columns * self.pixel
 
     @property
-    def staging(self) -> int:
-        """Bytes of two slabs' results."""
-        return 2 * self.slots * self.line_out
+    def results(self) -> int:
+        """Bytes of a slab's."""
+        return self.steps * 2 * self.line_out
 
     def smem(self, stages: int) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        return stages * self.slab + self.staging + 8 * (stages + 2) + KIB
+        return stages * self.slab + 2 * self.results + 8 * (stages + 4) + KIB
 
     def stages(self, arch: Arch) -> int:
         """Buffers of the ring: as many as shared memory holds, at most 6; 0 if it does not hold two."""
@@ -142,19 +151,36 @@ class Walk:
         return next((n for n in range(STAGES, 1, -1) if self.smem(n) <= most), 0)
 
     @property
-    def registers(self) -> int:
-        """About what a thread needs: accumulators, weights, matrices of a step, addresses."""
-        matrices = self.stride * self.strips * 2 * self.taps
-        return 4 * self.slots * self.strips + self.taps * (self.taps + 1) + matrices + 4 * self.strips + 24
+    def products(self) -> list[tuple[Tap, ...]]:
+        """A step's taps that one instruction multiplies: 4, or 2 in the end; of an odd number the last one is there twice."""
+        taps = [(i, s) for i in range(self.rows) for s in range(self.taps)]
+        found = [tuple(taps[at : at + 4]) for at in range(0, len(taps), 4)]
+        return [*found[:-1], found[-1] + found[-1][-1:] * (len(found[-1]) % 2)]
+
+    def weights(self, age: int, number: int) -> list[list[Tap | None]]:
+        """For each of two rows of y, `age` steps after their first one: row and column of the filter of the product's taps.
+
+        None where a row of y does not see the tap's row of x, or where the tap is there again.
+        """
+        taps = self.products[number]
+        rows = [[(age * self.rows + i - y * self.stride, s) for i, s in taps] for y in (0, 1)]
+        return [[w if 0 <= w[0] < self.taps and w not in row[:at] else None for at, w in enumerate(row)] for row in rows]
+
+    def live(self, age: int) -> list[int]:
+        """The products that the two rows of y which began `age` steps before have a part in."""
+        return [k for k in range(len(self.products)) if any(w for row in self.weights(age, k) for w in row)]
 
     @property
-    def pairs(self) -> list[tuple[int, ...]]:
-        """Taps of a row of the filter that are multiplied at once: two and two by matrices, the last one by itself, in fp32."""
-        return [tuple(range(s, min(s + 2, self.taps))) for s in range(0, self.taps, 2)]
+    def registers(self) -> int:
+        """About what a thread needs: sums, weights, matrices of two strips, results of two, addresses."""
+        weights = sum(len(self.products[k]) for age in range(self.reach) for k in self.live(age))
+        matrices = min(self.strips, 2) * sum(map(len, self.products))
+        return 4 * (self.reach - 1) * self.strips + weights + matrices + 22
 
-    def live(self, u: int) -> list[tuple[int, int]]:
-        """Of row u of a step: (e, r), row r of the filter for the row of y that began e steps before."""
-        return [(e, u + e * self.stride) for e in range(self.slots) if u + e * self.stride < self.taps]
+    @property
+    def most_registers(self) -> int:
+        """What a thread may have."""
+        return REGISTERS // ceil(self.blocks * (WARPS + 1) / 4) // 8 * 8
 
 
 class DepthwiseSm90(Kernel):
@@ -211,27 +237,23 @@ class DepthwiseSm90(Kernel):
         assert isinstance(op, Conv)
         walk, shares = walk_of(op, program, config), share(op, program, config, arch)
         clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms  # cycles of a microsecond
-        # Cycles for a slab of a scheduler, which has two of a block's warps: their instructions (counted), and products of its
-        # Tensor Core; and of shared memory for all eight warps: matrices read, results written and read, the slab's arrival.
-        pairs, live = len(walk.pairs), sum(len(walk.live(u)) for u in range(walk.stride))
-        issue = SLAB + walk.slots * (STEP + walk.strips * (STRIP + walk.stride * (pairs + 4) + live * (pairs + 3)))
-        rate = MMA_SYNC * arch.tensor_tflops * 1e6 / 2 / arch.sms / 4 / clock
-        tensor = walk.slots * walk.strips * live * (pairs - 1) * 2048 / rate
-        accesses = WARPS * walk.strips * walk.slots * (walk.stride * walk.taps * 2 + 2) + (walk.slab + walk.staging / 2) / 128
-        each = max(2 * issue, 2 * tensor, accesses) / walk.slots / clock
+        # Cycles of a step: of a Tensor Core, which has two of a block's warps, and of shared memory for all eight: matrices read,
+        # results written and read, the rows' arrival; and of the copy engine for the pixels of the boxes.
+        tensor = walk.strips * sum(PRODUCT[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
+        accesses = WARPS * walk.strips * (sum(map(len, walk.products)) + 2) + (walk.slab + walk.results) / walk.steps / 128
+        pixels = walk.stride * walk.rows * (walk.columns + HALO)
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
         together = ceil(shares.blocks / arch.sms)
-        slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.slots, shares.skipped)
-        alone = ceil(together / walk.blocks) * (slabs * SLAB_US + steps * STEP_US)
-        computing = alone + together * steps * each
+        slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
+        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * steps * max(2 * tensor, accesses) / clock
+        copying = together * steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
         along = (shares.across - 1) * HALO * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
-        moving = traffic_us(op, program, arch) + 0.1 * (down + along) * memory_us([x], arch)
-        moving *= EVERY_SECOND if walk.stride == 2 else 1
-        start = LAUNCH_US + START_US + TAP_US * walk.taps**2
-        return start + max(computing, moving) + 0.32 * min(computing, moving)  # they do not overlap wholly
+        moving = MOVING * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
+        first = min(together, walk.blocks) * (walk.slab + walk.results) * arch.sms / (arch.gbps * 1e3)
+        return START_US + TAP_US * walk.taps**2 + FIRST * first + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -240,19 +262,19 @@ class DepthwiseSm90(Kernel):
         stages = walk.stages(arch)
         if 0 in y.shape:
             return Work(())
-        spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
-        _, _, p, q = image(y.shape)
+        spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
+        _, _, _, q = image(y.shape)
         x_maps, begins = inputs(op, program, walk)
-        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.columns, 1, 1))
+        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.columns, 2, 1))
         numbers = (
             *(shares.chunks, *divider(shares.chunks), *shares.rows, *divider(shares.parts)),
-            *(p, *divider(p), shares.across, *divider(shares.across), q, shares.skipped, -op.pads[0]),
+            *(shares.height, *divider(shares.height), shares.across, *divider(shares.across), q, shares.skipped, -op.pads[0]),
             *(begins[0], begins[-1], w.strides[2], w.strides[3], w.padded[0], y.padded[1]),
         )
         launch = Launch(
             code(
-                self.name, taps=walk.taps, stride=walk.stride, channels=walk.channels, strips=walk.strips, blocks=walk.blocks,
-                stages=stages, epilogue=spec.params,
+                self.name, taps=walk.taps, stride=walk.stride, **{name: getattr(walk, name) for name in CHOSEN},
+                stages=stages, constant=constant(op, program), epilogue=spec.params,
             ),
             grid=(shares.blocks, 1, 1),
             block=THREADS,
@@ -266,11 +288,11 @@ class DepthwiseSm90(Kernel):
         from numba.cuda import types
 
         from tccompile.kernels.device_math import inline
-        from tccompile.kernels.ptx import hopper, memory, mma, simt
+        from tccompile.kernels.ptx import hopper, memory, mma
         from tccompile.kernels.ptx.core import i32, u32
 
         walk = Walk(*(params[name] for name in ("taps", "stride", *CHOSEN)))
-        results, extra = epilogue.build_results(params["epilogue"], 2 * walk.strips)
+        kept, results, extra = epilogue.build_kept(params["epilogue"], 4)
 
         @inline
         def base():
@@ -278,6 +300,7 @@ class DepthwiseSm90(Kernel):
 
         scope: dict[str, Any] = {
             "base": base,
+            "kept": kept,
             "results": results,
             "uniform": hopper.uniform,
             "computed": hopper.computed,
@@ -287,24 +310,21 @@ class DepthwiseSm90(Kernel):
             "barrier_wait": hopper.barrier_wait,
             "fence_barrier_init": hopper.fence_barrier_init,
             "prefetch_map": hopper.prefetch_map,
-            "sync_named": hopper.sync_named,
-            "arrive_named": hopper.arrive_named,
+            "sync_warp": hopper.sync_warp,
             "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
             "let_later_grids_start": hopper.let_later_grids_start,
             "fence_copies": hopper.fence_copies,
             "copy_box4": hopper.copy_box4,
             "store_box4": hopper.store_box4,
             "boxes_read": hopper.boxes_read(0),
-            "read_word": memory.load_words(1, space="global.nc"),
+            "read_word": memory.load_words(1, space="global.nc" if params["constant"] else "global"),
             "take": mma.take(1),
             "zeros": mma.zeros(4),
-            "multiply_diagonal": mma.multiply_diagonal("mma.m16n8k16", 1),
-            "multiply_add": simt.multiply_add(4),
-            **{f"floats{n}": memory.floats(DType.F16, n) for n in (2, 4)},
-            "put_matrices": hopper.store_two_matrices,
+            "put_turned": hopper.store_two_turned,
             **{f"matrices{n}": hopper.read_matrices(n) for n in (2, 4)},
+            **{f"multiply{n}": mma.multiply_sparse(n) for n in (2, 4)},
         }
-        body = device("depthwise", f"{maps(walk)}, w, numbers, e", lines(walk, params["stages"]), **scope)
+        body = device("depthwise", f"{maps(walk)}, w, numbers, e", lines(walk, params["stages"], params["constant"]), **scope)
         count, first = NUMBERS.count(",") + 1, walk.stride + 2
         signature = types.void(*(types.uint64,) * (first - 1), types.int64, *(types.int32,) * count, *extra)
         return Function(entry(body, first, count, len(extra)), signature, THREADS, walk.blocks)
@@ -315,23 +335,26 @@ NUMBERS = (
     "begin0, begin1, wr, ws, padded, stored"
 )
 
-MMA_SYNC = 0.6
-"""Of the Tensor Cores' rate with wgmma, what mma.sync reaches."""
+PRODUCT = {4: 10.7, 2: 8.4}
+"""Cycles of a Tensor Core for an mma.sp of so many taps: measured on an H200, with 8 warps of a multiprocessor."""
 
-SLAB, STEP, STRIP = 25, 9, 7
-"""Instructions of a warp: for a slab, a step of it, and a strip of that but for its matrices and products."""
+# Fitted to the times of 1,200 configs of 20 layers on an H200.
+SLAB_US = 0.08
+"""What a slab takes a block beyond its steps."""
 
-# Fitted to the times of 168 configs of 14 layers on an H200. What the copy engine takes for rows of boxes explained none of them.
-SLAB_US, STEP_US = 0.27, 0.03
-"""What a slab and a step take beyond those cycles, one thing waiting for the other."""
+PIXEL = 2.1
+"""Cycles of the copy engine for a pixel of a box."""
 
-START_US, TAP_US = 0.35, 0.018
-"""Beyond a launch: until the first rows are there, and a tap's weights."""
+MOVING = 0.62
+"""Of the time that each tensor's bytes take once: a part of x is in the L2 cache, where the step before left it."""
 
-EVERY_SECOND = 1.1
-"""By which pixels at every second place take longer to move."""
+AGAIN = 0.37
+"""Of the time that x takes, for what of it is read again."""
 
-CHOSEN = ("channels", "strips", "blocks")
+START_US, TAP_US, FIRST = 1.43, 0.0035, 0.06
+"""A launch, a tap's weights, and of the time that the first slabs and the last results take by themselves, what they add."""
+
+CHOSEN = ("channels", "strips", "steps", "blocks")
 """Of a config, what the layout of shared memory depends on."""
 
 
@@ -344,21 +367,28 @@ def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
     """Those that fit: boxes hardly wider than the image, and the two largest numbers of blocks that there is room for."""
     _, c, _, q = image(program.op_shape(op))
     found = []
-    for channels in (m for m in CHANNELS if 16 < m < 2 * c) if c > 16 else (16,):
-        for strips in STRIPS:
-            every = [walk_of(op, program, {"channels": channels, "strips": strips, "blocks": blocks}) for blocks in RESIDENT]
-            wide = every[0].columns + HALO > 256 or (strips > 1 and every[0].columns // 2 >= q)
-            fit = [w for w in every if w.stages(arch) and w.registers <= min(256 // w.blocks, 255)]
-            found += [] if wide else fit[:2]
+    widths = [m for m in CHANNELS if 16 < m < 2 * c] if c > 16 else [16]
+    for channels, strips, steps in product(widths, STRIPS, STEPS):
+        config = {"channels": channels, "strips": strips, "steps": steps}
+        every = [walk_of(op, program, {**config, "blocks": blocks}) for blocks in RESIDENT]
+        wide = every[0].columns + HALO > 256 or (strips > 1 and every[0].columns // 2 >= q)
+        fit = [w for w in every if w.stages(arch) and w.registers <= w.most_registers]
+        found += [] if wide else fit[:2]
     return found
+
+
+def constant(op: Conv, program: Program) -> bool:
+    """Whether all that warps read by themselves, weights and what the epilogue adds, is the same in every run."""
+    return all(program.tensors[name].storage in program.constants for name in (op.w, *(v.tensor for v in op.epilogue.loads)))
 
 
 @dataclass(frozen=True)
 class Share:
     """How images are shared out: `chunks` of channels, and of each as many `parts`, of which a block has one.
 
-    A strip is an image's rows of y, of one of `across` parts of its columns; parts are of the rows of all strips, one strip below
-    the other. The first steps of a strip that bring nothing but rows above the image, `skipped`, are left out.
+    A strip is an image's rows of y, two by two, of one of `across` parts of its columns; `height` is their number. Parts are of
+    those of all strips, one strip below the other. The first steps of a strip that bring nothing but rows above the image,
+    `skipped`, are left out.
     """
 
     chunks: int
@@ -374,7 +404,7 @@ class Share:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Of a part, and rows left over: part b begins at row b * rows + b * more // parts."""
+        """Of a part, two by two, and those left over: part b begins at b * rows + b * more // parts."""
         return divmod(self.strips * self.height, self.parts)
 
 
@@ -383,7 +413,7 @@ def share(op: Op, program: Program, config: Config, arch: Arch) -> Share:
     walk, y = walk_of(op, program, config), program.tensors[op.y]
     n, c, p, q = image(y.shape)
     chunks, across = -(-max(c, y.padded[1]) // walk.channels), -(-q // walk.columns)
-    return Share(chunks, config["parts"], across, n * across, p, min(op.pads[0] // walk.stride, walk.slots - 1))
+    return Share(chunks, config["parts"], across, n * across, -(-p // 2), min(op.pads[0] // walk.rows, walk.reach - 1))
 
 
 def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
@@ -393,12 +423,12 @@ def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
     rows = whole.strips * whole.height
     most = max(1, min(rows, arch.sms * walk.blocks // whole.chunks))
     even = {whole.strips * min(most // whole.strips, whole.height), ceil(whole.strips / ceil(whole.strips / most))}
-    short = {ceil(rows / (walk.slots * slabs + 1)) for slabs in range(4)}
+    short = {ceil(rows / (walk.steps * slabs + 1)) for slabs in range(4)}
     return {n for n in {most, *even, *short} if 0 < n <= most}
 
 
 @cache
-def longest(height: int, strips: int, parts: int, slots: int, skipped: int) -> tuple[int, int, int]:
+def longest(height: int, strips: int, parts: int, reach: int, steps_of_slab: int, skipped: int) -> tuple[int, int, int]:
     """The most slabs and steps of a part, and the steps of all of them."""
     rows, found = strips * height, []
     for part in range(parts):
@@ -406,8 +436,8 @@ def longest(height: int, strips: int, parts: int, slots: int, skipped: int) -> t
         slabs = steps = 0
         while row < last:
             end = min(last, row // height * height + height)
-            its = end - row + slots - 1 - (0 if row % height else skipped)
-            slabs, steps, row = slabs + -(-its // slots), steps + its, end
+            its = end - row + reach - 1 - (0 if row % height else skipped)
+            slabs, steps, row = slabs + -(-its // steps_of_slab), steps + its, end
         found.append((slabs, steps))
     return max(s for s, _ in found), max(s for _, s in found), sum(s for _, s in found)
 
@@ -425,7 +455,7 @@ def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tup
 
 def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list[int]]:
     """For each of a stride's columns from the first one that column 0 of y reads: its map, and where it begins there."""
-    x, box = program.tensors[op.x], (walk.channels, walk.columns + HALO, walk.rows, 1)
+    x, box = program.tensors[op.x], (walk.channels, walk.columns + HALO, walk.steps * walk.rows, 1)
     found, begins = [], []
     for f in range(walk.stride):
         begin, parity = divmod(f - op.pads[1], walk.stride)
@@ -443,82 +473,142 @@ def maps(walk: Walk) -> str:
     return ", ".join([f"map{f}" for f in range(walk.stride)] + ["map_y"])
 
 
-def lines(walk: Walk, stages: int) -> list[str]:
-    """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C).
+def lines(walk: Walk, stages: int, early: bool) -> list[str]:
+    """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C). early: weights do not wait for earlier grids.
 
-    Shared memory: `stages` slabs [column mod stride][row][column][channel], then results [slab mod 2][row][column][channel],
-    then a barrier for each slab: its rows are there; and one for each half of the results: those of two slabs ago have been read.
+    Shared memory: `stages` slabs [column mod stride][row][column][channel], then results [slab mod 2][row][column][channel], then
+    barriers: for each slab that its rows are there; for each half of the results that all warps are done with a slab, of which
+    they have written them there; and for each half that they have been read.
     """
-    slots, strips, groups = walk.slots, walk.strips, walk.groups
-    staging, barriers = stages * walk.slab, stages * walk.slab + walk.staging
-    by_group = groups.bit_length() - 1
     out = [
         f"{NUMBERS} = numbers",
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "ring = base()",
-        f"staged, full, free = i32(ring + i32({staging})), i32(ring + i32({barriers})), i32(ring + i32({barriers + 8 * stages}))",
+        f"staged, full = i32(ring + i32({stages * walk.slab})), i32(ring + i32({stages * walk.slab + 2 * walk.results}))",
+        f"done, free = i32(full + i32({8 * stages})), i32(full + i32({8 * stages + 16}))",
         "if tid == 0:",
-        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages + 2)),
+        *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages)),
+        *(f"    barrier_init(i32(done + i32({8 * s})), i32({WARPS}))" for s in range(2)),
+        *(f"    barrier_init(i32(free + i32({8 * s})), i32(1))" for s in range(2)),
         "    fence_barrier_init()",
         *(f"    prefetch_map({name})" for name in maps(walk).split(", ")),
         "cuda.syncthreads()",
-        "wait_for_earlier_grids()",
-        "let_later_grids_start()",
         "block = i32(cuda.blockIdx.x)",
         "part = divide(block, chunks_m, chunks_s)",
         f"c0 = i32((block - part * chunks) * i32({walk.channels}))",
         "row = i32(part * rows + divide(i32(part * more), parts_m, parts_s))",
         "last = i32((part + i32(1)) * rows + divide(i32((part + i32(1)) * more), parts_m, parts_s))",
-        # The slabs to come: from which row on, and how many of its steps have been asked for
-        "ahead, asked = row, i32(0)",
-        f"if warp == i32({LOADER // 32}):",
-        "    turn = i32(0)",
-        f"    while turn < i32({stages}):",
-        *(f"        {line}" for line in _ask(walk)),
-        "        turn = i32(turn + i32(1))",
-        f"group, along = warp & i32({groups - 1}), warp >> i32({by_group})",
-        *_weights(walk),
-        *_places(walk),
-        "turn, parity, side, room = i32(0), i32(0), i32(0), i32(1)",
-        "while row < last:",
+        "turn, side = i32(0), i32(0)",
+        f"if warp == i32({WARPS}):",
+        *(f"    {line}" for line in _copying(walk, stages)),
+        "else:",
+        *([] if early else ["    wait_for_earlier_grids()"]),
+        *(f"    {line}" for line in _multiplying(walk, stages)),
     ]
-    inner = [
-        *_piece(walk, "row", "n", "p0", "q0", "count", "i"),  # i: the row of y, from p0 on, that the slab's first step ends
-        f"column = i32(q0 + along * i32({16 * strips}))",
+    return out
+
+
+ON = (
+    "if side == i32(1):",
+    "    round = i32(i32(1) - round)",
+    "side = i32(i32(1) - side)",
+    "turn = i32(turn + i32(1))",
+    "if turn == i32({stages}):",
+    "    turn, parity = i32(0), i32(i32(1) - parity)",
+    "i = i32(i + i32({steps}))",
+)
+"""On to the next slab: its buffer and half of the results, and of each of them whether it is used for an even or odd time."""
+
+
+def _walking(walk: Walk, stages: int, piece: list[str], slab: list[str]) -> list[str]:
+    """Text that does `slab` for each of the block's slabs; i: the step, counted from the one that ends the piece's first rows."""
+    on = [line.format(stages=stages, steps=walk.steps) for line in ON]
+    return [
+        "turn, parity, side, round = i32(0), i32(0), i32(0), i32(0)",
+        "while row < last:",
+        *_indented(_piece(walk, "row", "n", "p0", "q0", "count", "i") + piece),
+        "    while i < count:",
+        *_indented(_indented(slab + on)),
+        "    row = i32(row + count)",
+    ]
+
+
+def _indented(text: list[str]) -> list[str]:
+    return [f"    {line}" for line in text]
+
+
+def _copying(walk: Walk, stages: int) -> list[str]:
+    """Text of the warp that has slabs copied and results stored."""
+    ask = [
+        *_piece(walk, "ahead", "its_n", "its_row", "its_column", "its_count", "its_step"),
+        "its_step = i32(its_step + asked)",
+        f"its_row = i32(i32(its_row + its_step + i32({walk.reach - 1})) * i32({walk.rows}) + top)",  # of x
+        f"barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
+        "if lane == 0:",
+        f"    barrier_expect(barrier, i32({walk.slab}))",
+        *(
+            f"    copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_row, its_n)"
+            for f in range(walk.stride)
+        ),
+        f"asked = i32(asked + i32({walk.steps}))",
+        f"if i32(its_step + i32({walk.steps})) >= its_count:",
+        "    ahead, asked = i32(ahead + its_count), i32(0)",
+    ]
+    ask = ["if ahead < last:", *_indented(ask)]
+    store = []
+    for step in range(walk.steps):
+        store += [
+            f"if within(i32(i + i32({step})), i32(0), count):",
+            f"    y_row = i32(i32(p0 + i + i32({step})) * i32(2))",
+            f"    store_box4(map_y, i32(to + i32({2 * step * walk.line_out})), c0, q0, y_row, n)",
+        ]
+    slab = [
+        "barrier_wait(i32(done + side * i32(8)), round)",
+        *ask,
+        "if lane == 0:",
+        f"    to = i32(staged + side * i32({walk.results}))",
+        *_indented(store),
+        # They must have been read before others come to their place, which may be another block's shared memory.
+        "    boxes_read()",
+        "    barrier_arrive(i32(free + side * i32(8)))",
+    ]
+    return [
+        "wait_for_earlier_grids()",
+        "let_later_grids_start()",
+        "ahead, asked, turn = row, i32(0), i32(0)",  # the slab to come: from which row on, and how many of its steps came
+        f"while turn < i32({stages}):",
+        *_indented(ask),
+        "    turn = i32(turn + i32(1))",
+        *_walking(walk, stages, [], slab),
+    ]
+
+
+def _multiplying(walk: Walk, stages: int) -> list[str]:
+    """Text of the others."""
+    piece = [
+        f"column = i32(q0 + along * i32({8 * walk.strips}))",
         "active = within(i32(c0 + group * i32(8)), i32(0), stored) & within(column, i32(0), Q)",
-        *(f"a{number}_{j} = zeros()" for number in range(slots) for j in range(strips)),
-        "while i < count:",
+        *(f"s{age}_{j} = zeros()" for age in range(walk.reach - 1) for j in range(walk.strips)),
     ]
     slab = [
         "barrier_wait(i32(full + turn * i32(8)), parity)",
         "if active:",
-        *(f"    {line}" for line in _steps(walk)),
+        *_indented(_steps(walk)),
         "else:",
-        "    barrier_wait(i32(free + side * i32(8)), room)",
+        "    barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))",
         "fence_copies()",
-        "if tid == 0:",
-        "    boxes_read()",  # of the slab before: the next one may write there
-        "    barrier_arrive(i32(free + (i32(1) - side) * i32(8)))",
-        "if warp < i32(2):",
-        "    sync_named(i32(side + i32(1)))",
-        "else:",
-        "    arrive_named(i32(side + i32(1)))",
-        "if warp == i32(0):",
-        *(f"    {line}" for line in _store(walk)),
-        f"if warp == i32({LOADER // 32}):",
-        *(f"    {line}" for line in _ask(walk)),
-        "if side == i32(0):",  # phases of the second half begin with one for no slab
-        "    room = i32(i32(1) - room)",
-        "side = i32(i32(1) - side)",
-        "turn = i32(turn + i32(1))",
-        f"if turn == i32({stages}):",
-        "    turn, parity = i32(0), i32(i32(1) - parity)",
-        f"i = i32(i + i32({slots}))",
+        "sync_warp()",
+        "if lane == 0:",
+        "    barrier_arrive(i32(done + side * i32(8)))",
     ]
-    inner += [f"    {line}" for line in slab] + ["row = i32(row + count)"]
-    # What is stored must have been read before the block's shared memory is another's.
-    return [*out, *(f"    {line}" for line in inner), "if tid == 0:", "    boxes_read()"]
+    by_group = walk.groups.bit_length() - 1
+    return [
+        f"group, along = warp & i32({walk.groups - 1}), warp >> i32({by_group})",
+        *_weights(walk),
+        *_places(walk),
+        *_walking(walk, stages, piece, slab),
+    ]
 
 
 def _piece(walk: Walk, number: str, n: str, row: str, column: str, count: str, first: str) -> list[str]:
@@ -529,52 +619,43 @@ def _piece(walk: Walk, number: str, n: str, row: str, column: str, count: str, f
         f"{n} = divide(strip, across_m, across_s)",
         f"{column} = i32(i32(strip - {n} * across) * i32({walk.columns}))",
         f"{count} = i32(min(i32(P - {row}), i32(last - {number})))",
-        f"{first} = i32(select({row} == i32(0), skipped, i32(0)) - i32({walk.slots - 1}))",
+        f"{first} = i32(select({row} == i32(0), skipped, i32(0)) - i32({walk.reach - 1}))",
     ]
-
-
-def _ask(walk: Walk) -> list[str]:
-    """Text that has the next slab copied to buffer `turn`, by one thread of the warp."""
-    text = [
-        *_piece(walk, "ahead", "its_n", "its_row", "its_column", "its_count", "its_step"),
-        "its_step = i32(its_step + asked)",
-        f"its_row = i32(i32(its_row + its_step + i32({walk.slots - 1})) * i32({walk.stride}) + top)",  # of x
-        f"barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
-        f"if lane == i32({LOADER % 32}):",
-        f"    barrier_expect(barrier, i32({walk.slab}))",
-        *(
-            f"    copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_row, its_n)"
-            for f in range(walk.stride)
-        ),
-        f"asked = i32(asked + i32({walk.slots}))",
-        f"if i32(its_step + i32({walk.slots})) >= its_count:",
-        "    ahead, asked = i32(ahead + its_count), i32(0)",
-    ]
-    return ["if ahead < last:", *(f"    {line}" for line in text)]
 
 
 def _weights(walk: Walk) -> list[str]:
-    """The lane's numbers of the diagonal matrices: 2 * t and 2 * t + 1 of column g, for lane (g, t) of 8 × 4.
+    """The lane's words of the sparse matrices of weights, w{age}_{product}, and which of every four neighbours they are, `which`.
 
-    Of the tap that has no second one, the weights of the lane's two channels, once for each of its two pixels.
+    Of lane (g, t) of 8 × 4 words 0 and 2 belong to channel g for the first row of y, 1 and 3 for the second one; 0 and 1 to the
+    product's first two taps, 2 and 3 to the others (PTX ISA, "Matrix fragments for sparse mma.m16n8k32"). Of two taps it has
+    neighbours 0 and 1 or else 2 and 3 of the channels from 4 · (t mod 2) on of tap t / 2: the weight, and a zero beside it.
     """
     out = [
         "g, t = lane >> i32(2), lane & i32(3)",
-        "c = computed(i32(c0 + group * i32(8) + t * i32(2)))",
+        "c = computed(i32(c0 + group * i32(8) + g))",
         "inside = within(c, i32(0), padded)",
-        "diagonal = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
-        "diagonal = select(i32(g >> i32(1)) == t, diagonal, i32(0))",
-        "filters = w + i64(c) * i64(2)",
+        "own = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
+        "own = select(t & i32(1) == g >> i32(2), own, i32(0))",
+        "which = select(g & i32(2) == i32(0), i32(0x44444444), i32(-0x11111112))",
+        "filters = w + i64(c & i32(-2)) * i64(2)",
     ]
-    for r in range(walk.taps):
-        for pair in walk.pairs:
-            for s in pair:
-                word = f"read_word(filters + i64(i32(i32({r}) * wr) + i32(i32({s}) * ws)) * i64(2), inside)"
-                if len(pair) == 2:
-                    out.append(f"w{r}_{s} = take({word}, diagonal, diagonal)")
-                else:
-                    out += [f"weights = floats2({word}[0])", f"w{r}_{s} = weights + weights"]
-    return out
+    for age in range(walk.reach):
+        for k in walk.live(age):
+            words: list[str] = []
+            for pair in range(0, len(walk.products[k]), 2):
+                for row in walk.weights(age, k):
+                    words.append(f"w{age}_{k}_{len(words)}")
+                    out += _word(words[-1], row[pair : pair + 2])
+            out.append(f"w{age}_{k} = " + " + ".join(words))
+    return [*out, "read = kept(c, e)"]
+
+
+def _word(name: str, taps: list[Tap | None]) -> list[str]:
+    """Text for the word of a tap of the filter, of lanes with t < 2, or of another one, where there are such."""
+    places = [f"i32(i32(i32({tap[0]}) * wr) + i32(i32({tap[1]}) * ws))" if tap else "i32(0)" for tap in taps]
+    there = ["inside" if tap else "i32(0)" for tap in taps]
+    place, ok = (f"select(t < i32(2), {near}, {far})" if near != far else near for near, far in (places, there))
+    return [f"{name} = take(read_word(filters + i64({place}) * i64(2), {ok}), own, own)"]
 
 
 def _swizzled(walk: Walk, pixel: str) -> str:
@@ -585,81 +666,64 @@ def _swizzled(walk: Walk, pixel: str) -> str:
 
 
 def _places(walk: Walk) -> list[str]:
-    """Where a lane reads its row of matrices, from a slab's first byte on, and writes its row of results.
+    """Where a lane reads its row of a product's matrices, from a slab's first byte on, and writes its row of results.
 
-    Lanes 0 to 15 have the 16 pixels of a pair's first tap, the others those of its second one.
+    Lanes 8m to 8m + 7 have the 8 pixels of matrix m: of a tap, or of the first or second row of y.
     """
-    out = [f"first = i32((lane & i32(15)) + along * i32({16 * walk.strips}))"]
-    for k, pair in enumerate(walk.pairs):
-        shifts, boxes = ([f(s, walk.stride) for s in (pair[0], pair[-1])] for f in (int.__floordiv__, int.__mod__))
+
+    def pick(each: list[int]) -> str:
+        text = f"i32({each[-1]})"
+        for m in reversed(range(len(each) - 1)):
+            text = f"select(matrix == i32({m}), i32({each[m]}), {text})" if len(set(each[m:])) > 1 else text
+        return text
+
+    out = [f"matrix, first = lane >> i32(3), i32((lane & i32(7)) + along * i32({8 * walk.strips}))"]
+    for k, taps in enumerate(walk.products):
         out += [
-            f"pixel = i32(first + select(lane < i32(16), i32({shifts[0]}), i32({shifts[1]})))",
-            f"box = select(lane < i32(16), i32({boxes[0] * walk.box}), i32({boxes[1] * walk.box}))",
-            f"place{k} = computed(i32(box + {_swizzled(walk, 'pixel')}))",
+            f"pixel = i32(first + {pick([s // walk.stride for _, s in taps])})",
+            f"row_of_box = {pick([i * walk.line + s % walk.stride * walk.box for i, s in taps])}",
+            f"place{k} = computed(i32(row_of_box + {_swizzled(walk, 'pixel')}))",
         ]
-    return [*out, f"mine = computed(i32(staged + {_swizzled(walk, 'first')}))"]
+    return [*out, f"mine = computed(i32(i32(staged + {pick([0, walk.line_out])}) + {_swizzled(walk, 'first')}))"]
 
 
 def _steps(walk: Walk) -> list[str]:
-    """Text for the steps of a slab: a step's matrices are read before the results of the one before are rounded."""
-    strips, slots = range(walk.strips), walk.slots
-    strip = 16 * walk.pixel
+    """Text for the steps of a slab: a strip's matrices are read before those of the strip before are multiplied, and its results
+    are rounded after those of the next strip have been multiplied."""
+    strip, last = 8 * walk.pixel, walk.reach - 1
 
-    def read(step: int) -> list[str]:
+    def read(step: int, j: int) -> list[str]:
+        at = step * walk.rows * walk.line + j * strip
+        return [f"x{k}_{j} = matrices{len(taps)}(i32(from{k} + i32({at})))" for k, taps in enumerate(walk.products)]
+
+    def multiply(j: int) -> list[str]:
         text = []
-        for u in range(walk.stride):
-            row = (step * walk.stride + u) * walk.line
-            for k, pair in enumerate(walk.pairs):
-                text += [f"x{u}_{k}_{j} = matrices{2 * len(pair)}(i32(from{k} + i32({row + j * strip})))" for j in strips]
+        for age in reversed(range(walk.reach)):
+            before = f"s{age - 1}_{j}" if age else "zeros()"
+            after = f"d{j}" if age == last else f"s{age}_{j}"
+            for k in walk.live(age):
+                text.append(f"{after} = multiply{len(walk.products[k])}({before}, w{age}_{k}, x{k}_{j}, which)")
+                before = after
         return text
 
-    def multiply(step: int) -> list[str]:
-        text = [f"a{step}_{j} = zeros()" for j in strips]
-        for u in range(walk.stride):
-            for k, pair in enumerate(walk.pairs):
-                if len(pair) == 1:
-                    text += [f"v{j} = floats4(x{u}_{k}_{j}[0], x{u}_{k}_{j}[1])" for j in strips]
-                for e, r in walk.live(u):
-                    a = (step - e) % slots
-                    for j in strips:
-                        if len(pair) == 2:
-                            product = f"multiply_diagonal(a{a}_{j}, x{u}_{k}_{j}, w{r}_{pair[0]} + w{r}_{pair[1]})"
-                        else:
-                            product = f"multiply_add(a{a}_{j}, v{j}, w{r}_{pair[0]})"
-                        text.append(f"a{a}_{j} = {product}")
-        return text
-
-    def finish(step: int) -> list[str]:
-        done = " + ".join(f"a{(step + 1) % slots}_{j}" for j in strips)
-        inner = [f"y = results({done}, c, e)"]
-        for j in strips:
-            values = ", ".join(f"y[{4 * j + v}]" for v in range(4))
-            inner.append(f"put_matrices(i32(to + i32({step * walk.line_out + j * strip})), {values})")
-        return [f"if i32(i + i32({step})) >= 0:", *(f"    {line}" for line in inner)]
+    def finish(step: int, j: int) -> list[str]:
+        put = f"put_turned(i32(to + i32({2 * step * walk.line_out + j * strip})), y[0], y[1], y[2], y[3])"
+        return [f"if i32(i + i32({step})) >= 0:", f"    y = results(d{j}, read, c, e)", f"    {put}"]
 
     out = [
         f"at = i32(ring + turn * i32({walk.slab}))",
-        *(f"from{k} = i32(at + place{k})" for k in range(len(walk.pairs))),
-        f"to = i32(mine + side * i32({walk.staging // 2}))",
-        *read(0),
+        *(f"from{k} = i32(at + place{k})" for k in range(len(walk.products))),
+        f"to = i32(mine + side * i32({walk.results}))",
     ]
     nest = ""
-    for step in range(slots):
+    for step in range(walk.steps):
         if step:
             out.append(f"{nest}if i32(i + i32({step})) < count:")
             nest += "    "
-        text = multiply(step) + (read(step + 1) if step + 1 < slots else [])
-        text += [*(["barrier_wait(i32(free + side * i32(8)), room)"] if step == 0 else []), *finish(step)]
-        out += [nest + line for line in text]
-    return out
-
-
-def _store(walk: Walk) -> list[str]:
-    """Text that has a slab's rows of results stored, by one thread of the warp."""
-    out = [f"to = i32(staged + side * i32({walk.staging // 2}))"]
-    for step in range(walk.slots):
-        out += [
-            f"if within(i32(i + i32({step})), i32(0), count) & i32(lane == i32(0)):",
-            f"    store_box4(map_y, i32(to + i32({step * walk.line_out})), c0, q0, i32(p0 + i + i32({step})), n)",
-        ]
+        text = read(step, 0)
+        for j in range(walk.strips):
+            text += (read(step, j + 1) if j + 1 < walk.strips else []) + multiply(j)
+            text += ["barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))"] if step == j == 0 else []
+            text += finish(step, j - 1) if j else []
+        out += [nest + line for line in text + finish(step, walk.strips - 1)]
     return out

@@ -207,7 +207,7 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     """
     from numba import cuda
 
-    text, kinds, accesses, _ = source(params, rows)
+    text, kinds, accesses, *_ = source(params, rows)
     scope = {**names(), **memory_functions(accesses, space)}
     store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
     return store, types_of(kinds)
@@ -222,9 +222,24 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
     """
     from numba import cuda
 
-    text, kinds, accesses, _ = source(params, rows, stores=False)
+    text, kinds, accesses, *_ = source(params, rows, stores=False)
     results = cuda.jit(device=True, inline="always")(execute(text, {**names(), **memory_functions(accesses)}, "results"))
     return results, types_of(kinds)
+
+
+def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
+    """As `build_results` of an epilogue whose loads do not differ by row, for a kernel that stays with its columns.
+
+    kept(c, e)                what is read for channels c … c + lanes - 1
+    results(acc, read, c, e)  `read`: what `kept` gave for the same c
+    """
+    from numba import cuda
+
+    found = source(params, rows, stores=False, keeps=True)
+    scope = {**names(), **memory_functions(found.accesses)}
+    inline = cuda.jit(device=True, inline="always")
+    kept, results = (inline(execute(text, scope, name)) for text, name in ((found.kept, "kept"), (found.text, "results")))
+    return kept, results, types_of(found.kinds)
 
 
 def build_ahead(params: tuple[Value, ...]) -> Any:
@@ -252,16 +267,17 @@ def memory_functions(accesses: Accesses, space: str = "global") -> dict[str, Any
 
 class Source(NamedTuple):
     """The text of `store`, or else of `results`, the kinds of its arguments ("address" or "int"), the memory functions it calls,
-    and the text of `ahead`."""
+    and the text of `ahead` and of `kept`."""
 
     text: str
     kinds: list[str]
     accesses: Accesses
     ahead: str
+    kept: str
 
 
-def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
-    """What an epilogue's functions are made of: see `build`, `build_results` and `build_ahead`."""
+def source(params: Any, rows: int = 1, stores: bool = True, keeps: bool = False) -> Source:
+    """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
     lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
     expr, target = decode(encoded), DType(y_type)
     accesses: Accesses = {}
@@ -270,7 +286,7 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
 
     # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
     by_row = sum(how != "none" for _, _, how in sources)
-    assert stores or by_row <= 1
+    assert stores or by_row <= 1 - keeps
     numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows) if stores]
     read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]] + ["m"] * (rows - len(numbers))
     inner = [arguments.divider() for _ in range(rank - 1)]
@@ -297,7 +313,8 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
 
     # Loads: values[r][k][i] is load k in lane i of row r. What does not depend on the row is read once.
     values: list[list[list[str]]] = [[] for _ in range(rows)]
-    ahead = ["def ahead(c, e):", f"    if c < {channels}:", "        pass"]
+    ahead, kept = ["def ahead(c, e):", f"    if c < {channels}:", "        pass"], Lines()
+    reading, found = kept if keeps else out, []
     for k, (kind, mode, how) in enumerate(sources):
         dtype = DType(kind)
         first = arguments.take("address")
@@ -314,17 +331,19 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
         accesses[name] = ("load", dtype, n, mode == "guarded")
         for base, loaded in zip(bases, values, strict=True):
             if mode == "same":
-                read = [out.let(f"{name}({base})")] * lanes
+                read = [reading.let(f"{name}({base})")] * lanes
             elif mode == "vector":
-                group = out.let(f"{name}({base} + i64(c) * {dtype.size})")
-                read = [out.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
+                group = reading.let(f"{name}({base} + i64(c) * {dtype.size})")
+                read = [reading.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
             else:
                 read = []
                 for i in range(lanes):
                     at = f"c + {i}" if i else "c"
                     guard = f", {at} < {channels}" if mode == "guarded" else ""
-                    read.append(out.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
-            loaded.append([out.loaded(r, dtype) for r in read])
+                    read.append(reading.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
+            read = [reading.loaded(r, dtype) for r in read]
+            found += [r for r in read if r not in found]
+            loaded.append([f"read[{found.index(r)}]" for r in read] if keeps else read)
 
     def leaf(r: int, i: int) -> Callable[[Expr], str]:
         return lambda e: f"acc[{r * lanes + i}]" if e.fn == "acc" else values[r][e.value][i]  # type: ignore[index]
@@ -369,8 +388,13 @@ def source(params: Any, rows: int = 1, stores: bool = True) -> Source:
                 puts.append(f"put({y[r]} + i64(c + {i}) * (i64({y_step}) * {size}), {v}{guard})")
         body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
     if not stores:  # what lies beyond y is computed from its first columns
-        text = "".join(f"    {line}\n" for line in [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(ready)}"])
-        return Source(f"def results(acc, {'added, ' * by_row}c, e):\n{text}", arguments.kinds, accesses, "\n".join(ahead))
+
+        def function(head: str, body: list[str], values: list[str]) -> str:
+            lines = [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]
+            return f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+
+        text = function(f"results(acc, {'added, ' * by_row}{'read, ' * keeps}c, e)", body, ready)
+        return Source(text, arguments.kinds, accesses, "\n".join(ahead), function("kept(c, e)", kept.lines, found))
     parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
     text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
-    return Source(text, arguments.kinds, accesses, "\n".join(ahead))
+    return Source(text, arguments.kinds, accesses, "\n".join(ahead), "")

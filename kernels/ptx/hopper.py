@@ -69,6 +69,8 @@ sync_named = instruction("bar.sync $0, 256;", void, i32)
 arrive_named = instruction("bar.arrive $0, 256;", void, i32)
 """Two warpgroups meet at a named barrier: the one that arrives goes on."""
 
+sync_warp = instruction("bar.warp.sync 0xffffffff;", void)
+
 # --- Clusters ----------------------------------------------------------------------------------------------------------
 
 cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
@@ -263,12 +265,12 @@ store_matrices = instruction(
 """Four 8×8 matrices as fp16, side by side: a lane gives two neighbours in row lane / 4 of each, and the address of row lane mod 8
 of matrix lane / 8."""
 
-store_two_matrices = instruction(
+store_two_turned = instruction(
     "{ .reg .b32 a, b; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3;"
-    " stmatrix.sync.aligned.m8n8.x2.shared.b16 [$0], {a, b}; }",
+    " stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {a, b}; }",
     void, u32, f32, f32, f32, f32,
 )  # fmt: skip
-"""Two of them; lanes 0 to 15 give addresses."""
+"""Two 8×8 matrices as fp16: a lane gives two neighbours in column lane / 4 of each, and lanes 0 to 15 the addresses of rows."""
 
 
 @cache

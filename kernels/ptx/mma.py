@@ -277,6 +277,36 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
 
 
 @cache
+def multiply_sparse(taps: int) -> Any:
+    """The device function (acc, a, b, which) → acc plus a 16×8 product over 8 · taps of K, taps 2 or 4, of a sparse left operand.
+
+    Of every four neighbours of K in a row of A two may differ from zero, at the places that `which` names, in ascending order, by
+    two bits each: here all rows of a lane's quad, and all fours of K, have them at the same places (PTX ISA, "Sparse matrix
+    storage"). acc: of row g columns 2t and 2t + 1, then of row g + 8. a: those two of the t-th four of K in rows g and g + 8,
+    then of the fours after the first 16 of K. b: for each 8 of K numbers 2t and 2t + 1 of column g.
+    """
+    words, numbers = types.UniTuple(u32, taps), types.UniTuple(f32, 4)
+    names = [f"${i}" for i in range(2 * taps + 8)]
+    a, b, c = (", ".join(names[at : at + n]) for at, n in ((4, taps), (4 + taps, taps), (4 + 2 * taps, 4)))
+    text = f"mma.sp::ordered_metadata.sync.aligned.m16n8k{8 * taps}.row.col.f32.f16.f16.f32 "
+    text += f"{{$0, $1, $2, $3}}, {{{a}}}, {{{b}}}, {{{c}}}, ${2 * taps + 8}, 0x0;"
+    constraints = ",".join(["=f"] * 4 + ["r"] * (2 * taps) + ["f"] * 4 + ["r"])
+
+    @intrinsic
+    def multiply(typingctx, acc, a, b, which):
+        def codegen(context, builder, sig, args):
+            acc, a, b = (unpacked(builder, pack, n) for pack, n in zip(args[:3], (4, taps, taps), strict=True))
+            given = [*a, *b, *acc, args[3]]
+            function = ir.FunctionType(ir.LiteralStructType([F32] * 4), [v.type for v in given])
+            asm = ir.InlineAsm(function, text, constraints, side_effect=False)
+            return packed(builder, unpacked(builder, builder.call(asm, given, attrs=("convergent",)), 4))
+
+        return numbers(numbers, words, words, i32), codegen
+
+    return multiply
+
+
+@cache
 def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 0, b_turned: int = 0) -> Any:
     """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
 

@@ -621,12 +621,15 @@ class Machine:
     def do_stmatrix(self, parts: list[str], operands: list[str]) -> Step:
         words = [self.registers[o.strip()] for o in operands[1].strip("{}").split(",")]
         address, n = self.address(operands[0]), len(words)
-        assert f"x{n}" in parts and "trans" not in parts
+        assert f"x{n}" in parts
+        turned = "trans" in parts
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
-            data = np.stack([w[rows] for w in words], 1).reshape(-1, 4)  # a row of each matrix is four lanes' words
-            self.write("shared", address()[rows[:, : 8 * n]].ravel(), np.ascontiguousarray(data).view(np.uint8))
+            data = np.stack([w[rows] for w in words], 1)  # a row of each matrix is four lanes' words
+            halves = np.ascontiguousarray(data).view(np.uint16).reshape(-1, 8, 8)
+            halves = np.ascontiguousarray(halves.swapaxes(1, 2) if turned else halves)
+            self.write("shared", address()[rows[:, : 8 * n]].ravel(), halves.reshape(-1, 8).view(np.uint8))
 
         return step
 
@@ -641,15 +644,31 @@ class Machine:
         k = len(registers) // 2
         return pairs.reshape(-1, 8, 4, k, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 8 * k)
 
+    def sparse(self, registers: list[np.ndarray], which: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The left operand of mma.sp, of whose every four neighbours along K two are given: (warps, 16, 16 or 32)."""
+        given = self.left(registers, rows)
+        pairs = given.reshape(len(rows), 2, 8, len(registers) * 2, 2)
+        named = which[rows].reshape(len(rows), 8, 4)
+        near, far = named & 3, named >> 2 & 3
+        alike = (named == named[:, :, :1]) & (named == (far << 2 | near) * 0x11111111) & (near < far)
+        assert alike.all(), "lanes of a quad, rows or fours of K whose places differ are not modelled"
+        out = np.zeros((len(rows), 2, 8, len(registers) * 2, 4), np.float32)
+        for i, place in enumerate((near, far)):
+            np.put_along_axis(out, place[:, None, :, :1, None].repeat(2, 1).repeat(out.shape[3], 3), pairs[..., i : i + 1], 4)
+        return out.reshape(len(rows), 16, -1)
+
     def do_mma(self, parts: list[str], operands: list[str]) -> Step:
-        assert parts[3] in ("m16n8k8", "m16n8k16"), parts
-        a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:])
+        sparse = parts[1].startswith("sp::ordered_metadata")
+        assert parts[3 + sparse] in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
+        a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:4])
         assigns = [self.target(n.strip()) for n in operands[0].strip("{}").split(",")]
+        which = self.registers[operands[4]] if sparse else None
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
             right = self.halves(b, rows).transpose(0, 3, 2, 4, 1).reshape(len(rows), 8 * len(b), 8)
-            product = (self.left(a, rows) @ right).reshape(-1, 2, 8, 4, 2)
+            left = self.left(a, rows) if which is None else self.sparse(a, which, rows)
+            product = (left @ right).reshape(-1, 2, 8, 4, 2)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, np.float32)
                 before = c[i].view(np.float32)[rows]

@@ -229,15 +229,17 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
     if "epilogue" in params:
         known = {"depthwise": "columns", "depthwise_mma": "columns", **dict.fromkeys(("norm", "norm_team", "softmax"), "rows")}
         at_once = known.get(launch.code.kernel)
-        rows = params[at_once] if at_once else 2 if launch.code.kernel == "conv_patch" else 1
-        strips = params.get("strips")  # of a kernel that stores results by itself
+        rows = params[at_once] if at_once else {"conv_patch": 2, "depthwise_sm90": 4}.get(launch.code.kernel, 1)
+        own_stores = launch.code.kernel == "depthwise_sm90"
         whole = params.pop("epilogue")
-        text, kinds, accesses, ahead = epilogue.source(whole, 2 * strips if strips else rows, stores=not strips)
-        name = "results" if strips else "store"
+        text, kinds, accesses, ahead, kept = epilogue.source(whole, rows, stores=not own_stores, keeps=own_stores)
+        name = "results" if own_stores else "store"
         scope[name] = execute(text, {**scope, **memory.functions(accesses)}, name)
+        if own_stores:
+            scope["kept"] = execute(kept, {**scope, **memory.functions(accesses)}, "kept")
         scope["ahead"] = execute(ahead, {**scope, "prefetch": memory.prefetch}, "ahead")
         if params.get("words"):
-            text, _, accesses, _ = epilogue.source(two_pass.unmasked(whole), rows)
+            text, _, accesses, *_ = epilogue.source(two_pass.unmasked(whole), rows)
             scope["store_inside"] = execute(text, {**scope, **memory.functions(accesses)}, name)
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)
@@ -314,7 +316,6 @@ class CopyEngine:
         self.phases: dict[int, list[int]] = {}  # by barrier: phases completed, threads and bytes to come, threads of a phase
         self.copies: list[tuple] = []
         self.stores: list[tuple] = []
-        self.arrived: dict[int, int] = {}  # threads, at named barriers
 
     def finish(self) -> None:
         assert not self.copies, "a block ends before its copies"
@@ -342,15 +343,6 @@ class CopyEngine:
     def completed(self, at: int, parity: int) -> bool:
         """Whether a wait for the phase of that parity is over."""
         return self.phases[at][0] % 2 != parity
-
-    def arrive(self, name: int, threads: int = 256) -> tuple[int, int]:
-        """At a named barrier; how many must have arrived there for whoever waits."""
-        before = self.arrived.get(name, 0)
-        self.arrived[name] = before + 1
-        return name, before - before % threads + threads
-
-    def met(self, name: int, number: int) -> bool:
-        return self.arrived[name] >= number
 
     def _complete(self, at: int) -> None:
         phase = self.phases[at]
@@ -407,12 +399,13 @@ class CopyEngine:
         words = np.array([self.shared[row].view(np.uint32) for row in rows])
         return {i: tuple(int(words[8 * m + i % 32 // 4, i % 4]) for m in range(n)) for i in asked}
 
-    def put_matrices(self, asked: Mapping[int, tuple]) -> dict[int, Any]:
-        """stmatrix of two matrices, rounded to halves."""
+    def put_turned(self, asked: Mapping[int, tuple]) -> dict[int, Any]:
+        """stmatrix of two matrices, transposed and rounded to halves: lane (g, t) has numbers 2t and 2t + 1 of column g."""
         for i, (_, *values) in asked.items():
-            for m in range(2):
-                row = self._row(asked, 8 * m + i % 32 // 4)[4 * (i % 4) :][:4]
-                self.shared[row] = np.array(values[2 * m : 2 * m + 2], np.float32).astype(np.float16).view(np.uint8)
+            g, t = i % 32 // 4, i % 4
+            for at, value in enumerate(values):
+                row = self._row(asked, 8 * (at // 2) + 2 * t + at % 2)
+                self.shared[row[2 * g : 2 * g + 2]] = np.array([value], np.float32).astype(np.float16).view(np.uint8)
         return dict.fromkeys(asked)
 
     def _row(self, asked: Mapping[int, tuple], lane: int) -> np.ndarray:
@@ -515,6 +508,27 @@ def _patch(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {lane: tuple(values) for lane, values in out.items()}
 
 
+def _multiply_sparse(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """mma.sp of 2 or 4 times 8 of K: a word of the left operand has two of four neighbours, `which` says at which places."""
+    taps = len(next(iter(asked.values()))[1])
+    a, b = np.zeros((16, 8 * taps), np.float32), np.zeros((8 * taps, 8), np.float32)
+    halves = [np.array(words, np.uint32).view(np.float16).astype(np.float32) for _, *pair, _ in asked.values() for words in pair]
+    for n, (i, (*_, which)) in enumerate(asked.items()):
+        g, t = i % 32 // 4, i % 4
+        left, right = halves[2 * n], halves[2 * n + 1]
+        near, far = which & 3, which >> 2 & 3
+        assert near < far and which & 0xFFFFFFFF == 0x11111111 * (4 * far + near), "places that are not in order, or not the same"
+        for word in range(taps):
+            row, four = g + 8 * (word % 2), word // 2 * 16 + 4 * t
+            a[row, four + near], a[row, four + far] = left[2 * word : 2 * word + 2]
+            b[8 * word + 2 * t : 8 * word + 2 * t + 2, g] = right[2 * word : 2 * word + 2]
+    product, out = a @ b, {}
+    for i, (acc, *_) in asked.items():
+        g, t = i % 32 // 4, i % 4
+        out[i] = tuple(acc[2 * r + k] + product[g + 8 * r, 2 * t + k] for r in range(2) for k in range(2))
+    return out
+
+
 def _multiply_diagonal(asked: Mapping[int, tuple]) -> dict[int, Any]:
     """`mma.multiply_diagonal`: for each of `tiles` words of a vector one product."""
     results: dict[int, list] = {i: list(acc) for i, (acc, *_) in asked.items()}
@@ -533,6 +547,8 @@ _EXCHANGES: dict[str, Callable[[Mapping[int, tuple]], dict[int, Any]]] = {
     "multiply": _multiply,
     "patch": _patch,
     "multiply_diagonal": _multiply_diagonal,
+    "multiply2": _multiply_sparse,
+    "multiply4": _multiply_sparse,
 }
 
 
@@ -600,6 +616,9 @@ def _mlp(params: dict[str, Value], extra: int, memory: Memory) -> Text:
 def _depthwise(params: dict[str, Value], extra: int, memory: Memory) -> Text:
     lanes = params["lanes"]
     scope: dict[str, Any] = {
+        "prefetch": memory.prefetch,
+        "wait_for_earlier_grids": lambda: None,
+        "let_later_grids_start": lambda: None,
         "zeros": lambda: (np.float32(0),) * lanes,
         "multiply_add": lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True)),
     }
@@ -665,8 +684,6 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
         "base": lambda: 0,
         "uniform": lambda number: number,
         "computed": lambda number: number,
-        "multiply_add": lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True)),
-        **{f"floats{n}": lambda *words: tuple(np.array(words, np.uint32).view(np.float16).astype(np.float32)) for n in (2, 4)},
         "zeros": lambda: (np.float32(0),) * 4,
         "read_word": partial(memory.words, n=1),
         "take": lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words),
@@ -674,18 +691,16 @@ def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Tex
         "store_box4": engine.store_box,
         **{name: getattr(engine, name) for name in ("barrier_init", "barrier_arrive", "barrier_expect", "boxes_read")},
         **{f"load_{n}": partial(engine.matrices, n=n) for n in (2, 4)},
-        "store_2": engine.put_matrices,
+        "store_2": engine.put_turned,
         "completed": engine.completed,
-        "arrive_named": engine.arrive,
-        "met": engine.met,
     }
-    for name in ("fence_barrier_init", "fence_copies", "prefetch_map", "wait_for_earlier_grids", "let_later_grids_start"):
-        scope[name] = lambda *_: None
-    text = _body("depthwise", f"{depthwise_sm90.maps(walk)}, w, numbers", depthwise_sm90.lines(walk, params["stages"]))
+    grids = ("wait_for_earlier_grids", "let_later_grids_start")
+    scope |= dict.fromkeys(("sync_warp", "fence_barrier_init", "fence_copies", "prefetch_map", *grids), lambda *_: None)
+    lines = depthwise_sm90.lines(walk, params["stages"], params["constant"])
+    text = _body("depthwise", f"{depthwise_sm90.maps(walk)}, w, numbers", lines)
     text = re.sub(r"= matrices(\d)\((.*)\)$", r"= yield (load_\1, \2)", text, flags=re.M)
-    text = re.sub(r"^( *)put_matrices\((.*)\)$", r"\1yield (store_2, \2)", text, flags=re.M)
+    text = re.sub(r"^( *)put_turned\((.*)\)$", r"\1yield (store_2, \2)", text, flags=re.M)
     text = re.sub(r"^( *)barrier_wait\((.*)\)$", r"\1yield ('wait', completed, \2)", text, flags=re.M)
-    text = re.sub(r"^( *)sync_named\((.*)\)$", r"\1yield ('wait', met, *arrive_named(\2))", text, flags=re.M)
     return text, scope, (walk.stride + 2, depthwise_sm90.NUMBERS.count(",") + 1)
 
 

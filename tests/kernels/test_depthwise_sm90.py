@@ -12,7 +12,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels import depthwise_sm90
-from tccompile.kernels.depthwise_sm90 import CHANNELS, HALO, STRIPS, DepthwiseSm90, Walk, share, walk_of, walks
+from tccompile.kernels.depthwise_sm90 import CHANNELS, HALO, STEPS, STRIPS, DepthwiseSm90, Walk, share, walk_of, walks
 from tccompile.kernels.spec import Config, TiledMap
 from tccompile.program import Program
 from tests.gpu.cases import conv, program_of
@@ -28,8 +28,8 @@ def depthwise(channels: int = 24, size: int = 14, window: int = 3, batch: int = 
     return conv("depthwise", (batch, channels, size, size + 1), channels, (window, window), groups=channels, **how)
 
 
-def config(parts: int, channels: int = 32, strips: int = 1, blocks: int = 2) -> Config:
-    return {"parts": parts, "channels": channels, "strips": strips, "blocks": blocks}
+def config(parts: int, channels: int = 32, strips: int = 1, steps: int = 2) -> Config:
+    return {"parts": parts, "channels": channels, "strips": strips, "steps": steps, "blocks": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ CASES = {
     "slices": (depthwise(20, 9, batch=1, source="slice", to="tail"), config(2), ARCH),
     "gap": (depthwise(16, 9, batch=1, stride=2, pad=0, to="gap"), config(2), ARCH),
     "strips": (conv("strips", (1, 16, 5, 70), 16, (3, 3), groups=16), config(3, 64, 4), ARCH),
-    "items": (conv("items", (3, 16, 13, 20), 16, (3, 3), groups=16), config(1, blocks=1), SMALL),
+    "items": (conv("items", (3, 16, 13, 20), 16, (3, 3), groups=16), config(1), SMALL),
     "items of parts": (conv("items", (2, 24, 7, 40), 24, (5, 5), stride=2, groups=24), config(3), SMALL),
     "chunks": (conv("chunks", (1, 136, 4, 5), 136, (3, 3), groups=136, ep="bias"), config(1, 64), SMALL),
 }
@@ -114,16 +114,17 @@ def test_values_as_compiled(name: str) -> None:
         ("barrier_wait(i32(full + turn * i32(8)), parity)", "pass"),  # rows are not waited for
         ("i32(mine + side * i32(", "i32(mine + i32(0) * i32("),  # results over those that are being stored
         ("    boxes_read()", "    pass"),
-        ("barrier_wait(i32(free + side * i32(8)), room)", "pass"),
+        ("barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))", "pass"),
+        ("barrier_wait(i32(done + side * i32(8)), round)", "pass"),
         ("    turn, parity = i32(0), i32(i32(1) - parity)", "    turn = i32(0)"),
     ],
-    ids=["no wait", "one side", "unread", "no room", "parity"],
+    ids=["no wait", "one side", "unread", "no room", "not done", "parity"],
 )
 def test_the_simulator_finds_races(monkeypatch: pytest.MonkeyPatch, line: str, other: str) -> None:
     """What is wrong only if copies take their time"""
     program, chosen, arch = CASES["items"]
     whole = depthwise_sm90.lines
-    assert any(line in text for text in whole(walk_of(program.ops[0], program, chosen), 2))
+    assert any(line in text for text in whole(walk_of(program.ops[0], program, chosen), 2, True))
     monkeypatch.setattr(depthwise_sm90, "lines", lambda *a: [text.replace(line, other) for text in whole(*a)])
     with pytest.raises(AssertionError):
         check(KERNEL, program, chosen, arch=arch)
@@ -132,11 +133,12 @@ def test_the_simulator_finds_races(monkeypatch: pytest.MonkeyPatch, line: str, o
 # --- Shared memory -----------------------------------------------------------------------------------------------------
 
 EVERY = [
-    Walk(taps, stride, channels, strips, 1)
+    Walk(taps, stride, channels, strips, steps, 1)
     for taps in (3, 5, 7)
     for stride in (1, 2)
     for channels in CHANNELS
     for strips in STRIPS
+    for steps in STEPS
 ]
 
 
@@ -144,7 +146,7 @@ EVERY = [
 def test_boxes_lie_as_the_copy_engine_swizzles_them(walk: Walk) -> None:
     """And rows alike, so that a lane's place in one is its place in all"""
     pattern = 8 * walk.pixel
-    assert not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.line_out, walk.staging)) and 1024 % pattern == 0
+    assert not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.line_out, walk.results)) and 1024 % pattern == 0
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
@@ -157,12 +159,19 @@ def test_matrices_meet_no_bank_twice(channels: int, first: int) -> None:
         assert len({a // 16 % 8 for a in swizzled}) == 8
 
 
-@pytest.mark.parametrize("walk", EVERY, ids=str)
-def test_every_tap_is_multiplied_once(walk: Walk) -> None:
-    met = Counter((r - e * walk.stride, s) for u in range(walk.stride) for e, r in walk.live(u) for p in walk.pairs for s in p)
-    assert met == Counter({(u, s): sum(u + e * walk.stride < walk.taps for e in range(walk.slots)) for u, s in met})
-    assert sum(met.values()) == walk.taps**2
-    assert all(s // walk.stride < HALO for pair in walk.pairs for s in pair)
+@pytest.mark.parametrize("taps, stride", [(t, s) for t in (3, 5, 7) for s in (1, 2)])
+def test_every_tap_is_multiplied_once(taps: int, stride: int) -> None:
+    """By its own row and column of x, for both rows of y, in live products only"""
+    walk, met = Walk(taps, stride, 64, 1, 1, 1), Counter()
+    for age in range(walk.reach):
+        for k, product in enumerate(walk.products):
+            for y, row in enumerate(walk.weights(age, k)):
+                for (i, s), weight in zip(product, row, strict=True):
+                    assert weight is None or weight == (age * walk.rows + i - y * stride, s)
+                    met[y, weight] += weight is not None
+                    assert weight is None or k in walk.live(age)
+    expected = Counter((y, (r, s)) for y in (0, 1) for r in range(taps) for s in range(taps))
+    assert +met == expected and all((s // stride) < HALO for product in walk.products for _, s in product)
 
 
 @pytest.mark.parametrize("window, stride", [(w, s) for w in (3, 5, 7) for s in (1, 2)])
@@ -184,7 +193,7 @@ def test_configs_fit(channels: int, size: int, window: int, stride: int) -> None
 def test_compiles(window: int, stride: int) -> None:
     program = depthwise(40, 56, window, stride=stride, ep="bias silu")
     walk = walks(program.ops[0], program, ARCH)[-1]
-    chosen = config(8, walk.channels, walk.strips, walk.blocks)
+    chosen = {"parts": 8, **{name: getattr(walk, name) for name in depthwise_sm90.CHOSEN}}
     (launch,) = KERNEL.work(program.ops[0], program, chosen, ARCH).launches
     used = resources(launch.code, ARCH)
-    assert used.stack == 0 and used.registers <= 256 // walk.blocks
+    assert used.stack == 0 and used.registers <= walk.most_registers
