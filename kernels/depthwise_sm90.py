@@ -184,7 +184,7 @@ class Walk:
 
 
 class DepthwiseSm90(Kernel):
-    """Conv with as many groups as input and output channels, NHWC, in fp16, by TMA and mma.sync, on sm_90a."""
+    """Conv with as many groups as input and output channels, NHWC, in fp16, by TMA and mma.sp, on sm_90a."""
 
     name = "depthwise_sm90"
     realises: type[Op] = Conv

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from tccompile.runtime.gpu import GpuEngine
 
 COUNT = 12
-"""Candidates that are measured for each op: those of least estimated time."""
+"""Candidates that are measured for each op."""
+
+NEAR = 2.0
+"""Of the least estimate, up to which a kernel's cheapest config is measured whatever comes before it."""
 
 REPETITIONS = 16
 """Steps in a measured graph: enough for a launch's own time to vanish; fewer where they take long or much memory."""
@@ -145,8 +148,19 @@ def trials_of(programs: Sequence[Program], arch: Arch, table: Table, count: int 
                 continue
             ranked = candidates(op, program, arch)
             if len(ranked) > 1 and program.tensors[op.y].size:
-                found[name] = Trial(op, program, ranked[:count])
+                found[name] = Trial(op, program, worth_measuring(ranked, count))
     return found
+
+
+def worth_measuring(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The `count` cheapest, and among them the cheapest one of each kernel that is near the least estimate: estimates know better
+    which of a kernel's configs is the fastest than which kernel is, above all on GPUs that they are not fitted to."""
+    firsts: dict[str, int] = {}
+    for number, c in enumerate(ranked):
+        if c.cost <= NEAR * ranked[0].cost:
+            firsts.setdefault(c.kernel.name, number)
+    numbers = sorted(range(len(ranked)), key=lambda n: (n not in firsts.values(), n))[:count]
+    return [ranked[n] for n in sorted(numbers)]
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------------

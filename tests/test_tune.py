@@ -328,6 +328,17 @@ def test_tuning_measures_again_what_older_sources_gave(api, tmp_path):
     assert tuned(api, [sum_program(3)], path) == made
 
 
+def test_every_kernel_near_the_least_estimate_is_measured():
+    """Though all configs of one come before the others"""
+    program = program_of("depthwise_3x3")
+    ranked = schedule.candidates(program.ops[0], program, SM90)
+    kernels = {c.kernel.name: c for c in reversed(ranked)}
+    assert kernels["conv_direct"].cost > tune.NEAR * ranked[0].cost >= kernels["depthwise"].cost > ranked[3].cost
+    (trial,) = tune.trials_of([program], SM90, Table("GPU", "sm_90a", {}, FORMAT), 4).values()
+    assert trial.candidates == [*ranked[:3], kernels["depthwise"]]
+    assert tune.worth_measuring(ranked, len(ranked)) == ranked
+
+
 def test_tuning_with_another_gpus_file_is_refused(api, tmp_path):
     write(Table("Other GPU", "sm_80", {}, FORMAT), tmp_path / "t.json")
     with pytest.raises(UsageError, match="sm_80 code on Other GPU, and this GPU is Fake GPU: give it a file of its own"):
