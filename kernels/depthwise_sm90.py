@@ -259,8 +259,7 @@ class DepthwiseSm90(Kernel):
         assert isinstance(op, Conv)
         w, y = program.tensors[op.w], program.tensors[op.y]
         walk, shares = walk_of(op, program, config), share(op, program, config, arch)
-        slabs, _, _ = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
-        stages = min(walk.stages(arch), max(slabs, 2))  # the rest of shared memory is for the next grid's blocks
+        stages = walk.stages(arch)
         if 0 in y.shape:
             return Work(())
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 1)

@@ -189,15 +189,6 @@ def test_configs_fit(channels: int, size: int, window: int, stride: int) -> None
             assert max(map_.box) <= 256 and not any(s % 16 for s in (map_.bytes, *map_.strides)) and min(map_.extents) > 0
 
 
-@pytest.mark.parametrize("parts, stages", [(14, 2), (4, 3), (2, 4), (1, 6)])
-def test_a_ring_has_no_more_buffers_than_a_part_has_slabs(parts: int, stages: int) -> None:
-    """Of two images of 7 pairs of rows, with one step more for each, in slabs of two steps"""
-    program = depthwise()
-    (launch,) = KERNEL.work(program.ops[0], program, config(parts), ARCH).launches
-    assert dict(launch.code.params)["stages"] == stages
-    assert launch.smem == walk_of(program.ops[0], program, config(parts)).smem(stages)
-
-
 @pytest.mark.parametrize("window, stride", [(3, 1), (5, 2), (7, 1)])
 def test_compiles(window: int, stride: int) -> None:
     program = depthwise(40, 56, window, stride=stride, ep="bias silu")
