@@ -480,7 +480,7 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
     barriers: for each slab that its rows are there; for each half of the results that all warps are done with a slab, of which
     they have written them there; and for each half that they have been read.
     """
-    out = [
+    return [
         f"{NUMBERS} = numbers",
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
@@ -499,14 +499,12 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
         f"c0 = i32((block - part * chunks) * i32({walk.channels}))",
         "row = i32(part * rows + divide(i32(part * more), parts_m, parts_s))",
         "last = i32((part + i32(1)) * rows + divide(i32((part + i32(1)) * more), parts_m, parts_s))",
-        "turn, side = i32(0), i32(0)",
         f"if warp == i32({WARPS}):",
-        *(f"    {line}" for line in _copying(walk, stages)),
+        *_indented(_copying(walk, stages)),
         "else:",
         *([] if early else ["    wait_for_earlier_grids()"]),
-        *(f"    {line}" for line in _multiplying(walk, stages)),
+        *_indented(_multiplying(walk, stages)),
     ]
-    return out
 
 
 ON = (
