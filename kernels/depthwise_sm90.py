@@ -320,7 +320,7 @@ class DepthwiseSm90(Kernel):
             "read_word": memory.load_words(1, space="global.nc" if params["constant"] else "global"),
             "take": mma.take(1),
             "zeros": mma.zeros(4),
-            "put_turned": hopper.store_two_turned,
+            "put_turned": hopper.store_turned_x2,
             **{f"matrices{n}": hopper.read_matrices(n) for n in (2, 4)},
             **{f"multiply{n}": mma.multiply_sparse(n) for n in (2, 4)},
         }

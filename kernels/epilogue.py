@@ -228,10 +228,10 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
-    """As `build_results` of an epilogue whose loads do not differ by row, for a kernel that stays with its columns.
+    """As `build_results`, for a kernel that stays with its columns.
 
-    kept(c, e)                what is read for channels c … c + lanes - 1
-    results(acc, read, c, e)  `read`: what `kept` gave for the same c
+    kept(c, e)                what is read for channels c … c + lanes - 1 of every row
+    results(acc, read, c, e)  `read`: what `kept` gave for the same c; with `added` before it, as there
     """
     from numba import cuda
 
@@ -286,7 +286,7 @@ def source(params: Any, rows: int = 1, stores: bool = True, keeps: bool = False)
 
     # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
     by_row = sum(how != "none" for _, _, how in sources)
-    assert stores or by_row <= 1 - keeps
+    assert stores or by_row <= 1
     numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows) if stores]
     read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]] + ["m"] * (rows - len(numbers))
     inner = [arguments.divider() for _ in range(rank - 1)]

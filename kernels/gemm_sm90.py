@@ -5,14 +5,18 @@ tensor map; any other convolution takes it from an im2col map, whose boxes are t
 row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be transposed (MN-major, in wgmma's terms): rows of A
 or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
-A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. They meet in
-a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and `empty`
-(the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all read
-the others' sums from their shared memory, each for its share of the rows, in a fixed order.
+A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
+operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
+fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
+meet in a ring of `stages` buffers, each 64 halves of K wide, by two barriers a buffer: `full` (the copies have arrived) and
+`empty` (the warpgroups have read it). With `split` > 1, the blocks of a cluster share one tile: each sums a part of K, then all
+read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is. Otherwise lanes store rows, whose loads overlap.
+while its own tile is. With swapped operands stmatrix turns the results back, a warpgroup fills one box of 64 channels, and what
+differs by channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads
+overlap.
 """
 
 from __future__ import annotations
@@ -57,6 +61,16 @@ GROUP = 8
 TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
 """Rows of a tile → columns: multiples of 8 that wgmma takes, at most 256, and registers are left for the epilogue."""
 
+SWAPPED = {
+    64: (8, 16, 24, 32, 40, 48, 56, 64, 112, 144, 200, 256),
+    128: (8, 16, 32, 56, 64, 96, 112, 128, 200, 256),
+}
+"""With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. Tiles of other
+sizes, or of 192 columns, were the fastest by 2 % or more in few of 365 products on an H200."""
+
+CHEAPEST = 16
+"""Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""
+
 ORDER, IM2COL = 11, 20
 """How many integers `_order` gives, and the geometry of an im2col walk."""
 
@@ -92,6 +106,11 @@ class Copies:
         """Stages along K."""
         return -(-self.depth // BK)
 
+    def boxes_of_stage(self, t: Tile) -> int:
+        """How many copies fill a stage."""
+        a, b = (1 if k_major else n // 64 for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))
+        return (BK // self.chunk if self.im2col else a) + b
+
     def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, TiledMap]:
         """The maps with a tile's boxes."""
         if isinstance(self.a, Im2colMap):
@@ -103,6 +122,9 @@ class Copies:
 
 TILED_CYCLES, NARROW_CYCLES = 1.4, 2.5
 """What the copy engine takes for a row of a tiled box of 64 halves, and of 32 or 16."""
+
+BOX_CYCLES = 80
+"""What a box takes at least: asking for it is one thread's work."""
 
 BEYOND_CYCLES = 4
 """The same where the row reaches beyond the tensor: 4 on average, up to 12 where less than half of it lies inside."""
@@ -201,7 +223,7 @@ def copies(problem: Problem, program: Program) -> Copies | str:
 
 @dataclass(frozen=True)
 class Boxed:
-    """How results go to y in boxes: the maps of y and of what is added to it by row, and the epilogue for pairs of columns."""
+    """How results go to y in boxes: the maps of y and of what is added to it by row, and the epilogue for what a thread has."""
 
     y: TiledMap
     added: TiledMap | None
@@ -210,11 +232,11 @@ class Boxed:
     def args(self, t: Tile) -> tuple[Arg, ...]:
         """The launch's arguments after the integers, for a tile's boxes."""
         maps = [self.y, *([self.added] if self.added else [])]
-        return *(replace(m, box=(t.columns, 16, 1), swizzle=2 * t.columns) for m in maps), *self.epilogue.args
+        return *(replace(m, box=(*t.box, 1), swizzle=2 * t.box[0]) for m in maps), *self.epilogue.args
 
 
-def boxed_results(op: Op, program: Program, problem: Problem) -> Boxed | None:
-    """None where the copy engine cannot write y, or read what is added to it."""
+def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Boxed | None:
+    """None where the copy engine cannot write y, or read what is added to it; lanes: columns that a thread has side by side."""
     y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)
     _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
     by_row = epilogue.loads_by_row(op, program)
@@ -235,7 +257,7 @@ def boxed_results(op: Op, program: Program, problem: Problem) -> Boxed | None:
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
     added = [rows_of(load.tensor, load.offset, shape[lane], load.step or 0) for load in by_row]
-    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, epilogue.describe(op, program, frame, 2))
+    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, epilogue.describe(op, program, frame, lanes))
 
 
 # --- Tiles ---------------------------------------------------------------------------------------------------------------
@@ -245,21 +267,28 @@ def boxed_results(op: Op, program: Program, problem: Problem) -> Boxed | None:
 class Tile:
     """A config: what a block computes, and how its shared memory is laid out.
 
-    bm, bn  rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
-    boxed   whether results are stored in boxes; added, whether something that differs by row is added to them there
+    bm, bn   rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
+    swapped  whether wgmma's rows are the tile's columns
+    boxed    whether results are stored in boxes; added, whether something that differs by row is added to them there
     """
 
     bm: int
     bn: int
     stages: int
     split: int
+    swapped: bool
     boxed: bool
     added: bool
 
     @property
+    def product(self) -> tuple[int, int]:
+        """Rows and columns of what wgmma makes: 64 rows for each warpgroup."""
+        return (self.bn, self.bm) if self.swapped else (self.bm, self.bn)
+
+    @property
     def consumers(self) -> int:
-        """Threads that multiply: a warpgroup for every 64 rows."""
-        return 2 * self.bm
+        """Threads that multiply."""
+        return 2 * self.product[0]
 
     @property
     def exchange(self) -> bool:
@@ -267,13 +296,14 @@ class Tile:
 
         A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
         """
-        return self.bm == 192 or (self.bm == 128 and self.bn > 128)
+        rows, columns = self.product
+        return rows == 192 or (rows == 128 and columns > 128)
 
     @property
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        return 40, (launched * self.threads // 128 - 40) // (self.bm // 64) // 8 * 8
+        return 40, (launched * self.threads // 128 - 40) // (self.product[0] // 64) // 8 * 8
 
     @property
     def threads(self) -> int:
@@ -286,6 +316,8 @@ class Tile:
     @property
     def columns(self) -> int:
         """Columns that a warp stages at once on their way to memory; with a split, all: the other blocks read them."""
+        if self.boxed and self.swapped:
+            return 64
         if self.boxed:
             return next(n for n in (64, 32, 16) if self.bn % n == 0)
         return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
@@ -300,15 +332,30 @@ class Tile:
         return min(self.columns // 16, 4 if self.bm == 128 and loads < 2 else 2)
 
     @property
+    def box(self) -> tuple[int, int]:
+        """Columns and rows of a box of results."""
+        return self.columns, self.bm if self.swapped else 16
+
+    @property
+    def span(self) -> int:
+        """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
+        return max(n for n in range(8, 57, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
+
+    @property
     def pitch(self) -> int:
-        """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
-        return 4 * (self.columns + 8)
+        """Bytes between staged rows: some columns more than there are, so that a warp's writes meet no bank twice."""
+        return 4 * (self.columns + (4 if self.swapped else 8))
+
+    @property
+    def writers(self) -> int:
+        """How many have a place of their own to stage results in: warps of 16 rows, swapped warpgroups of 64 columns."""
+        return self.product[0] // (64 if self.swapped else 16)
 
     @property
     def staged(self) -> int:
-        """Bytes that a warp stages its 16 rows in."""
-        boxes = self.bn // self.columns if self.added else BOXES
-        return boxes * 32 * self.columns if self.boxed else 16 * self.pitch
+        """Bytes of such a place."""
+        boxes = 1 if self.swapped else self.bn // self.columns if self.added else BOXES
+        return boxes * 2 * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @property
     def staging(self) -> int:
@@ -317,12 +364,13 @@ class Tile:
 
     @property
     def barriers(self) -> int:
-        return max(self.stages * self.stage_bytes, self.staging + self.bm // 16 * self.staged)
+        staged = self.writers * self.staged if self.boxed else self.bm * self.pitch
+        return max(self.stages * self.stage_bytes, self.staging + staged)
 
     @property
     def smem(self) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
-        return self.barriers + 16 * self.stages + (8 * self.bm // 16 if self.added else 0) + KIB
+        return self.barriers + 16 * self.stages + (8 * self.writers if self.added else 0) + KIB
 
 
 def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
@@ -330,7 +378,7 @@ def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: 
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = -(-steps // split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, boxed, added)
+        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added)
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
@@ -345,6 +393,69 @@ def _order(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
     tail = rows % GROUP
     dividers = (*divider(GROUP * tiles_n), *divider(max(tail, 1)), *divider(tiles_m))
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
+
+
+def _turned(t: Tile, params: tuple[Value, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+    """How a lane's part of a tile that is turned over becomes rows of its box, and the types of the epilogue's arguments.
+
+    keep(c, e)                   what the epilogue reads for channels c and c + 8, which are a lane's
+    put(values, read, at, c, e)  `span` rows of them, as `part` takes them: two neighbouring rows of c, the same of c + 8, then of
+                                 the next 8 rows; `at` is the lane's address for stmatrix of the first 16 rows
+    """
+    from numba import cuda
+    from numba.cuda import types
+
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, u32
+
+    inline = cuda.jit(device=True, inline="always")
+    kept, results, extra = epilogue.build_kept(params)
+    zeros = (types.float32(0),) * 8
+
+    @inline
+    def keep(c, e):
+        return kept(c, e), kept(i32(c + 8), e)
+
+    @inline
+    def plain(values, there, read, c, e):
+        return results(values, read, c, e)
+
+    @inline
+    def nothing(at):
+        return zeros
+
+    compute = results if t.added else plain
+    there_x2, there_x4 = (hw.load_turned_x2, hw.load_turned_x4) if t.added else (nothing, nothing)
+
+    @inline
+    def both(values, there, read, c, e):
+        """8 rows of both channels."""
+        return compute(values[:2], there[:2], read[0], c, e) + compute(values[2:4], there[2:4], read[1], i32(c + 8), e)
+
+    @inline
+    def put_8(values, read, at, c, e):
+        v = both(values, there_x2(at), read, c, e)
+        hw.store_turned_x2(at, v[0], v[1], v[2], v[3])
+
+    @inline
+    def put_16(values, read, at, c, e):
+        there = there_x4(at)
+        v, w = both(values[:4], there[:4], read, c, e), both(values[4:], there[4:], read, c, e)
+        hw.store_turned_x4(at, v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3])
+
+    def put(rows: int) -> Any:
+        if rows <= 16:
+            return put_8 if rows == 8 else put_16
+        rest = put(rows - 16)
+
+        @inline
+        def put_more(values, read, at, c, e):
+            put_16(values[:8], read, at, c, e)
+            rest(values[8:], read, u32(at + 2048), c, e)
+
+        return put_more
+
+    return keep, put(t.span), extra
 
 
 def _function(
@@ -364,9 +475,12 @@ def _function(
     from tccompile.kernels.ptx.core import i32, u16, u32, u64
 
     inline = cuda.jit(device=True, inline="always")
-    compute, extra = epilogue.build_results(params) if t.boxed else epilogue.build(params, batch)
+    boxed, added, swapped = t.boxed, t.added, t.swapped
+    if boxed and swapped:
+        keep, put_span, extra = _turned(t, params)
+    else:
+        compute, extra = epilogue.build_results(params) if boxed else epilogue.build(params, batch)
     ahead = epilogue.build_ahead(params)
-    boxed, added = t.boxed, t.added
     maps = boxed + added
     extra = *[types.uint64] * maps, *extra  # the maps of boxes
     bm, bn, stages, split = t.bm, t.bn, t.stages, t.split
@@ -386,18 +500,23 @@ def _function(
         steps_a = [16 * i // chunk * box_bytes + 16 * i % chunk * 2 for i in range(4)]
     b_half = hw.descriptor(2 * b_chunk, 0 if b_k_major else ACROSS, 16 * b_chunk)
     steps_b = [32 * i if b_k_major else 32 * i * BK for i in range(4)]
-    a_rows = 64 * 2 * chunk  # bytes of a warpgroup's rows in a box
-    multiply = hw.multiply(bn, tuple(zip(steps_a, steps_b, strict=True))[: copied // 16], k_major)
-    accumulators = hw.accumulators(bn)
+    # wgmma's left and right operand: descriptor, where its boxes begin, bytes to the next warpgroup's 64 rows, steps along K
+    operands = (a_half, 0, 64 * 2 * chunk, steps_a), (b_half, a_bytes, 64 * 2 * b_chunk, steps_b)
+    (left, left_at, left_bytes, left_steps), (right, right_at, _, right_steps) = operands[::-1] if swapped else operands
+    wide = t.product[1]
+    multiply = hw.multiply(
+        wide, tuple(zip(left_steps, right_steps, strict=True))[: copied // 16], k_major[::-1] if swapped else k_major
+    )
+    accumulators = hw.accumulators(wide)
     columns, pitch, half, staged = t.columns, t.pitch, 2 * t.columns + 16, t.staged
     groups, chunks = columns // 8, bn // columns
-    stage_results = hw.stage(bn, columns, pitch)
-    span = min(columns, 32)  # columns of a box that are taken from the accumulators at once
+    stage_results = hw.stage_turned(bm, pitch) if swapped else hw.stage(bn, columns, pitch)
+    span = t.span
     rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
-    take, spans, box_y = hw.part(bn, span), columns // span, 32 * columns
+    take, spans, box_y = hw.part(wide, span), columns // span, 32 * columns
     box_read, boxes_read = hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-    consumers, staging, barriers, smallest = t.consumers, t.staging, t.barriers, GROUP - 1
-    landed = barriers + 16 * stages  # for each warp, whether what is added to its results is there
+    consumers, writers, staging, barriers, smallest = t.consumers, t.writers, t.staging, t.barriers, GROUP - 1
+    landed = barriers + 16 * stages  # for each writer, whether what is added to its results is there
     apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
     share = bm * groups // split  # groups of 8 results that a block of a cluster stores
     shares = -(-share // consumers)
@@ -526,7 +645,7 @@ def _function(
     batches, skip = turns // batch, batch * apart
 
     @inline
-    def finish(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
+    def finish(acc, read, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row."""
         own = u32(base + staging + warp * staged)
         corner = u32(own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
@@ -546,6 +665,10 @@ def _function(
                         store_rows(results, i32(first + again * skip), i32(apart), end, i32(c + part * columns), e)
                 cuda.syncwarp()
         return turn
+
+    @inline
+    def keep_nothing(c, e):
+        return ()
 
     @inline
     def put_plain(values, at, c, e):
@@ -573,7 +696,7 @@ def _function(
                 hw.copy_box(u32(own + number * box_y), e[1], barrier, i32(n + number * columns), first, batch)
 
     @inline
-    def finish_boxed(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
+    def finish_boxed(acc, read, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each warp rounds its 16 rows, some columns at a time, into boxes laid out as the copy engine swizzles them.
 
         turn  which box is next; with something added, the parity of its barrier's phase
@@ -608,9 +731,42 @@ def _function(
         return turn
 
     @inline
-    def finish_split(acc, base, warp, lane, batch, rows, m, n, rank, turn, e):
+    def ask_turned(base, warp, lane, batch, rows, m, n, e):
+        """The same for a warpgroup's one box."""
+        group = i32(warp >> 2)
+        if (warp & 3) == 0 and lane == 0:
+            boxes_read()
+            hw.barrier_expect(u32(base + landed + group * 8), staged)
+            hw.copy_box(u32(base + staging + group * staged), e[1], u32(base + landed + group * 8), i32(n + group * 64), m, batch)
+
+    @inline
+    def finish_turned(acc, read, base, warp, lane, batch, rows, m, n, rank, turn, e):
+        """A warpgroup turns and rounds its 64 columns of all rows into one box, of which a warp has 32 bytes in every row."""
+        group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
+        own = u32(base + staging + group * staged)
+        at = u32(own + ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16))
+        if added:
+            hw.barrier_wait(u32(base + landed + group * 8), turn)
+        else:
+            if leads:
+                boxes_read()
+            hw.sync_group(i32(group + 1))
+        c = i32(n + warp * 16 + (lane >> 2))
+        for number in range(wide // span):
+            put_span(take(acc, i32(number)), read, u32(at + number * (span * 128)), c, e[maps:])
+        hw.fence_copies()
+        hw.sync_group(i32(group + 1))
+        if leads:
+            hw.store_box(e[0], own, i32(n + group * 64), m, batch)
+        return i32(turn ^ 1)
+
+    @inline
+    def finish_split(acc, read, base, warp, lane, batch, rows, m, n, rank, turn, e):
         """Each block stages its part of the sum over K; each then adds the parts of every `split`-th row, in order of rank."""
-        corner = u32(base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+        if swapped:  # a lane has a channel of every 8 rows' two
+            corner = u32(base + (lane & 3) * 2 * pitch + (lane >> 4) * half + warp * 32 + ((lane >> 2) & 3) * 4)
+        else:
+            corner = u32(base + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         sync_consumers()  # nobody reads the ring any more
         stage_results(acc, corner, i32(0))
         hw.cluster_arrive()
@@ -636,7 +792,10 @@ def _function(
         return turn
 
     produce, at_b = (produce_im2col, im2col_at) if im2col else (produce_tiled, tiled_at)
-    finish_tile = finish_boxed if boxed else finish_split if split > 1 else finish
+    finish_tile, ask_added = finish_split if split > 1 else finish, ask
+    keep_columns = keep if boxed and swapped else keep_nothing
+    if boxed:
+        finish_tile, ask_added = (finish_turned, ask_turned) if swapped else (finish_boxed, ask)
     geometry_at = 2 + ORDER
     integers = geometry_at + (IM2COL if im2col else 1)
 
@@ -654,7 +813,7 @@ def _function(
             for s in range(stages):
                 hw.barrier_init(u32(full + 8 * s), 1)
                 hw.barrier_init(u32(empty + 8 * s), consumers // 128)
-            for w in range(bm // 16 if added else 0):
+            for w in range(writers if added else 0):
                 hw.barrier_init(u32(base + landed + 8 * w), 1)
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
@@ -691,8 +850,8 @@ def _function(
             if exchange:
                 grow()
             # A descriptor holds an address within its block; the bits above say which block of the cluster.
-            half_a = a_half | u64((base + (warp >> 2) * a_rows & 0x3FFFF) >> 4)
-            half_b = b_half | u64((base + a_bytes & 0x3FFFF) >> 4)
+            half_left = left | u64((base + left_at + (warp >> 2) * left_bytes & 0x3FFFF) >> 4)
+            half_right = right | u64((base + right_at & 0x3FFFF) >> 4)
             parity, turn = i32(0), i32(0)
             if warp == 0 and lane * 8 < bn and index < tiles:  # of the first tile, as there is nothing to do but wait
                 row, column, batch = place(index, order)
@@ -701,14 +860,15 @@ def _function(
             hw.let_later_grids_start()
             while index < tiles:
                 row, column, batch = place(index, order)
+                read = keep_columns(i32(column * bn + warp * 16 + (lane >> 2)), e[maps:])
                 acc = accumulators()
                 before, k = empty, k_from
                 while k < k_to:
                     hw.barrier_wait(u32(full + slot * 8), parity)
                     at = u64(slot * stage_units)
-                    acc = multiply(acc, half_a + at, half_b + at, i32(k - k_from))
+                    acc = multiply(acc, half_left + at, half_right + at, i32(k - k_from))
                     if added and k == k_from:
-                        ask(base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), e)
+                        ask_added(base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), e)
                     hw.wgmma_wait_last()
                     if k > k_from and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
                         hw.barrier_arrive(before)
@@ -720,7 +880,7 @@ def _function(
                 hw.wgmma_wait_all()
                 if tid & 127 == 0:
                     hw.barrier_arrive(before)
-                turn = finish_tile(acc, base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), rank, turn, e)
+                turn = finish_tile(acc, read, base, warp, lane, batch, rows, i32(row * bm), i32(column * bn), rank, turn, e)
                 index = i32(index + stride)
             if boxed and lane == 0:
                 boxes_read()
@@ -765,7 +925,19 @@ class Hopper(OneWay):
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
             if split == 1 or (bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        yield from sorted(candidates, key=lambda c: self.cost_of(way, program, c, arch))[:16]
+        boxed = boxed_results(way, program, problem, 1) is not None
+        candidates += [
+            {"bm": bm, "bn": bn, "split": split, "swapped": True}
+            for bn, every in (SWAPPED if how.k_major[0] else {}).items()
+            for bm in every
+            if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
+            for split in (1, 2, 4, 8)
+            if (boxed if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
+        ]
+        ranked = sorted(candidates, key=lambda c: self.cost_of(way, program, c, arch))
+        yield from ranked[:CHEAPEST]
+        blocks = [-(-problem.rows // c["bm"]) * -(-problem.stored // c["bn"]) * c["split"] for c in ranked]
+        yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         problem, how = self._described(way, program)
@@ -798,6 +970,7 @@ class Hopper(OneWay):
                 bn=t.bn,
                 stages=t.stages,
                 split=t.split,
+                swapped=t.swapped,
                 boxed=t.boxed,
                 rows=t.rows(sum(how != "none" for _, _, how in spec.params[3])),
                 epilogue=spec.params,
@@ -811,7 +984,7 @@ class Hopper(OneWay):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and any(how != "none" for _, _, how in params["epilogue"][3])
-        t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["boxed"], added)
+        t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["swapped"], params["boxed"], added)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(*copied, t, params["rows"], params["epilogue"])
 
@@ -825,7 +998,8 @@ class Hopper(OneWay):
     def _tile(self, op: Op, program: Program, config: Config, arch: Arch) -> tuple[Boxed | None, Tile]:
         """The config's tile, and how its results go to y in boxes, if they do."""
         problem, how = self._described(op, program)
-        boxed = boxed_results(op, program, problem) if config["split"] == 1 else None
+        lanes = 1 if config.get("swapped") else 2
+        boxed = boxed_results(op, program, problem, lanes) if config["split"] == 1 else None
         return boxed, tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
 
 
@@ -833,7 +1007,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    registers = min(255, t.bn // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
+    registers = min(255, t.product[1] // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
 
@@ -853,7 +1027,7 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     blocks, sms, most = _blocks(problem, t, arch)
     crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
     early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
-    return 1.3 + 0.2 * early * crowded[0] + 0.07 * crowded[1] + (0.29 if t.split > 2 else 0.0) + 0.11 * biased
+    return (1.25 if t.swapped else 1.3) + 0.26 * early * crowded[0] + 0.07 * crowded[1] + 0.11 * biased
 
 
 def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool) -> float:
@@ -862,9 +1036,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     loads   of the epilogue by row; what they cost is from ResNet-50's layers
     biased  whether it loads by column too, as convolutions do and most products of the benchmarks do not
 
-    Fitted to 6100 times of 1120 convolutions and GEMMs on an H200, each launched several times in a row by programmatic edges,
-    from which it is 15 % off (in the mean of squares); its choices are 2.3 % slower than the best of those measured.
-    The constants are near what they stand for, at the clock that a GPU keeps under load.
+    Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
+    and with swapped operands to 9000 times of 1074, from which it is 15 % off (in the mean of squares). Its choices are 3 %
+    slower than the best of those measured. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     blocks, sms, most = _blocks(problem, t, arch)
     together = min(most, -(-blocks // sms))
@@ -873,26 +1047,32 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     row_b = TILED_CYCLES if how.im2col or how.chunk == BK else NARROW_CYCLES
     row_a = 0.855 * _row_cycles(problem.padded, how.chunk) * (BK // how.chunk) if how.im2col else row_b
-    copying = t.bm * row_a + t.bn * row_b
+    copying = max(t.bm * row_a + t.bn * row_b, BOX_CYCLES * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / BK  # of a stage, what comes
-    multiplying = _multiplying(t.bm, t.bn) * part
-    sharing = (t.bm + t.bn + t.bm // 64 * (64 + t.bn)) * part
+    left, right = t.product
+    multiplying = _multiplying(left, right) * part
+    sharing = (left + right + left // 64 * (64 + right)) * part
     busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
-    latency = 0.45 + 0.95 / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
-    step = max(max(copying / 1370, multiplying * busy / 1660, sharing / 1960) * together, 0.115, latency / t.stages)
-    if t.bn == 96:  # slower than others at the same rate of operations
-        step *= 1.07
+    alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
+    latency = 1.2 / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
+    step = max(max(copying / 1370, alone * multiplying * busy / 1660, alone * sharing / 1960) * together, latency / t.stages)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
     tail = max((t.bm + t.bn) * BEYOND_CYCLES / 1370 * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
-    early = 0.22 * min(steps, t.stages) * (1 - min(max(2 * blocks / arch.sms - 1, 0.0), 1.0)) if constant else 0.0
-    inside = min(1.0, problem.rows / t.bm)  # of a tile's rows
-    results = max(t.bm * together, 155) * t.bn / (128 * 128) * inside  # a warpgroup alone takes longer than one beside another
+    early = 0.42 * min(steps, t.stages) * (1 - min(max(2.4 * blocks / arch.sms - 0.6, 0.0), 1.0)) if constant else 0.0
+    inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
+    # A warpgroup alone takes longer than one beside another
+    results = max(left * together, 85 if t.swapped else 155) * right / (128 * 128) * inside
     if t.split > 1:  # each block of a cluster stores its share of the rows, whose loads begin late
-        storing = 0.48 + 0.36 * results + 0.4 * loads + (2.05 * inside + 0.21) * t.bm * t.bn / (128 * 128)
+        if t.swapped:
+            storing = 0.6 + 2 * results + 0.4 * loads
+        else:
+            storing = 0.48 + 0.36 * results + 0.4 * loads + (2.05 * inside + 0.21) * t.bm * t.bn / (128 * 128)
+    elif t.boxed:  # swapped, a lane has read its bias before
+        storing = (0.6 + 0.4 * loads if t.swapped else 0.61 + 0.2 * biased + 0.25 * loads) * results
     else:
-        storing = (0.61 + 0.2 * biased + 0.25 * loads if t.boxed else 0.56 + 0.45 * loads) * results
+        storing = (0.56 + 0.45 * loads) * results
     return waves * (steps * step + tail + storing) - early * step
 
 

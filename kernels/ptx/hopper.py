@@ -69,6 +69,9 @@ sync_named = instruction("bar.sync $0, 256;", void, i32)
 arrive_named = instruction("bar.arrive $0, 256;", void, i32)
 """Two warpgroups meet at a named barrier: the one that arrives goes on."""
 
+sync_group = instruction("bar.sync $0, 128;", void, i32)
+"""A warpgroup meets at a named barrier."""
+
 sync_warp = instruction("bar.warp.sync 0xffffffff;", void)
 
 # --- Clusters ----------------------------------------------------------------------------------------------------------
@@ -265,12 +268,18 @@ store_matrices = instruction(
 """Four 8×8 matrices as fp16, side by side: a lane gives two neighbours in row lane / 4 of each, and the address of row lane mod 8
 of matrix lane / 8."""
 
-store_two_turned = instruction(
+store_turned_x2 = instruction(
     "{ .reg .b32 a, b; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3;"
     " stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {a, b}; }",
     void, u32, f32, f32, f32, f32,
 )  # fmt: skip
-"""Two 8×8 matrices as fp16: a lane gives two neighbours in column lane / 4 of each, and lanes 0 to 15 the addresses of rows."""
+store_turned_x4 = instruction(
+    "{ .reg .b32 a, b, c, d; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3; cvt.rn.f16x2.f32 c, $6, $5;"
+    " cvt.rn.f16x2.f32 d, $8, $7; stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {a, b, c, d}; }",
+    void, u32, f32, f32, f32, f32, f32, f32, f32, f32,
+)  # fmt: skip
+"""Two or four 8×8 matrices as fp16: a lane gives two neighbours in column lane / 4 of each, and the address of row lane mod 8 of
+matrix lane / 8."""
 
 
 @cache
@@ -287,6 +296,19 @@ load_matrices = instruction(
     (f32,) * 8, u32,
 )  # fmt: skip
 """What `store_matrices` of the same address wrote."""
+
+load_turned_x2 = instruction(
+    "{ .reg .b32 a, b; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {a, b}, [$4];"
+    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h; }",
+    (f32,) * 4, u32,
+)  # fmt: skip
+load_turned_x4 = instruction(
+    "{ .reg .b32 a, b, c, d; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [$8];"
+    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h;"
+    " mov.b32 {l, h}, c; cvt.f32.f16 $4, l; cvt.f32.f16 $5, h; mov.b32 {l, h}, d; cvt.f32.f16 $6, l; cvt.f32.f16 $7, h; }",
+    (f32,) * 8, u32,
+)  # fmt: skip
+"""What `store_turned_x2` and `store_turned_x4` of the same address wrote."""
 
 
 @cache
@@ -325,6 +347,31 @@ def stage(n: int, columns: int, pitch: int) -> Any:
                     write(16 * j + 8 * pitch, group + 2)
                 builder.branch(done)
             builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return void(kind, u32, i32), codegen
+
+    return staged
+
+
+@cache
+def stage_turned(n: int, pitch: int) -> Any:
+    """stage(acc, address, chunk): write a 64×n tile to shared memory as fp32, turned over: a column is a row of the pitch there.
+
+    address  of this thread's first element: row r of its warp's 16 in two halves of fours as in `stage`, column 2q
+    chunk    0: all columns are written
+    """
+    kind = types.Tuple((f32,) * (n // 2))
+
+    @intrinsic
+    def staged(typingctx, acc, address, chunk):
+        def codegen(context, builder, sig, args):
+            acc, address, _ = args
+            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.FloatType()])
+            for i in range(n // 2):
+                at = (i // 4 * 8 + i % 2) * pitch + i % 4 // 2 * 16  # 8 rows on, it is the next four of the first half
+                store = ir.InlineAsm(function, f"st.shared.f32 [$0+{at}], $1;", "r,f,~{memory}", side_effect=True)
+                builder.call(store, [address, builder.extract_value(acc, i)])
             return context.get_dummy_value()
 
         return void(kind, u32, i32), codegen

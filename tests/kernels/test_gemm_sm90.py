@@ -148,6 +148,11 @@ def pixels(map_: Im2colMap, buffer: np.ndarray, at: tuple[int, int, int, int], t
     return out
 
 
+def first(program: Program, config: dict):
+    """The op's launch in a config."""
+    return kernel(program).work(program.ops[0], program, config, ARCH).launches[0]
+
+
 def divide(n: int, multiplier: int, shift: int) -> int:
     return n * (multiplier % (1 << 32)) >> shift
 
@@ -230,7 +235,10 @@ def test_copies_and_tiles_make_the_product(case):
     configs = list(kernel(program).configs(op, program, ARCH))
     plain = {**op.__dict__, "epilogue": Epilogue()}
 
-    for config in (configs[0], max(configs, key=lambda c: c["split"])):
+    one_way = [c for c in configs if not c.get("swapped")]
+    other_way = [c for c in configs if c.get("swapped")]
+    assert one_way and (other_way or not dict(first(program, configs[0]).code.params)["k_major"][0])
+    for config in (one_way[0], *other_way[:1], max(configs, key=lambda c: c["split"])):
         out, values = run(program, config)
         expected = compute(type(op)(**plain), program, {n: v.astype(np.float32) for n, v in values.items()})
         axis = 1 if isinstance(op, Conv) else expected.ndim - 1
@@ -245,13 +253,13 @@ def addresses(t: Tensor, lane: int, extents: tuple[int, ...]) -> np.ndarray:
     return np.moveaxis(np.asarray(grid), lane, -1).reshape(-1, extents[lane])
 
 
+@pytest.mark.parametrize("config", [{"bm": 64, "bn": 32, "split": 1}, {"bm": 56, "bn": 64, "split": 1, "swapped": True}], ids=str)
 @pytest.mark.parametrize("case", [*CASES, "residual"])
-def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case):
+def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case, config):
     """The maps' rows are those of the result, and y's has its padding."""
     program = RESIDUAL if case == "residual" else CASES[case]
     (op,) = program.ops
     k = kernel(program)
-    config = next(c for c in k.configs(op, program, ARCH) if c["split"] == 1)
     (launch,) = k.work(op, program, config, ARCH).launches
     y, *added = [a for a in launch.args[2:] if isinstance(a, TiledMap)]
     assert len(added) == (case == "residual") and dict(launch.code.params)["boxed"]
@@ -262,12 +270,7 @@ def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case):
         b, r, c = np.indices(map_.extents[::-1])
         found = (c + r * (map_.strides[0] // 2) + b * (map_.strides[1] // 2)).reshape(-1, map_.extents[0])
         assert np.array_equal(found, addresses(t, lane, extents)) and map_.tensor == t.name and map_.bytes == 0
-        assert map_.box == (launch_tile(launch).columns, 16, 1) and map_.swizzle == 2 * map_.box[0]
-
-
-def launch_tile(launch) -> sm90.Tile:
-    p = dict(launch.code.params)
-    return sm90.Tile(p["bm"], p["bn"], p["stages"], p["split"], p["boxed"], False)
+        assert map_.box == ((64, 56, 1) if "swapped" in config else (32, 16, 1)) and map_.swizzle == 2 * map_.box[0]
 
 
 # --- As it is compiled ------------------------------------------------------------------------------------------------
@@ -289,9 +292,20 @@ def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
     assert max(ends) == (16 if k <= 16 else 32 if k <= 32 else -(-k // 64) * 64)
 
 
+@pytest.mark.parametrize(
+    ("k", "bm", "bn"), [(16, 8, 64), (24, 56, 64), (70, 24, 64), (144, 40, 128), (70, 112, 128), (64, 16, 192)]
+)
+@pytest.mark.parametrize("words", ["bias relu", "bias residual"])
+def test_compiled_code_computes_with_swapped_operands(k, bm, bn, words):
+    """Spans of every remainder, of whole tiles and of parts of them, in channels that a tile's last ones are beyond."""
+    config = {"bm": bm, "bn": bn, "split": 1, "swapped": True}
+    check(CONV, conv("c", (3, k, 9, 11), 200, (1, 1), ep=words), config, arch=ARCH, run=on_two_blocks)
+
+
 @pytest.mark.parametrize("k", [40, 70, 128])
 def test_compiled_code_computes_batches(k):
-    check(GEMM, gemm("g", (3, 70, k), 50, batched=True), {"bm": 64, "bn": 64, "split": 1}, arch=ARCH, run=on_two_blocks)
+    for more in ({"bm": 64, "split": 1}, {"bm": 40, "split": 1, "swapped": True}):
+        check(GEMM, gemm("g", (3, 70, k), 50, batched=True), {"bn": 64, **more}, arch=ARCH, run=on_two_blocks)
 
 
 def on_two_blocks(work, *args):
@@ -334,14 +348,44 @@ TILES = [
     for boxed, added in ((False, False), (True, False), (True, True))
     if split == 1 or not boxed
 ]
+SWAPPED = [
+    sm90.tile({"bm": bm, "bn": bn, "split": split, "swapped": True}, ARCH, steps, split == 1, added)
+    for bn, rows in sm90.SWAPPED.items()
+    for bm in rows
+    for split in (1, 2, 4, 8)
+    if split == 1 or bm * bn <= 128 * 128
+    for steps in (1, 3, 100)
+    for added in ([False, True] if split == 1 else [False])
+]
 
 
 def test_tiles_fit_shared_memory():
-    for t in TILES:
+    for t in TILES + SWAPPED:
         assert t.smem <= ARCH.smem_block and t.stages >= 2
         assert t.stage_bytes % KIB == 0 and t.barriers % 8 == 0 and t.staging % 16 == 0  # swizzled tiles, barriers, vectors
-        ring, staged = t.stages * t.stage_bytes, t.staging + t.bm // 16 * t.staged
-        assert t.barriers >= max(ring, staged) and (t.split > 1 or t.staging >= ring)
+        ring, own = t.stages * t.stage_bytes, t.box[0] * t.box[1] * 2 if t.boxed else 4 * t.columns * 16
+        assert t.staged >= own and (t.split > 1 or t.staging >= ring)
+        assert t.barriers >= max(ring, t.staging + t.writers * t.staged if t.split == 1 else t.bm * t.pitch)
+        assert not t.boxed or t.staged % (8 * min(2 * t.box[0], 128)) == 0  # boxes begin where their swizzle does
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_staging_of_a_tile_turned_over_has_no_bank_conflicts(columns):
+    """A warp's lanes write 4 bytes of 8 channels by 4 rows each; blocks of a cluster read them as those of other tiles."""
+    t = next(t for t in SWAPPED if t.split > 1 and t.columns == columns)
+    half, places = 2 * columns + 16, set()
+    for warp in range(columns // 16):
+        for i in range(t.bm // 2):
+            at = [
+                (x & 3) * 2 * t.pitch + (x >> 4) * half + warp * 32 + ((x >> 2) & 3) * 4
+                + (i // 4 * 8 + i % 2) * t.pitch + i % 4 // 2 * 16
+                for x in range(32)
+            ]  # fmt: skip
+            assert len({a // 4 % 32 for a in at}) == 32
+            places |= {*at}
+    rows, groups = np.indices((t.bm, columns // 8))
+    read = (rows * t.pitch + groups * 16)[..., None] + np.array([0, 4, 8, 12, half, half + 4, half + 8, half + 12])
+    assert places == {*read.ravel().tolist()} and len(places) == t.bm * columns
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
@@ -388,7 +432,7 @@ def test_boxes_are_laid_out_as_the_copy_engine_swizzles_them(columns):
 
 
 def test_rows_at_a_time_are_fewer_where_loads_need_registers():
-    rows = [[sm90.Tile(bm, bn, 2, split, False, False).rows(n) for n in range(4)] for bm, bn, split in
+    rows = [[sm90.Tile(bm, bn, 2, split, False, False, False).rows(n) for n in range(4)] for bm, bn, split in
             ((128, 128, 1), (192, 128, 1), (128, 256, 1), (64, 128, 1), (64, 16, 1), (64, 64, 4))]  # fmt: skip
     assert rows == [[4, 4, 2, 1], [2, 2, 2, 1], [2, 2, 2, 1], [2, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
 
@@ -401,7 +445,7 @@ def test_configs_are_few_and_ranked():
     for program in CASES.values():
         op, k = program.ops[0], kernel(program)
         costs = [k.cost(op, program, c, ARCH) for c in k.configs(op, program, ARCH)]
-        assert 0 < len(costs) <= 16 and costs == sorted(costs) and all(math.isfinite(c) and c > 0 for c in costs)
+        assert 0 < len(costs) <= 24 and costs == sorted(costs) and all(math.isfinite(c) and c > 0 for c in costs)
 
 
 def test_few_tiles_are_split_and_many_are_not():
@@ -415,28 +459,34 @@ def test_few_tiles_are_split_and_many_are_not():
 
 
 @pytest.mark.parametrize(
-    ("case", "bm", "bn", "split", "steps", "most"),
+    ("case", "swapped", "bm", "bn", "split", "steps", "most"),
     [
-        ("3x3", 128, 128, 1, 9, 168),
-        ("3x3", 64, 64, 8, 72, 168),
-        ("few channels", 192, 128, 1, 7, 128),
-        ("product", 128, 256, 1, 64, 168),
-        ("batches", 64, 256, 1, 2, 255),
-        ("product", 64, 16, 4, 8, 168),
-        ("1x1", 64, 96, 1, 2, 168),
-        ("both transposed", 128, 256, 1, 64, 168),
-        ("transposed b", 64, 64, 4, 8, 168),
-        ("residual", 128, 128, 1, 4, 168),
-        ("residual", 192, 128, 1, 4, 128),
-        ("1x1 of 16", 128, 96, 1, 1, 168),
-        ("1x1 of 48", 192, 128, 1, 1, 128),
-        ("1x1 of 144", 128, 256, 1, 3, 168),
+        ("3x3", False, 128, 128, 1, 9, 168),
+        ("3x3", False, 64, 64, 8, 72, 168),
+        ("few channels", False, 192, 128, 1, 7, 128),
+        ("product", False, 128, 256, 1, 64, 168),
+        ("batches", False, 64, 256, 1, 2, 255),
+        ("product", False, 64, 16, 4, 8, 168),
+        ("1x1", False, 64, 96, 1, 2, 168),
+        ("both transposed", False, 128, 256, 1, 64, 168),
+        ("transposed b", False, 64, 64, 4, 8, 168),
+        ("residual", False, 128, 128, 1, 4, 168),
+        ("residual", False, 192, 128, 1, 4, 128),
+        ("1x1 of 16", False, 128, 96, 1, 1, 168),
+        ("1x1 of 48", False, 192, 128, 1, 1, 128),
+        ("1x1 of 144", False, 128, 256, 1, 3, 168),
+        ("3x3", True, 256, 64, 1, 9, 208),
+        ("residual", True, 256, 128, 1, 4, 168),
+        ("few channels", True, 200, 128, 1, 7, 168),
+        ("1x1", True, 112, 128, 1, 2, 168),
+        ("product", True, 8, 128, 8, 64, 168),
+        ("transposed b", True, 144, 64, 1, 8, 255),
     ],
 )
-def test_machine_code_has_no_spills(case, bm, bn, split, steps, most):
+def test_machine_code_has_no_spills(case, swapped, bm, bn, split, steps, most):
     """`resources` raises on spills and on serialised wgmma; registers are bounded by what the tile's warps may have."""
     program = {**CASES, "residual": RESIDUAL}[case]
-    config = {"bm": bm, "bn": bn, "split": split}
+    config = {"bm": bm, "bn": bn, "split": split, "swapped": swapped}
     (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
     boxed = dict(launch.code.params)["boxed"]
     stages = sm90.tile(config, ARCH, steps, boxed, boxed and case == "residual").stages
