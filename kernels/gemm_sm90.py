@@ -1000,6 +1000,7 @@ class Hopper(OneWay):
         problem, how = self._described(op, program)
         lanes = 1 if config.get("swapped") else 2
         boxed = boxed_results(op, program, problem, lanes) if config["split"] == 1 else None
+        assert boxed or lanes == 2 or config["split"] > 1, "results of swapped operands go to y in boxes, or through a cluster"
         return boxed, tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
 
 
