@@ -21,7 +21,7 @@ overlap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -925,7 +925,7 @@ class Hopper(OneWay):
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
             if split == 1 or (bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        boxed = boxed_results(way, program, problem, 1) is not None
+        boxed = boxed_results(way, program, problem, 2)
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn, every in (SWAPPED if how.k_major[0] else {}).items()
@@ -934,24 +934,34 @@ class Hopper(OneWay):
             for split in (1, 2, 4, 8)
             if (boxed if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        ranked = sorted(candidates, key=lambda c: self.cost_of(way, program, c, arch))
+        ranked = sorted(candidates, key=self._costs(way, program, arch))
         yield from ranked[:CHEAPEST]
         blocks = [-(-problem.rows // c["bm"]) * -(-problem.stored // c["bn"]) * c["split"] for c in ranked]
         yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
+        return self._costs(way, program, arch)(config)
+
+    def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
+        """The cost of each config."""
         problem, how = self._described(way, program)
-        _, t = self._tile(way, program, config, arch)
+        boxed = boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
-        computing = time_us(problem, how, t, arch, loads, biased, constant)
         moving = traffic_us(way, program, arch)
-        return starting_us(problem, how, t, arch, biased) + max(computing, moving) + 0.32 * min(computing, moving)
+
+        def cost(config: Config) -> float:
+            t = _tile(config, arch, how, boxed)
+            computing = time_us(problem, how, t, arch, loads, biased, constant)
+            return starting_us(problem, how, t, arch, biased) + max(computing, moving) + 0.32 * min(computing, moving)
+
+        return cost
 
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(way, program)
-        boxed, t = self._tile(way, program, config, arch)
+        boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
+        t = _tile(config, arch, how, boxed)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
@@ -995,13 +1005,13 @@ class Hopper(OneWay):
         assert isinstance(how, Copies)
         return problem, how
 
-    def _tile(self, op: Op, program: Program, config: Config, arch: Arch) -> tuple[Boxed | None, Tile]:
-        """The config's tile, and how its results go to y in boxes, if they do."""
-        problem, how = self._described(op, program)
-        lanes = 1 if config.get("swapped") else 2
-        boxed = boxed_results(op, program, problem, lanes) if config["split"] == 1 else None
-        assert boxed or lanes == 2 or config["split"] > 1, "results of swapped operands go to y in boxes, or through a cluster"
-        return boxed, tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+
+def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
+    """The config's tile; `boxed`: how results may go to y in boxes, which those of a split do not."""
+    if config["split"] > 1:
+        return tile(config, arch, how.steps, False)
+    assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
+    return tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
 
 
 def resident(t: Tile, arch: Arch) -> int:
