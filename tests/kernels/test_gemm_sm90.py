@@ -15,6 +15,7 @@ from tccompile.arch import ARCHS, KIB
 from tccompile.emit import resources
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
 from tccompile.kernels import gemm_sm90 as sm90
+from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.spec import I32, Im2colMap, TiledMap
 from tccompile.program import Conv, Gemm, Program, Tensor, dense
 from tccompile.reference import compute, store
@@ -442,10 +443,17 @@ def best(program: Program) -> dict:
 
 
 def test_configs_are_few_and_ranked():
+    """The cheapest, and then such as have fewer blocks than all before them."""
+    more = 0
     for program in CASES.values():
         op, k = program.ops[0], kernel(program)
-        costs = [k.cost(op, program, c, ARCH) for c in k.configs(op, program, ARCH)]
-        assert 0 < len(costs) <= 24 and costs == sorted(costs) and all(math.isfinite(c) and c > 0 for c in costs)
+        configs, problem = list(k.configs(op, program, ARCH)), describe(op, program)
+        costs = [k.cost(op, program, c, ARCH) for c in configs]
+        assert costs and costs == sorted(costs) and all(math.isfinite(c) and c > 0 for c in costs)
+        blocks = [-(-problem.rows // c["bm"]) * -(-problem.stored // c["bn"]) * c["split"] for c in configs]
+        assert all(n < min(blocks[:i]) for i, n in enumerate(blocks) if i >= sm90.CHEAPEST)
+        more += len(configs) > sm90.CHEAPEST
+    assert more
 
 
 def test_few_tiles_are_split_and_many_are_not():
