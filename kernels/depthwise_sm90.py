@@ -7,12 +7,12 @@ from shared memory: a matrix of 8 pixels by 8 channels is what ldmatrix reads, a
 What is no number in one channel (an infinity, NaN) makes NaN of the 8 channels that share a matrix with it, in both rows of y.
 
 A block walks down its part of the rows of all images, `columns` pixels wide, of `channels` channels, in steps of two rows of y
-each. They come in slabs of a few steps by boxes of a tensor map, whose zeros outside the image are the padding, into a ring of
-buffers; with a stride of 2 even and odd columns come as arrays of their own, of maps that step over two columns, so that pixels
-of a matrix are neighbours. One warp asks for slabs and has results stored; each other warp has 8 channels of a part of the
-columns. It reads each row once and multiplies it for all pairs of rows of y that it belongs to. Results are rounded into boxes in
-shared memory. A warp that is done with a slab says so and goes on to the next one; when all have, the slab's buffer is filled
-again and its results are stored.
+each; narrow images lie side by side, so that no matrix has pixels to spare. They come in slabs of a few steps by boxes of a
+tensor map, whose zeros outside the image are the padding, into a ring of buffers; with a stride of 2 even and odd columns come as
+arrays of their own, of maps that step over two columns, so that pixels of a matrix are neighbours. One warp asks for slabs and
+has results stored; each other warp has 8 channels of a part of the columns. It reads each row once and multiplies it for all
+pairs of rows of y that it belongs to and that the block has. Results are rounded into boxes in shared memory. A warp that is done
+with a slab says so and goes on to the next one; when all have, the slab's buffer is filled again and its results are stored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ CHANNELS = (64, 32, 16)
 """Of a box, whose pixels are as many bytes twice over: what the copy engine swizzles. 16 are for images that have no more."""
 
 STRIPS = (1, 2, 4, 7)
-"""Parts of a row, of 8 pixels each, that a warp multiplies."""
+"""Parts of a row, of 8 pixels each, that a warp multiplies; and any number up to 7 that rows fill."""
+
+SIDE_BY_SIDE = 8
+"""Images, at most."""
 
 STEPS = (2, 1, 4)
 """Of a slab: rows of y, two by two."""
@@ -70,7 +73,8 @@ REGISTERS = 512
 """Of a quarter of a multiprocessor, for each lane; it holds every fourth warp."""
 
 HALO = 8
-"""Columns of a box beyond those of its results: the swizzle's pattern repeats every 8 pixels, and rows shall lie alike."""
+"""Columns of an image in a box beyond those of its results: the swizzle's pattern repeats every 8 pixels, and rows shall lie
+alike; so do pixels of two images in one matrix, which meet no bank twice then."""
 
 Tap = tuple[int, int]
 """A row of x in a step, and a column of the filter: with them a matrix of 8 pixels is multiplied."""
@@ -84,6 +88,7 @@ class Walk:
     channels      of a box; strips, eights of columns that a warp has
     steps         of a slab, of two rows of y each
     blocks        on a multiprocessor
+    images        side by side, whole rows of each; or 1 and any part of its columns
     """
 
     taps: int
@@ -92,6 +97,7 @@ class Walk:
     strips: int
     steps: int
     blocks: int
+    images: int = 1
 
     @property
     def rows(self) -> int:
@@ -113,6 +119,11 @@ class Walk:
         return 8 * self.strips * WARPS // self.groups
 
     @property
+    def window(self) -> int:
+        """Columns of an image."""
+        return self.columns // self.images
+
+    @property
     def pixel(self) -> int:
         """Bytes."""
         return 2 * self.channels
@@ -120,7 +131,7 @@ class Walk:
     @property
     def line(self) -> int:
         """Bytes of a row of a box of x."""
-        return (self.columns + HALO) * self.pixel
+        return self.images * (self.window + HALO) * self.pixel
 
     @property
     def box(self) -> int:
@@ -175,7 +186,8 @@ class Walk:
         """About what a thread needs: sums, weights, matrices of two strips, results of two, addresses."""
         weights = sum(len(self.products[k]) for age in range(self.reach) for k in self.live(age))
         matrices = min(self.strips, 2) * sum(map(len, self.products))
-        return 4 * (self.reach - 1) * self.strips + weights + matrices + 22
+        apart = self.strips if self.images > 1 else 0
+        return 4 * (self.reach - 1) * self.strips + weights + matrices + apart + 22
 
     @property
     def most_registers(self) -> int:
@@ -241,19 +253,20 @@ class DepthwiseSm90(Kernel):
         # results written and read, the rows' arrival; and of the copy engine for the pixels of the boxes.
         tensor = walk.strips * sum(PRODUCT[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
         accesses = WARPS * walk.strips * (sum(map(len, walk.products)) + 2) + (walk.slab + walk.results) / walk.steps / 128
-        pixels = walk.stride * walk.rows * (walk.columns + HALO)
+        pixels = walk.stride * walk.rows * walk.images * (walk.window + HALO)
+        each = max(2 * tensor, accesses) / clock
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
         together = ceil(shares.blocks / arch.sms)
+        turns = ceil(together / walk.blocks)
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
-        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * steps * max(2 * tensor, accesses) / clock
+        computing = turns * slabs * SLAB_US + together * steps * each
         copying = together * steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
         along = (shares.across - 1) * HALO * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
         moving = MOVING * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
-        first = min(together, walk.blocks) * (walk.slab + walk.results) * arch.sms / (arch.gbps * 1e3)
-        return START_US + TAP_US * walk.taps**2 + FIRST * first + hypot(computing, copying, moving)
+        return START_US + walk.steps * each + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -265,10 +278,11 @@ class DepthwiseSm90(Kernel):
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
         _, _, _, q = image(y.shape)
         x_maps, begins = inputs(op, program, walk)
-        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.columns, 2, 1))
+        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.window, walk.images, 2))
         numbers = (
             *(shares.chunks, *divider(shares.chunks), *shares.rows, *divider(shares.parts)),
-            *(shares.height, *divider(shares.height), shares.across, *divider(shares.across), q, shares.skipped, -op.pads[0]),
+            *(shares.height, *divider(shares.height), shares.across, *divider(shares.across), q),
+            *(shares.skipped, shares.ended, -op.pads[0]),
             *(begins[0], begins[-1], w.strides[2], w.strides[3], w.padded[0], y.padded[1]),
         )
         launch = Launch(
@@ -331,7 +345,7 @@ class DepthwiseSm90(Kernel):
 
 
 NUMBERS = (
-    "chunks, chunks_m, chunks_s, rows, more, parts_m, parts_s, P, P_m, P_s, across, across_m, across_s, Q, skipped, top, "
+    "chunks, chunks_m, chunks_s, rows, more, parts_m, parts_s, P, P_m, P_s, across, across_m, across_s, Q, skipped, ended, top, "
     "begin0, begin1, wr, ws, padded, stored"
 )
 
@@ -339,22 +353,22 @@ PRODUCT = {4: 10.7, 2: 8.4}
 """Cycles of a Tensor Core for an mma.sp of so many taps: measured on an H200, with 8 warps of a multiprocessor."""
 
 # Fitted to the times of 1,200 configs of 20 layers on an H200.
-SLAB_US = 0.08
+SLAB_US = 0.11
 """What a slab takes a block beyond its steps."""
 
-PIXEL = 2.1
+PIXEL = 2.27
 """Cycles of the copy engine for a pixel of a box."""
 
-MOVING = 0.62
+MOVING = 0.575
 """Of the time that each tensor's bytes take once: a part of x is in the L2 cache, where the step before left it."""
 
-AGAIN = 0.37
+AGAIN = 0.457
 """Of the time that x takes, for what of it is read again."""
 
-START_US, TAP_US, FIRST = 1.43, 0.0035, 0.06
-"""A launch, a tap's weights, and of the time that the first slabs and the last results take by themselves, what they add."""
+START_US = 1.13
+"""A launch, the first rows' way in and the last results' way out."""
 
-CHOSEN = ("channels", "strips", "steps", "blocks")
+CHOSEN = ("channels", "strips", "steps", "blocks", "images")
 """Of a config, what the layout of shared memory depends on."""
 
 
@@ -365,15 +379,16 @@ def walk_of(op: Op, program: Program, config: Config) -> Walk:
 
 def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
     """Those that fit: boxes hardly wider than the image, and the two largest numbers of blocks that there is room for."""
-    _, c, _, q = image(program.op_shape(op))
-    found = []
+    n, c, _, q = image(program.op_shape(op))
     widths = [m for m in CHANNELS if 16 < m < 2 * c] if c > 16 else [16]
-    for channels, strips, steps in product(widths, STRIPS, STEPS):
-        config = {"channels": channels, "strips": strips, "steps": steps}
+    found = []
+    for channels, strips, images, steps in product(widths, range(1, max(STRIPS) + 1), range(1, min(n, SIDE_BY_SIDE) + 1), STEPS):
+        config = {"channels": channels, "strips": strips, "steps": steps, "images": images}
         every = [walk_of(op, program, {**config, "blocks": blocks}) for blocks in RESIDENT]
-        wide = every[0].columns + HALO > 256 or (strips > 1 and every[0].columns // 2 >= q)
-        fit = [w for w in every if w.stages(arch) and w.registers <= w.most_registers]
-        found += [] if wide else fit[:2]
+        columns = every[0].columns
+        narrow = images == 1 and strips in STRIPS and (strips == 1 or columns // 2 < q)
+        if (images * q == columns or narrow) and every[0].window + HALO <= 256:
+            found += [w for w in every if w.stages(arch) and w.registers <= w.most_registers][:2]
     return found
 
 
@@ -386,9 +401,9 @@ def constant(op: Conv, program: Program) -> bool:
 class Share:
     """How images are shared out: `chunks` of channels, and of each as many `parts`, of which a block has one.
 
-    A strip is an image's rows of y, two by two, of one of `across` parts of its columns; `height` is their number. Parts are of
-    those of all strips, one strip below the other. The first steps of a strip that bring nothing but rows above the image,
-    `skipped`, are left out.
+    A strip is an image's rows of y, two by two, of one of `across` parts of its columns, or those of images side by side; `height`
+    is their number. Parts are of those of all strips, one strip below the other. The first steps of a strip that bring nothing but
+    rows above the image, `skipped`, are left out; its last one is not multiplied if it brings only rows below, `ended` (0 or 1).
     """
 
     chunks: int
@@ -397,6 +412,7 @@ class Share:
     strips: int
     height: int
     skipped: int
+    ended: int
 
     @property
     def blocks(self) -> int:
@@ -412,8 +428,11 @@ def share(op: Op, program: Program, config: Config, arch: Arch) -> Share:
     assert isinstance(op, Conv)
     walk, y = walk_of(op, program, config), program.tensors[op.y]
     n, c, p, q = image(y.shape)
-    chunks, across = -(-max(c, y.padded[1]) // walk.channels), -(-q // walk.columns)
-    return Share(chunks, config["parts"], across, n * across, -(-p // 2), min(op.pads[0] // walk.rows, walk.reach - 1))
+    chunks, across, height = -(-max(c, y.padded[1]) // walk.channels), -(-q // walk.window), -(-p // 2)
+    skipped = min(op.pads[0] // walk.rows, walk.reach - 1)
+    last = (height + walk.reach - 2) * walk.rows - op.pads[0]  # the first row of x of a strip's last step
+    ended = int(last >= program.tensors[op.x].shape[2])
+    return Share(chunks, config["parts"], across, -(-n // walk.images) * across, height, skipped, ended)
 
 
 def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
@@ -446,16 +465,16 @@ def longest(height: int, strips: int, parts: int, reach: int, steps_of_slab: int
 
 
 def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tuple[int, ...]) -> TiledMap:
-    """Of (channels, columns, rows, images): every `step`th column from `first` on."""
-    extents = (channels, columns, t.shape[2], t.shape[0])
-    apart = zip(extents[1:], (step * t.strides[3], t.strides[2], t.strides[0]), strict=True)
+    """Of (channels, columns, images, rows): every `step`th column from `first` on. Rows of images side by side are neighbours."""
+    extents = (channels, columns, t.shape[0], t.shape[2])
+    apart = zip(extents[1:], (step * t.strides[3], t.strides[0], t.strides[2]), strict=True)
     strides = tuple(2 * s if n > 1 else 16 for n, s in apart)
     return TiledMap(t.name, 2 * first * t.strides[3], extents, strides, box, (1, 1, 1, 1), 2 * box[0])
 
 
 def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list[int]]:
     """For each of a stride's columns from the first one that column 0 of y reads: its map, and where it begins there."""
-    x, box = program.tensors[op.x], (walk.channels, walk.columns + HALO, walk.steps * walk.rows, 1)
+    x, box = program.tensors[op.x], (walk.channels, walk.window + HALO, walk.images, walk.steps * walk.rows)
     found, begins = [], []
     for f in range(walk.stride):
         begin, parity = divmod(f - op.pads[1], walk.stride)
@@ -476,8 +495,8 @@ def maps(walk: Walk) -> str:
 def lines(walk: Walk, stages: int, early: bool) -> list[str]:
     """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C). early: weights do not wait for earlier grids.
 
-    Shared memory: `stages` slabs [column mod stride][row][column][channel], then results [slab mod 2][row][column][channel], then
-    barriers: for each slab that its rows are there; for each half of the results that all warps are done with a slab, of which
+    Shared memory: `stages` slabs [column mod stride][row][image][column][channel], then results [slab mod 2][row][image][column]
+    [channel], then barriers: for each slab that its rows are there; for each half of the results that all warps are done with a slab, of which
     they have written them there; and for each half that they have been read.
     """
     return [
@@ -538,28 +557,31 @@ def _indented(text: list[str]) -> list[str]:
 
 def _copying(walk: Walk, stages: int) -> list[str]:
     """Text of the warp that has slabs copied and results stored."""
-    ask = [
+    find = [
         *_piece(walk, "ahead", "its_n", "its_row", "its_column", "its_count", "its_step"),
         "its_step = i32(its_step + asked)",
         f"its_row = i32(i32(its_row + its_step + i32({walk.reach - 1})) * i32({walk.rows}) + top)",  # of x
-        f"barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
-        "if lane == 0:",
-        f"    barrier_expect(barrier, i32({walk.slab}))",
+    ]
+    ask = [
+        "if ahead < last:",
+        f"    barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
+        "    if lane == 0:",
+        f"        barrier_expect(barrier, i32({walk.slab}))",
         *(
-            f"    copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_row, its_n)"
+            f"        copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_n, its_row)"
             for f in range(walk.stride)
         ),
-        f"asked = i32(asked + i32({walk.steps}))",
-        f"if i32(its_step + i32({walk.steps})) >= its_count:",
-        "    ahead, asked = i32(ahead + its_count), i32(0)",
+        f"    asked = i32(asked + i32({walk.steps}))",
+        f"    if i32(its_step + i32({walk.steps})) >= its_count:",
+        "        ahead, asked = i32(ahead + its_count), i32(0)",
+        *_indented(find),
     ]
-    ask = ["if ahead < last:", *_indented(ask)]
     store = []
     for step in range(walk.steps):
         store += [
             f"if within(i32(i + i32({step})), i32(0), count):",
             f"    y_row = i32(i32(p0 + i + i32({step})) * i32(2))",
-            f"    store_box4(map_y, i32(to + i32({2 * step * walk.line_out})), c0, q0, y_row, n)",
+            f"    store_box4(map_y, i32(to + i32({2 * step * walk.line_out})), c0, q0, n, y_row)",
         ]
     slab = [
         "barrier_wait(i32(done + side * i32(8)), round)",
@@ -572,9 +594,10 @@ def _copying(walk: Walk, stages: int) -> list[str]:
         "    barrier_arrive(i32(free + side * i32(8)))",
     ]
     return [
+        "ahead, asked, turn = row, i32(0), i32(0)",  # the slab to come: from which row on, and how many of its steps came
+        *find,
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
-        "ahead, asked, turn = row, i32(0), i32(0)",  # the slab to come: from which row on, and how many of its steps came
         f"while turn < i32({stages}):",
         *_indented(ask),
         "    turn = i32(turn + i32(1))",
@@ -586,7 +609,8 @@ def _multiplying(walk: Walk, stages: int) -> list[str]:
     """Text of the others."""
     piece = [
         f"column = i32(q0 + along * i32({8 * walk.strips}))",
-        "active = within(i32(c0 + group * i32(8)), i32(0), stored) & within(column, i32(0), Q)",
+        f"active = within(i32(c0 + group * i32(8)), i32(0), stored) & within(column, i32(0), {_width(walk)})",
+        "empty = select(i32(p0 + count) == P, ended, i32(0))",
         *(f"s{age}_{j} = zeros()" for age in range(walk.reach - 1) for j in range(walk.strips)),
     ]
     slab = [
@@ -600,9 +624,8 @@ def _multiplying(walk: Walk, stages: int) -> list[str]:
         "if lane == 0:",
         "    barrier_arrive(i32(done + side * i32(8)))",
     ]
-    by_group = walk.groups.bit_length() - 1
     return [
-        f"group, along = warp & i32({walk.groups - 1}), warp >> i32({by_group})",
+        f"group, along = warp & i32({walk.groups - 1}), warp >> i32({walk.groups.bit_length() - 1})",
         *_weights(walk),
         *_places(walk),
         *_walking(walk, stages, piece, slab),
@@ -615,7 +638,8 @@ def _piece(walk: Walk, number: str, n: str, row: str, column: str, count: str, f
         f"strip = divide({number}, P_m, P_s)",
         f"{row} = i32({number} - strip * P)",
         f"{n} = divide(strip, across_m, across_s)",
-        f"{column} = i32(i32(strip - {n} * across) * i32({walk.columns}))",
+        f"{column} = i32(i32(strip - {n} * across) * i32({walk.window}))",
+        *([f"{n} = i32({n} * i32({walk.images}))"] if walk.images > 1 else []),
         f"{count} = i32(min(i32(P - {row}), i32(last - {number})))",
         f"{first} = i32(select({row} == i32(0), skipped, i32(0)) - i32({walk.reach - 1}))",
     ]
@@ -656,6 +680,11 @@ def _word(name: str, taps: list[Tap | None]) -> list[str]:
     return [f"{name} = take(read_word(filters + i64({place}) * i64(2), {ok}), own, own)"]
 
 
+def _width(walk: Walk) -> str:
+    """Text for the columns of y that a block's rows have."""
+    return f"i32({walk.columns})" if walk.images > 1 else "Q"
+
+
 def _swizzled(walk: Walk, pixel: str) -> str:
     """Text for the byte of the warp's channels in a pixel of a row."""
     shift = {64: 0, 32: 1, 16: 2}[walk.channels]
@@ -666,7 +695,8 @@ def _swizzled(walk: Walk, pixel: str) -> str:
 def _places(walk: Walk) -> list[str]:
     """Where a lane reads its row of a product's matrices, from a slab's first byte on, and writes its row of results.
 
-    Lanes 8m to 8m + 7 have the 8 pixels of matrix m: of a tap, or of the first or second row of y.
+    Lanes 8m to 8m + 7 have the 8 pixels of matrix m: of a tap, or of the first or second row of y. Those of other images than a
+    row's first one lie further on: apart{strip} bytes.
     """
 
     def pick(each: list[int]) -> str:
@@ -682,21 +712,30 @@ def _places(walk: Walk) -> list[str]:
             f"row_of_box = {pick([i * walk.line + s % walk.stride * walk.box for i, s in taps])}",
             f"place{k} = computed(i32(row_of_box + {_swizzled(walk, 'pixel')}))",
         ]
+    for j in range(walk.strips if walk.images > 1 else 0):
+        before = [f"i32(first >= i32({m * walk.window - 8 * j}))" for m in range(1, walk.images)]
+        out.append(f"apart{j} = computed(i32(i32({' + '.join(before)}) * i32({HALO * walk.pixel})))")
     return [*out, f"mine = computed(i32(i32(staged + {pick([0, walk.line_out])}) + {_swizzled(walk, 'first')}))"]
 
 
 def _steps(walk: Walk) -> list[str]:
     """Text for the steps of a slab: a strip's matrices are read before those of the strip before are multiplied, and its results
-    are rounded after those of the next strip have been multiplied."""
+    are rounded after those of the next strip have been multiplied.
+
+    Where a slab is one step and a row of x belongs to many of y, those of a part's first and last rows are multiplied only for
+    the rows of y that it has. Elsewhere the branches cost more than they save.
+    """
     strip, last = 8 * walk.pixel, walk.reach - 1
+    free = "barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))"
 
     def read(step: int, j: int) -> list[str]:
         at = step * walk.rows * walk.line + j * strip
-        return [f"x{k}_{j} = matrices{len(taps)}(i32(from{k} + i32({at})))" for k, taps in enumerate(walk.products)]
+        lane = [f"i32(from{k} + apart{j})" if walk.images > 1 else f"from{k}" for k in range(len(walk.products))]
+        return [f"x{k}_{j} = matrices{len(taps)}(i32({lane[k]} + i32({at})))" for k, taps in enumerate(walk.products)]
 
-    def multiply(j: int) -> list[str]:
-        text = []
-        for age in reversed(range(walk.reach)):
+    def multiply(j: int, ages: range) -> list[str]:
+        text = [] if ages else [f"d{j} = s{last - 1}_{j}"]
+        for age in reversed(ages):
             before = f"s{age - 1}_{j}" if age else "zeros()"
             after = f"d{j}" if age == last else f"s{age}_{j}"
             for k in walk.live(age):
@@ -706,13 +745,30 @@ def _steps(walk: Walk) -> list[str]:
 
     def finish(step: int, j: int) -> list[str]:
         put = f"put_turned(i32(to + i32({2 * step * walk.line_out + j * strip})), y[0], y[1], y[2], y[3])"
-        return [f"if i32(i + i32({step})) >= 0:", f"    y = results(d{j}, read, c, e)", f"    {put}"]
+        return [f"y = results(d{j}, read, c, e)", put]
+
+    def known(ages: range) -> list[str]:
+        """A slab of one step, whose first matrices have been read, for rows of y of those ages."""
+        ends = not ages or last in ages
+        text = []
+        for j in range(walk.strips):
+            text += (read(0, j + 1) if ages and j + 1 < walk.strips else []) + multiply(j, ages)
+            text += [free] if j == 0 else []
+            text += finish(0, j - 1) if j and ends else []
+        return text + (finish(0, walk.strips - 1) if ends else [])
 
     out = [
         f"at = i32(ring + turn * i32({walk.slab}))",
         *(f"from{k} = i32(at + place{k})" for k in range(len(walk.products))),
         f"to = i32(mine + side * i32({walk.results}))",
     ]
+    if walk.steps == 1 and walk.reach > 2:
+        out += [*read(0, 0), "left = i32(count - i)", "if left <= empty:", *_indented(known(range(0)))]
+        for age in range(last):
+            out += [f"elif i == i32({age - last}):", *_indented(known(range(age + 1)))]
+        for age in range(last, 0, -1):
+            out += [f"elif left == i32({last - age + 1}):", *_indented(known(range(age, last + 1)))]
+        return [*out, "else:", *_indented(known(range(walk.reach)))]
     nest = ""
     for step in range(walk.steps):
         if step:
@@ -720,8 +776,9 @@ def _steps(walk: Walk) -> list[str]:
             nest += "    "
         text = read(step, 0)
         for j in range(walk.strips):
-            text += (read(step, j + 1) if j + 1 < walk.strips else []) + multiply(j)
-            text += ["barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))"] if step == j == 0 else []
-            text += finish(step, j - 1) if j else []
-        out += [nest + line for line in text + finish(step, walk.strips - 1)]
+            text += (read(step, j + 1) if j + 1 < walk.strips else []) + multiply(j, range(walk.reach))
+            text += [free] if step == j == 0 else []
+            text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, j - 1))] if j else []
+        text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, walk.strips - 1))]
+        out += [nest + line for line in text]
     return out

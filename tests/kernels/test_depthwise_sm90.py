@@ -28,8 +28,8 @@ def depthwise(channels: int = 24, size: int = 14, window: int = 3, batch: int = 
     return conv("depthwise", (batch, channels, size, size + 1), channels, (window, window), groups=channels, **how)
 
 
-def config(parts: int, channels: int = 32, strips: int = 1, steps: int = 2) -> Config:
-    return {"parts": parts, "channels": channels, "strips": strips, "steps": steps, "blocks": 1}
+def config(parts: int, channels: int = 32, strips: int = 1, steps: int = 2, images: int = 1) -> Config:
+    return {"parts": parts, "channels": channels, "strips": strips, "steps": steps, "blocks": 1, "images": images}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,12 @@ CASES = {
     "items": (conv("items", (3, 16, 13, 20), 16, (3, 3), groups=16), config(1), SMALL),
     "items of parts": (conv("items", (2, 24, 7, 40), 24, (5, 5), stride=2, groups=24), config(3), SMALL),
     "chunks": (conv("chunks", (1, 136, 4, 5), 136, (3, 3), groups=136, ep="bias"), config(1, 64), SMALL),
+    "side by side": (conv("side", (5, 40, 6, 4), 40, (3, 3), groups=40, ep="bias"), config(2, 64, 1, 2, 2), ARCH),
+    "side by side, 5x5": (conv("side", (4, 64, 7, 14), 64, (5, 5), groups=64, ep="bias"), config(3, 64, 7, 2, 4), SMALL),
+    "side by side, 5x5/2": (conv("side", (5, 20, 12, 28), 20, (5, 5), stride=2, groups=20), config(2, 64, 7, 1, 4), SMALL),
+    "side by side, 7x7": (conv("side", (3, 8, 9, 4), 8, (7, 7), groups=8), config(2, 64, 1, 2, 2), ARCH),
+    "few rows": (conv("few", (4, 8, 3, 8), 8, (7, 7), groups=8), config(5, 64, 1, 1), ARCH),
+    "rows below": (conv("below", (2, 8, 9, 8), 8, (5, 5), pad=3, groups=8), config(2, 64, 1, 4), ARCH),
 }
 
 
