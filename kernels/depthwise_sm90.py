@@ -10,9 +10,9 @@ A block walks down its part of the rows of all images, `columns` pixels wide, of
 each; narrow images lie side by side, so that no matrix has pixels to spare. They come in slabs of a few steps by boxes of a
 tensor map, whose zeros outside the image are the padding, into a ring of buffers; with a stride of 2 even and odd columns come as
 arrays of their own, of maps that step over two columns, so that pixels of a matrix are neighbours. One warp asks for slabs and
-has results stored; each other warp has 8 channels of a part of the columns. It reads each row once and multiplies it for all
-pairs of rows of y that it belongs to and that the block has. Results are rounded into boxes in shared memory. A warp that is done
-with a slab says so and goes on to the next one; when all have, the slab's buffer is filled again and its results are stored.
+has results stored; each other warp has 8 channels, or twice 8, of a part of the columns. It reads each row once and multiplies it
+for all pairs of rows of y that it belongs to. Results are rounded into boxes in shared memory. A warp that is done with a slab
+says so and goes on to the next one; when all have, the slab's buffer is filled again and its results are stored.
 """
 
 from __future__ import annotations
@@ -47,12 +47,20 @@ from tccompile.kernels.spec import (
 from tccompile.program import Conv, Op, Program, Tensor
 
 WARPS = 8
-"""That multiply; the one after them has rows copied and stored."""
+"""That multiply, where a box's channels are shared out to so many; one more has rows copied and stored."""
 
-THREADS = 32 * (WARPS + 1)
+SWIZZLED = (64, 32, 16)
+"""Channels of a box whose pixels are twice as many bytes: what the copy engine swizzles. 16 are for images that have no more."""
 
-CHANNELS = (64, 32, 16)
-"""Of a box, whose pixels are as many bytes twice over: what the copy engine swizzles. 16 are for images that have no more."""
+MOST_CHANNELS = 256
+"""Of a box of whole pixels. Their memory is one piece, where pieces of other pixels begin within lines of the L2 cache and end in
+others, if their number is no multiple of 64: a copy of 56² by 144 takes 16.7 µs by whole pixels and 18.5 by 64 channels."""
+
+EACH = (1, 2)
+"""Vectors of 8 channels of whole pixels that a warp has."""
+
+MOST_WARPS = 15
+"""That multiply."""
 
 STRIPS = (1, 2, 4, 7)
 """Parts of a row, of 8 pixels each, that a warp multiplies; and any number up to 7 that rows fill."""
@@ -72,9 +80,12 @@ RESIDENT = (4, 3, 2, 1)
 REGISTERS = 512
 """Of a quarter of a multiprocessor, for each lane; it holds every fourth warp."""
 
+MOST_REGISTERS = 255
+"""Of a thread."""
+
 HALO = 8
-"""Columns of an image in a box beyond those of its results: the swizzle's pattern repeats every 8 pixels, and rows shall lie
-alike; so do pixels of two images in one matrix, which meet no bank twice then."""
+"""Columns beyond those of results where rows shall lie alike: the swizzle's pattern repeats every 8 pixels, and so do the banks
+that a matrix with pixels of two images meets."""
 
 Tap = tuple[int, int]
 """A row of x in a step, and a column of the filter: with them a matrix of 8 pixels is multiplied."""
@@ -89,6 +100,7 @@ class Walk:
     steps         of a slab, of two rows of y each
     blocks        on a multiprocessor
     images        side by side, whole rows of each; or 1 and any part of its columns
+    each          vectors of 8 channels that a warp has
     """
 
     taps: int
@@ -98,6 +110,7 @@ class Walk:
     steps: int
     blocks: int
     images: int = 1
+    each: int = 1
 
     @property
     def rows(self) -> int:
@@ -115,8 +128,27 @@ class Walk:
         return self.channels // 8
 
     @property
+    def abreast(self) -> int:
+        """Warps with the same columns."""
+        return self.groups // self.each
+
+    @property
+    def along(self) -> int:
+        """Warps with the same channels."""
+        return max(1, WARPS // self.abreast)
+
+    @property
+    def warps(self) -> int:
+        """That multiply."""
+        return self.abreast * self.along
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 1)
+
+    @property
     def columns(self) -> int:
-        return 8 * self.strips * WARPS // self.groups
+        return 8 * self.strips * self.along
 
     @property
     def window(self) -> int:
@@ -129,14 +161,29 @@ class Walk:
         return 2 * self.channels
 
     @property
+    def swizzle(self) -> int:
+        """Bytes, or 0 for none."""
+        return self.pixel if self.channels in SWIZZLED else 0
+
+    @property
+    def halo(self) -> int:
+        """Columns of an image in a box beyond those of its results."""
+        return HALO if self.swizzle or self.images > 1 else (self.taps - 1) // self.stride
+
+    @property
     def line(self) -> int:
         """Bytes of a row of a box of x."""
-        return self.images * (self.window + HALO) * self.pixel
+        return self.images * (self.window + self.halo) * self.pixel
+
+    @property
+    def copied(self) -> int:
+        """Bytes of a box of x: of all columns, or of the even or odd ones."""
+        return self.steps * self.rows * self.line
 
     @property
     def box(self) -> int:
-        """Bytes of a box of x: of all columns, or of the even or odd ones."""
-        return self.steps * self.rows * self.line
+        """Bytes from a box of x to the next one: they begin at multiples of 128."""
+        return -(-self.copied // 128) * 128
 
     @property
     def slab(self) -> int:
@@ -182,17 +229,22 @@ class Walk:
         return [k for k in range(len(self.products)) if any(w for row in self.weights(age, k) for w in row)]
 
     @property
+    def spares(self) -> bool:
+        """Whether rows of x are multiplied only for those rows of y that a block has: branches cost more if little is saved."""
+        return self.steps == 1 and self.reach > 2
+
+    @property
     def registers(self) -> int:
         """About what a thread needs: sums, weights, matrices of two strips, results of two, addresses."""
         weights = sum(len(self.products[k]) for age in range(self.reach) for k in self.live(age))
-        matrices = min(self.strips, 2) * sum(map(len, self.products))
+        matrices = min(self.strips * self.each, 2) * sum(map(len, self.products))
         apart = self.strips if self.images > 1 else 0
-        return 4 * (self.reach - 1) * self.strips + weights + matrices + apart + 22
+        return self.each * (4 * (self.reach - 1) * self.strips + weights) + matrices + apart + 22
 
     @property
     def most_registers(self) -> int:
         """What a thread may have."""
-        return REGISTERS // ceil(self.blocks * (WARPS + 1) / 4) // 8 * 8
+        return min(MOST_REGISTERS, REGISTERS // ceil(self.blocks * (self.warps + 1) / 4) // 8 * 8)
 
 
 class DepthwiseSm90(Kernel):
@@ -249,24 +301,28 @@ class DepthwiseSm90(Kernel):
         assert isinstance(op, Conv)
         walk, shares = walk_of(op, program, config), share(op, program, config, arch)
         clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms  # cycles of a microsecond
-        # Cycles of a step: of a Tensor Core, which has two of a block's warps, and of shared memory for all eight: matrices read,
-        # results written and read, the rows' arrival; and of the copy engine for the pixels of the boxes.
-        tensor = walk.strips * sum(PRODUCT[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
-        accesses = WARPS * walk.strips * (sum(map(len, walk.products)) + 2) + (walk.slab + walk.results) / walk.steps / 128
-        pixels = walk.stride * walk.rows * walk.images * (walk.window + HALO)
-        each = max(2 * tensor, accesses) / clock
+        # Cycles of a step: of a Tensor Core, which has a quarter of a block's warps, and of shared memory for all of them:
+        # matrices read, results written and read, the rows' arrival; and of the copy engine for the pixels of the boxes.
+        products = (PRODUCT[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
+        tensor = walk.warps / 4 * walk.each * walk.strips * sum(products)
+        lines = 8 // len({n * walk.groups % 8 for n in range(8)}) if not walk.swizzle else 1  # cycles that a matrix takes
+        vectors = walk.warps * walk.each * walk.strips
+        accesses = vectors * (sum(map(len, walk.products)) + 2) * lines + (walk.slab + walk.results) / walk.steps / 128
+        pixels = walk.stride * walk.rows * walk.images * (walk.window + walk.halo)
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
-        together = ceil(shares.blocks / arch.sms)
-        turns = ceil(together / walk.blocks)
+        together, stages = ceil(shares.blocks / arch.sms), walk.stages(arch)
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
-        computing = turns * slabs * SLAB_US + together * steps * each
-        copying = together * steps * pixels * PIXEL / clock
+        pairs = ceil(shares.height * shares.strips / shares.parts)
+        multiplied = pairs + PARTLY * (steps - pairs) if walk.spares else steps
+        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * max(tensor, accesses) / clock
+        copying = together * slabs * walk.steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
-        along = (shares.across - 1) * HALO * walk.stride / image(x.shape)[3]
+        along = (shares.across - 1) * walk.halo * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
-        moving = MOVING * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
-        return START_US + walk.steps * each + hypot(computing, copying, moving)
+        straddling = STRADDLING if walk.swizzle and 2 * x.strides[3] % 128 else 0
+        moving = MOVING * (1 + straddling) * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
+        return START_US + REFILL_US * max(0, slabs - stages) / stages + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -278,7 +334,7 @@ class DepthwiseSm90(Kernel):
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
         _, _, _, q = image(y.shape)
         x_maps, begins = inputs(op, program, walk)
-        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.window, walk.images, 2))
+        y_map = _map(y, y.padded[1], q, 0, 1, (walk.channels, walk.window, walk.images, 2), walk.swizzle)
         numbers = (
             *(shares.chunks, *divider(shares.chunks), *shares.rows, *divider(shares.parts)),
             *(shares.height, *divider(shares.height), shares.across, *divider(shares.across), q),
@@ -291,7 +347,7 @@ class DepthwiseSm90(Kernel):
                 stages=stages, constant=constant(op, program), epilogue=spec.params,
             ),
             grid=(shares.blocks, 1, 1),
-            block=THREADS,
+            block=walk.threads,
             args=(*x_maps, y_map, Ptr(op.w), *map(I32, numbers), *spec.args),
             smem=walk.smem(stages),
         )  # fmt: skip
@@ -341,7 +397,7 @@ class DepthwiseSm90(Kernel):
         body = device("depthwise", f"{maps(walk)}, w, numbers, e", lines(walk, params["stages"], params["constant"]), **scope)
         count, first = NUMBERS.count(",") + 1, walk.stride + 2
         signature = types.void(*(types.uint64,) * (first - 1), types.int64, *(types.int32,) * count, *extra)
-        return Function(entry(body, first, count, len(extra)), signature, THREADS, walk.blocks)
+        return Function(entry(body, first, count, len(extra)), signature, walk.threads, walk.blocks)
 
 
 NUMBERS = (
@@ -352,23 +408,29 @@ NUMBERS = (
 PRODUCT = {4: 10.7, 2: 8.4}
 """Cycles of a Tensor Core for an mma.sp of so many taps: measured on an H200, with 8 warps of a multiprocessor."""
 
-# Fitted to the times of 1,200 configs of 20 layers on an H200.
-SLAB_US = 0.11
+# Fitted to the times of 2,000 configs of 29 layers on an H200.
+SLAB_US = 0.083
 """What a slab takes a block beyond its steps."""
 
-PIXEL = 2.27
+PARTLY = 0.4
+"""Of a step's products, what those of a part's first and last rows take where they are not multiplied in full."""
+
+PIXEL = 1.49
 """Cycles of the copy engine for a pixel of a box."""
 
-MOVING = 0.575
+MOVING = 0.66
 """Of the time that each tensor's bytes take once: a part of x is in the L2 cache, where the step before left it."""
 
-AGAIN = 0.457
+STRADDLING = 0.18
+"""More of it, for parts of pixels that begin within lines of the L2 cache."""
+
+AGAIN = 0.14
 """Of the time that x takes, for what of it is read again."""
 
-START_US = 1.13
-"""A launch, the first rows' way in and the last results' way out."""
+START_US, REFILL_US = 1.56, 0.29
+"""A launch, the first rows' way in and the last results' way out; and the way in of rows that find no free buffer at first."""
 
-CHOSEN = ("channels", "strips", "steps", "blocks", "images")
+CHOSEN = ("channels", "strips", "steps", "blocks", "images", "each")
 """Of a config, what the layout of shared memory depends on."""
 
 
@@ -379,15 +441,20 @@ def walk_of(op: Op, program: Program, config: Config) -> Walk:
 
 def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
     """Those that fit: boxes hardly wider than the image, and the two largest numbers of blocks that there is room for."""
+    assert isinstance(op, Conv)
     n, c, _, q = image(program.op_shape(op))
-    widths = [m for m in CHANNELS if 16 < m < 2 * c] if c > 16 else [16]
+    stored = max(c, program.tensors[op.y].padded[1])
+    widths = [(m, 1) for m in SWIZZLED if 16 < m < 2 * c] if c > 16 else [(16, 1)]
+    if stored % 64 and stored not in SWIZZLED and stored <= MOST_CHANNELS:
+        widths += [(stored, m) for m in EACH if stored // 8 % m == 0 and stored // 8 // m <= MOST_WARPS]
+    strips, side_by_side = range(1, max(STRIPS) + 1), range(1, min(n, SIDE_BY_SIDE) + 1)
     found = []
-    for channels, strips, images, steps in product(widths, range(1, max(STRIPS) + 1), range(1, min(n, SIDE_BY_SIDE) + 1), STEPS):
-        config = {"channels": channels, "strips": strips, "steps": steps, "images": images}
+    for (channels, each), strip, images, steps in product(widths, strips, side_by_side, STEPS):
+        config = {"channels": channels, "strips": strip, "steps": steps, "images": images, "each": each}
         every = [walk_of(op, program, {**config, "blocks": blocks}) for blocks in RESIDENT]
         columns = every[0].columns
-        narrow = images == 1 and strips in STRIPS and (strips == 1 or columns // 2 < q)
-        if (images * q == columns or narrow) and every[0].window + HALO <= 256:
+        narrow = images == 1 and strip in STRIPS and (strip == 1 or columns // 2 < q)
+        if (images * q == columns or narrow) and every[0].window + every[0].halo <= 256:
             found += [w for w in every if w.stages(arch) and w.registers <= w.most_registers][:2]
     return found
 
@@ -401,9 +468,9 @@ def constant(op: Conv, program: Program) -> bool:
 class Share:
     """How images are shared out: `chunks` of channels, and of each as many `parts`, of which a block has one.
 
-    A strip is an image's rows of y, two by two, of one of `across` parts of its columns, or those of images side by side; `height`
-    is their number. Parts are of those of all strips, one strip below the other. The first steps of a strip that bring nothing but
-    rows above the image, `skipped`, are left out; its last one is not multiplied if it brings only rows below, `ended` (0 or 1).
+    A strip is an image's rows of y, two by two, of one of `across` parts of its columns, or those of images side by side;
+    `height` is their number. Parts are of those of all strips, one strip below the other. The first steps of a strip that bring
+    only rows above the image, `skipped`, are left out; its last one need not be multiplied if its rows are below, `ended`.
     """
 
     chunks: int
@@ -464,22 +531,22 @@ def longest(height: int, strips: int, parts: int, reach: int, steps_of_slab: int
 # --- What the copy engine reads and writes -----------------------------------------------------------------------------
 
 
-def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tuple[int, ...]) -> TiledMap:
+def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tuple[int, ...], swizzle: int) -> TiledMap:
     """Of (channels, columns, images, rows): every `step`th column from `first` on. Rows of images side by side are neighbours."""
     extents = (channels, columns, t.shape[0], t.shape[2])
     apart = zip(extents[1:], (step * t.strides[3], t.strides[0], t.strides[2]), strict=True)
     strides = tuple(2 * s if n > 1 else 16 for n, s in apart)
-    return TiledMap(t.name, 2 * first * t.strides[3], extents, strides, box, (1, 1, 1, 1), 2 * box[0])
+    return TiledMap(t.name, 2 * first * t.strides[3], extents, strides, box, (1, 1, 1, 1), swizzle)
 
 
 def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list[int]]:
     """For each of a stride's columns from the first one that column 0 of y reads: its map, and where it begins there."""
-    x, box = program.tensors[op.x], (walk.channels, walk.window + HALO, walk.images, walk.steps * walk.rows)
+    x, box = program.tensors[op.x], (walk.channels, walk.window + walk.halo, walk.images, walk.steps * walk.rows)
     found, begins = [], []
     for f in range(walk.stride):
         begin, parity = divmod(f - op.pads[1], walk.stride)
         columns = -(-(x.shape[3] - parity) // walk.stride)
-        found.append(_map(x, x.shape[1], columns, parity, walk.stride, box))
+        found.append(_map(x, x.shape[1], columns, parity, walk.stride, box, walk.swizzle))
         begins.append(begin)
     return found, begins
 
@@ -496,8 +563,8 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
     """The kernel's source. x, y: (N, H, W, C) by their maps, w: (R, S, C). early: weights do not wait for earlier grids.
 
     Shared memory: `stages` slabs [column mod stride][row][image][column][channel], then results [slab mod 2][row][image][column]
-    [channel], then barriers: for each slab that its rows are there; for each half of the results that all warps are done with a slab, of which
-    they have written them there; and for each half that they have been read.
+    [channel], then barriers: for each slab that its rows are there; for each half of the results that all warps are done with a
+    slab, of which they have written them there; and for each half that they have been read.
     """
     return [
         f"{NUMBERS} = numbers",
@@ -508,7 +575,7 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
         f"done, free = i32(full + i32({8 * stages})), i32(full + i32({8 * stages + 16}))",
         "if tid == 0:",
         *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages)),
-        *(f"    barrier_init(i32(done + i32({8 * s})), i32({WARPS}))" for s in range(2)),
+        *(f"    barrier_init(i32(done + i32({8 * s})), i32({walk.warps}))" for s in range(2)),
         *(f"    barrier_init(i32(free + i32({8 * s})), i32(1))" for s in range(2)),
         "    fence_barrier_init()",
         *(f"    prefetch_map({name})" for name in maps(walk).split(", ")),
@@ -518,7 +585,7 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
         f"c0 = i32((block - part * chunks) * i32({walk.channels}))",
         "row = i32(part * rows + divide(i32(part * more), parts_m, parts_s))",
         "last = i32((part + i32(1)) * rows + divide(i32((part + i32(1)) * more), parts_m, parts_s))",
-        f"if warp == i32({WARPS}):",
+        f"if warp == i32({walk.warps}):",
         *_indented(_copying(walk, stages)),
         "else:",
         *([] if early else ["    wait_for_earlier_grids()"]),
@@ -566,7 +633,7 @@ def _copying(walk: Walk, stages: int) -> list[str]:
         "if ahead < last:",
         f"    barrier, at = i32(full + turn * i32(8)), i32(ring + turn * i32({walk.slab}))",
         "    if lane == 0:",
-        f"        barrier_expect(barrier, i32({walk.slab}))",
+        f"        barrier_expect(barrier, i32({walk.stride * walk.copied}))",
         *(
             f"        copy_box4(i32(at + i32({f * walk.box})), map{f}, barrier, c0, i32(its_column + begin{f}), its_n, its_row)"
             for f in range(walk.stride)
@@ -611,7 +678,7 @@ def _multiplying(walk: Walk, stages: int) -> list[str]:
         f"column = i32(q0 + along * i32({8 * walk.strips}))",
         f"active = within(i32(c0 + group * i32(8)), i32(0), stored) & within(column, i32(0), {_width(walk)})",
         "empty = select(i32(p0 + count) == P, ended, i32(0))",
-        *(f"s{age}_{j} = zeros()" for age in range(walk.reach - 1) for j in range(walk.strips)),
+        *(f"s{v}_{age}_{j} = zeros()" for v in range(walk.each) for age in range(walk.reach - 1) for j in range(walk.strips)),
     ]
     slab = [
         "barrier_wait(i32(full + turn * i32(8)), parity)",
@@ -624,8 +691,10 @@ def _multiplying(walk: Walk, stages: int) -> list[str]:
         "if lane == 0:",
         "    barrier_arrive(i32(done + side * i32(8)))",
     ]
+    further = [f"i32(warp >= i32({m * walk.abreast}))" for m in range(1, walk.along)]
     return [
-        f"group, along = warp & i32({walk.groups - 1}), warp >> i32({walk.groups.bit_length() - 1})",
+        f"along = i32({' + '.join(further) or 'i32(0)'})",
+        f"group = i32(warp - along * i32({walk.abreast}))",
         *_weights(walk),
         *_places(walk),
         *_walking(walk, stages, piece, slab),
@@ -646,7 +715,7 @@ def _piece(walk: Walk, number: str, n: str, row: str, column: str, count: str, f
 
 
 def _weights(walk: Walk) -> list[str]:
-    """The lane's words of the sparse matrices of weights, w{age}_{product}, and which of every four neighbours they are, `which`.
+    """The lane's words of the sparse matrices of weights, w{vector}_{age}_{product}; `which` of every four neighbours they are.
 
     Of lane (g, t) of 8 × 4 words 0 and 2 belong to channel g for the first row of y, 1 and 3 for the second one; 0 and 1 to the
     product's first two taps, 2 and 3 to the others (PTX ISA, "Matrix fragments for sparse mma.m16n8k32"). Of two taps it has
@@ -654,22 +723,25 @@ def _weights(walk: Walk) -> list[str]:
     """
     out = [
         "g, t = lane >> i32(2), lane & i32(3)",
-        "c = computed(i32(c0 + group * i32(8) + g))",
-        "inside = within(c, i32(0), padded)",
         "own = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
         "own = select(t & i32(1) == g >> i32(2), own, i32(0))",
         "which = select(g & i32(2) == i32(0), i32(0x44444444), i32(-0x11111112))",
-        "filters = w + i64(c & i32(-2)) * i64(2)",
     ]
-    for age in range(walk.reach):
-        for k in walk.live(age):
-            words: list[str] = []
-            for pair in range(0, len(walk.products[k]), 2):
-                for row in walk.weights(age, k):
-                    words.append(f"w{age}_{k}_{len(words)}")
-                    out += _word(words[-1], row[pair : pair + 2])
-            out.append(f"w{age}_{k} = " + " + ".join(words))
-    return [*out, "read = kept(c, e)"]
+    for v in range(walk.each):
+        out += [
+            f"channel{v} = computed(i32(c0 + i32(group + i32({v * walk.abreast})) * i32(8) + g))",
+            f"inside = within(channel{v}, i32(0), padded)",
+            f"filters = w + i64(channel{v} & i32(-2)) * i64(2)",
+        ]
+        for age in range(walk.reach):
+            for k in walk.live(age):
+                words: list[str] = []
+                for pair in range(0, len(walk.products[k]), 2):
+                    for row in walk.weights(age, k):
+                        words.append(f"w{v}_{age}_{k}_{len(words)}")
+                        out += _word(words[-1], row[pair : pair + 2])
+                out.append(f"w{v}_{age}_{k} = " + " + ".join(words))
+    return [*out, *(f"read{v} = kept(channel{v}, e)" for v in range(walk.each))]
 
 
 def _word(name: str, taps: list[Tap | None]) -> list[str]:
@@ -685,8 +757,10 @@ def _width(walk: Walk) -> str:
     return f"i32({walk.columns})" if walk.images > 1 else "Q"
 
 
-def _swizzled(walk: Walk, pixel: str) -> str:
-    """Text for the byte of the warp's channels in a pixel of a row."""
+def _place(walk: Walk, pixel: str) -> str:
+    """Text for the byte of the warp's first channels in a pixel of a row."""
+    if not walk.swizzle:
+        return f"i32(i32({pixel} * i32({walk.pixel})) + i32(group << i32(4)))"
     shift = {64: 0, 32: 1, 16: 2}[walk.channels]
     key = f"({pixel} >> i32({shift})) & i32({walk.groups - 1})"
     return f"i32(i32({pixel} * i32({walk.pixel})) + i32(i32(group ^ i32({key})) << i32(4)))"
@@ -710,59 +784,70 @@ def _places(walk: Walk) -> list[str]:
         out += [
             f"pixel = i32(first + {pick([s // walk.stride for _, s in taps])})",
             f"row_of_box = {pick([i * walk.line + s % walk.stride * walk.box for i, s in taps])}",
-            f"place{k} = computed(i32(row_of_box + {_swizzled(walk, 'pixel')}))",
+            f"place{k} = computed(i32(row_of_box + {_place(walk, 'pixel')}))",
         ]
     for j in range(walk.strips if walk.images > 1 else 0):
         before = [f"i32(first >= i32({m * walk.window - 8 * j}))" for m in range(1, walk.images)]
         out.append(f"apart{j} = computed(i32(i32({' + '.join(before)}) * i32({HALO * walk.pixel})))")
-    return [*out, f"mine = computed(i32(i32(staged + {pick([0, walk.line_out])}) + {_swizzled(walk, 'first')}))"]
+    return [*out, f"mine = computed(i32(i32(staged + {pick([0, walk.line_out])}) + {_place(walk, 'first')}))"]
 
 
 def _steps(walk: Walk) -> list[str]:
     """Text for the steps of a slab: a strip's matrices are read before those of the strip before are multiplied, and its results
     are rounded after those of the next strip have been multiplied.
 
-    Where a slab is one step and a row of x belongs to many of y, those of a part's first and last rows are multiplied only for
-    the rows of y that it has. Elsewhere the branches cost more than they save.
+    Of a slab of one step, a part's first and last rows may be multiplied only for the rows of y that it has (`Walk.spares`).
     """
-    strip, last = 8 * walk.pixel, walk.reach - 1
+    last = walk.reach - 1
     free = "barrier_wait(i32(free + side * i32(8)), i32(i32(1) - round))"
+    # Vectors of channels of a strip, in turn.
+    parts = [(v, j) for j in range(walk.strips) for v in range(walk.each)]
 
-    def read(step: int, j: int) -> list[str]:
-        at = step * walk.rows * walk.line + j * strip
-        lane = [f"i32(from{k} + apart{j})" if walk.images > 1 else f"from{k}" for k in range(len(walk.products))]
-        return [f"x{k}_{j} = matrices{len(taps)}(i32({lane[k]} + i32({at})))" for k, taps in enumerate(walk.products)]
+    def place(v: int, j: int) -> int:
+        """Byte of a part in a row."""
+        return 8 * j * walk.pixel + 16 * v * walk.abreast
 
-    def multiply(j: int, ages: range) -> list[str]:
-        text = [] if ages else [f"d{j} = s{last - 1}_{j}"]
+    def read(step: int, at: int) -> list[str]:
+        if at == len(parts):
+            return []
+        (v, j), text = parts[at], []
+        for k, taps in enumerate(walk.products):
+            lane = f"i32(from{k} + apart{j})" if walk.images > 1 else f"from{k}"
+            text.append(f"x{k}_{at} = matrices{len(taps)}(i32({lane} + i32({step * walk.rows * walk.line + place(v, j)})))")
+        return text
+
+    def multiply(at: int, ages: range) -> list[str]:
+        v, j = parts[at]
+        text = [] if ages else [f"d{at} = s{v}_{last - 1}_{j}"]
         for age in reversed(ages):
-            before = f"s{age - 1}_{j}" if age else "zeros()"
-            after = f"d{j}" if age == last else f"s{age}_{j}"
+            before = f"s{v}_{age - 1}_{j}" if age else "zeros()"
+            after = f"d{at}" if age == last else f"s{v}_{age}_{j}"
             for k in walk.live(age):
-                text.append(f"{after} = multiply{len(walk.products[k])}({before}, w{age}_{k}, x{k}_{j}, which)")
+                text.append(f"{after} = multiply{len(walk.products[k])}({before}, w{v}_{age}_{k}, x{k}_{at}, which)")
                 before = after
         return text
 
-    def finish(step: int, j: int) -> list[str]:
-        put = f"put_turned(i32(to + i32({2 * step * walk.line_out + j * strip})), y[0], y[1], y[2], y[3])"
-        return [f"y = results(d{j}, read, c, e)", put]
+    def finish(step: int, at: int) -> list[str]:
+        v, j = parts[at]
+        put = f"put_turned(i32(to + i32({2 * step * walk.line_out + place(v, j)})), y[0], y[1], y[2], y[3])"
+        return [f"y = results(d{at}, read{v}, channel{v}, e)", put]
 
     def known(ages: range) -> list[str]:
         """A slab of one step, whose first matrices have been read, for rows of y of those ages."""
         ends = not ages or last in ages
         text = []
-        for j in range(walk.strips):
-            text += (read(0, j + 1) if ages and j + 1 < walk.strips else []) + multiply(j, ages)
-            text += [free] if j == 0 else []
-            text += finish(0, j - 1) if j and ends else []
-        return text + (finish(0, walk.strips - 1) if ends else [])
+        for at in range(len(parts)):
+            text += (read(0, at + 1) if ages else []) + multiply(at, ages)
+            text += [free] if at == 0 else []
+            text += finish(0, at - 1) if at and ends else []
+        return text + (finish(0, len(parts) - 1) if ends else [])
 
     out = [
         f"at = i32(ring + turn * i32({walk.slab}))",
         *(f"from{k} = i32(at + place{k})" for k in range(len(walk.products))),
         f"to = i32(mine + side * i32({walk.results}))",
     ]
-    if walk.steps == 1 and walk.reach > 2:
+    if walk.spares:
         out += [*read(0, 0), "left = i32(count - i)", "if left <= empty:", *_indented(known(range(0)))]
         for age in range(last):
             out += [f"elif i == i32({age - last}):", *_indented(known(range(age + 1)))]
@@ -775,10 +860,10 @@ def _steps(walk: Walk) -> list[str]:
             out.append(f"{nest}if i32(i + i32({step})) < count:")
             nest += "    "
         text = read(step, 0)
-        for j in range(walk.strips):
-            text += (read(step, j + 1) if j + 1 < walk.strips else []) + multiply(j, range(walk.reach))
-            text += [free] if step == j == 0 else []
-            text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, j - 1))] if j else []
-        text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, walk.strips - 1))]
+        for at in range(len(parts)):
+            text += read(step, at + 1) + multiply(at, range(walk.reach))
+            text += [free] if step == at == 0 else []
+            text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, at - 1))] if at else []
+        text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, len(parts) - 1))]
         out += [nest + line for line in text]
     return out

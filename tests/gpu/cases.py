@@ -786,6 +786,7 @@ CASES: Cases = {
     "depthwise_3x3_wide": _case(conv, (2, 72, 40, 150), 72, (3, 3), groups=72, ep="bias relu"),
     "depthwise_3x3_many_images": _case(conv, (300, 40, 9, 10), 40, (3, 3), groups=40, ep="bias relu"),
     "depthwise_3x3_unpadded": _case(conv, (2, 16, 19, 21), 16, (3, 3), stride=2, pad=0, groups=16),
+    "depthwise_3x3_whole_pixels": _case(conv, (9, 144, 14, 14), 144, (3, 3), groups=144, ep="bias relu"),
     "depthwise_5x5_many_images": _case(conv, (90, 200, 14, 14), 200, (5, 5), groups=200, ep="bias silu"),
     "depthwise_7x7_gelu": _case(conv, (2, 104, 28, 27), 104, (7, 7), groups=104, ep="bias gelu"),
     "depthwise_7x7_stride2": _case(conv, (2, 40, 29, 33), 40, (7, 7), stride=2, groups=40),

@@ -833,7 +833,8 @@ class Machine:
     def box(self, map_: TiledMap, corner: list[int], at: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """A box of halves: its buffer, for each half the byte there and whether it is in the array, and where chunks of 8 lie in
         shared memory, swizzled by that."""
-        assert map_.swizzle >= 2 * map_.box[0] >= 16 and set(map_.steps) == {1} and at % (8 * map_.swizzle) == 0
+        wide = 2 * map_.box[0]
+        assert (map_.swizzle or 512) >= wide and wide % 16 == 0 and set(map_.steps) == {1} and at % (8 * map_.swizzle or 128) == 0
         t = self.memory.program.tensors[map_.tensor]
         k, base = divmod(self.memory.base[t.storage] + t.offset * 2 + map_.bytes, SPACE)
         grids = np.meshgrid(*(c + np.arange(n) for c, n in zip(corner[::-1], map_.box[::-1], strict=True)), indexing="ij")
@@ -842,7 +843,7 @@ class Machine:
             inside &= (g >= 0) & (g < n)
             offset = offset + g * s
         lie = at + 16 * np.arange(inside.size // 8)
-        return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & map_.swizzle // 16 - 1) << 4
+        return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & max(map_.swizzle // 16 - 1, 0)) << 4
 
     def place(self, map_: TiledMap, corner: list[int], to: int, barrier: int) -> None:
         """A box of halves to shared memory, zeros outside the array."""

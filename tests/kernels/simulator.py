@@ -378,7 +378,9 @@ class CopyEngine:
         """The buffer, the elements of a box of halves in it, innermost dimension last, and whether each is in the array."""
         k, at = divmod(self.memory.pointer(Ptr(map_.tensor, map_.bytes)), SPACE)
         assert at % 16 == 0 and all(s % 16 == 0 for s in map_.strides) and set(map_.steps) == {1}, "a map that cannot be encoded"
-        assert all(0 < n <= 256 for n in map_.box) and 0 < 2 * map_.box[0] <= map_.swizzle, "a box that cannot be copied"
+        widest = map_.swizzle or 512
+        assert all(0 < n <= 256 for n in map_.box) and 2 * map_.box[0] <= widest, "a box that cannot be copied"
+        assert 2 * map_.box[0] % 16 == 0, "a box that is no whole vectors wide"
         assert all(n > 0 for n in map_.extents), "an array without elements"
         offsets, inside = np.array((at - SPACE // 2) // 2), np.array(True)
         for n, size, extent, stride in zip(first, map_.box, map_.extents, (2, *map_.strides), strict=True):
@@ -389,9 +391,9 @@ class CopyEngine:
 
     def _places(self, at: int, map_: TiledMap) -> np.ndarray:
         """The bytes of shared memory of a box: chunks of 16 bytes are swapped as lines of 128 bytes go on."""
-        assert at % (8 * map_.swizzle) == 0, "a box that is not aligned to its swizzle's pattern"
+        assert at % (8 * map_.swizzle or 128) == 0, "a box that is not aligned to its swizzle's pattern"
         places = np.arange(at, at + 2 * math.prod(map_.box))
-        return places ^ ((places >> 7) & (map_.swizzle // 16 - 1)) << 4
+        return places ^ ((places >> 7) & max(map_.swizzle // 16 - 1, 0)) << 4
 
     def matrices(self, asked: Mapping[int, tuple], n: int) -> dict[int, Any]:
         """ldmatrix: lanes 8m to 8m + 7 give the addresses of matrix m's rows, of which lane (g, t) gets word t of row g."""

@@ -12,7 +12,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels import depthwise_sm90
-from tccompile.kernels.depthwise_sm90 import CHANNELS, HALO, STEPS, STRIPS, DepthwiseSm90, Walk, share, walk_of, walks
+from tccompile.kernels.depthwise_sm90 import HALO, STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks
 from tccompile.kernels.spec import Config, TiledMap
 from tccompile.program import Program
 from tests.gpu.cases import conv, program_of
@@ -28,8 +28,9 @@ def depthwise(channels: int = 24, size: int = 14, window: int = 3, batch: int = 
     return conv("depthwise", (batch, channels, size, size + 1), channels, (window, window), groups=channels, **how)
 
 
-def config(parts: int, channels: int = 32, strips: int = 1, steps: int = 2, images: int = 1) -> Config:
-    return {"parts": parts, "channels": channels, "strips": strips, "steps": steps, "blocks": 1, "images": images}
+def config(parts: int, channels: int = 32, strips: int = 1, steps: int = 2, images: int = 1, each: int = 1) -> Config:
+    how = {"channels": channels, "strips": strips, "steps": steps, "blocks": 1, "images": images, "each": each}
+    return {"parts": parts, **how}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,14 @@ CASES = {
     "side by side": (conv("side", (5, 40, 6, 4), 40, (3, 3), groups=40, ep="bias"), config(2, 64, 1, 2, 2), ARCH),
     "side by side, 5x5": (conv("side", (4, 64, 7, 14), 64, (5, 5), groups=64, ep="bias"), config(3, 64, 7, 2, 4), SMALL),
     "side by side, 5x5/2": (conv("side", (5, 20, 12, 28), 20, (5, 5), stride=2, groups=20), config(2, 64, 7, 1, 4), SMALL),
+    "whole pixels": (conv("whole", (1, 140, 7, 11), 140, (3, 3), groups=140, ep="bias relu"), config(2, 144, 2, each=2), ARCH),
+    "whole pixels, 5x5": (conv("whole", (2, 48, 6, 9), 48, (5, 5), groups=48), config(3, 48, 2, 1, each=3), ARCH),
+    "whole pixels, 5x5/2": (conv("whole", (1, 80, 12, 11), 80, (5, 5), stride=2, groups=80), config(2, 80, 1, 1), ARCH),
+    "whole pixels, side by side": (
+        conv("whole", (3, 40, 5, 16), 40, (3, 3), groups=40, ep="bias"),
+        config(1, 40, 6, 1, 3),
+        ARCH,
+    ),
     "side by side, 7x7": (conv("side", (3, 8, 9, 4), 8, (7, 7), groups=8), config(2, 64, 1, 2, 2), ARCH),
     "few rows": (conv("few", (4, 8, 3, 8), 8, (7, 7), groups=8), config(5, 64, 1, 1), ARCH),
     "rows below": (conv("below", (2, 8, 9, 8), 8, (5, 5), pad=3, groups=8), config(2, 64, 1, 4), ARCH),
@@ -142,7 +151,7 @@ EVERY = [
     Walk(taps, stride, channels, strips, steps, 1)
     for taps in (3, 5, 7)
     for stride in (1, 2)
-    for channels in CHANNELS
+    for channels in SWIZZLED
     for strips in STRIPS
     for steps in STEPS
 ]
@@ -155,7 +164,7 @@ def test_boxes_lie_as_the_copy_engine_swizzles_them(walk: Walk) -> None:
     assert not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.line_out, walk.results)) and 1024 % pattern == 0
 
 
-@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("channels", SWIZZLED)
 @pytest.mark.parametrize("first", range(8))
 def test_matrices_meet_no_bank_twice(channels: int, first: int) -> None:
     """8 neighbouring pixels, at whichever column they begin"""
