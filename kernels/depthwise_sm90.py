@@ -314,15 +314,17 @@ class DepthwiseSm90(Kernel):
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
         pairs = ceil(shares.height * shares.strips / shares.parts)
         multiplied = pairs + PARTLY * (steps - pairs) if walk.spares else steps
-        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * max(tensor, accesses) / clock
+        each = max(tensor, accesses) / clock
+        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * each
         copying = together * slabs * walk.steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
         along = (shares.across - 1) * walk.halo * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
-        straddling = STRADDLING if walk.swizzle and 2 * x.strides[3] % 128 else 0
+        straddling = STRADDLING if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
         moving = MOVING * (1 + straddling) * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
-        return START_US + REFILL_US * max(0, slabs - stages) / stages + hypot(computing, copying, moving)
+        waiting = FIRST * walk.steps * each + REFILL_US * max(0, slabs - stages) / stages
+        return START_US + waiting + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -408,27 +410,28 @@ NUMBERS = (
 PRODUCT = {4: 10.7, 2: 8.4}
 """Cycles of a Tensor Core for an mma.sp of so many taps: measured on an H200, with 8 warps of a multiprocessor."""
 
-# Fitted to the times of 2,000 configs of 29 layers on an H200.
-SLAB_US = 0.083
+# Fitted to the times of 2,900 configs of 65 layers on an H200.
+SLAB_US = 0.04
 """What a slab takes a block beyond its steps."""
 
-PARTLY = 0.4
+PARTLY = 0.3
 """Of a step's products, what those of a part's first and last rows take where they are not multiplied in full."""
 
-PIXEL = 1.49
+PIXEL = 1.5
 """Cycles of the copy engine for a pixel of a box."""
 
-MOVING = 0.66
+MOVING = 0.61
 """Of the time that each tensor's bytes take once: a part of x is in the L2 cache, where the step before left it."""
 
-STRADDLING = 0.18
-"""More of it, for parts of pixels that begin within lines of the L2 cache."""
+STRADDLING = 0.2
+"""More of it, for pieces of rows that begin within lines of the L2 cache: parts of pixels, or every second pixel."""
 
-AGAIN = 0.14
+AGAIN = 0.2
 """Of the time that x takes, for what of it is read again."""
 
-START_US, REFILL_US = 1.56, 0.29
-"""A launch, the first rows' way in and the last results' way out; and the way in of rows that find no free buffer at first."""
+START_US, FIRST, REFILL_US = 1.6, 0.3, 0.6
+"""A launch, the first rows' way in and the last results' way out; of the products' time of a slab, what the first one adds; and
+the way in of rows that find no free buffer at first."""
 
 CHOSEN = ("channels", "strips", "steps", "blocks", "images", "each")
 """Of a config, what the layout of shared memory depends on."""
