@@ -314,8 +314,8 @@ class DepthwiseSm90(Kernel):
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
         pairs = ceil(shares.height * shares.strips / shares.parts)
         multiplied = pairs + PARTLY * (steps - pairs) if walk.spares else steps
-        each = max(tensor, accesses) / clock
-        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * each
+        step_us = max(tensor, accesses) / clock
+        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * step_us
         copying = together * slabs * walk.steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
@@ -323,7 +323,7 @@ class DepthwiseSm90(Kernel):
         down = all_steps / (shares.height * shares.strips) - 1
         straddling = STRADDLING if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
         moving = MOVING * (1 + straddling) * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
-        waiting = FIRST * walk.steps * each + REFILL_US * max(0, slabs - stages) / stages
+        waiting = FIRST * walk.steps * step_us + REFILL_US * max(0, slabs - stages) / stages
         return START_US + waiting + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -835,15 +835,16 @@ def _steps(walk: Walk) -> list[str]:
         put = f"put_turned(i32(to + i32({2 * step * walk.line_out + place(v, j)})), y[0], y[1], y[2], y[3])"
         return [f"y = results(d{at}, read{v}, channel{v}, e)", put]
 
-    def known(ages: range) -> list[str]:
-        """A slab of one step, whose first matrices have been read, for rows of y of those ages."""
-        ends = not ages or last in ages
+    def whole(step: int, ages: range, ends: str | None = None) -> list[str]:
+        """A step whose first matrices have been read, for rows of y of those ages; `ends`: whether its results are to be kept."""
         text = []
-        for at in range(len(parts)):
-            text += (read(0, at + 1) if ages else []) + multiply(at, ages)
-            text += [free] if at == 0 else []
-            text += finish(0, at - 1) if at and ends else []
-        return text + (finish(0, len(parts) - 1) if ends else [])
+        for at in range(len(parts) + 1):
+            if at < len(parts):
+                text += (read(step, at + 1) if ages else []) + multiply(at, ages)
+                text += [free] if step == at == 0 else []
+            if at and (not ages or last in ages):
+                text += [f"if {ends}:", *_indented(finish(step, at - 1))] if ends else finish(step, at - 1)
+        return text
 
     out = [
         f"at = i32(ring + turn * i32({walk.slab}))",
@@ -851,22 +852,17 @@ def _steps(walk: Walk) -> list[str]:
         f"to = i32(mine + side * i32({walk.results}))",
     ]
     if walk.spares:
-        out += [*read(0, 0), "left = i32(count - i)", "if left <= empty:", *_indented(known(range(0)))]
+        out += [*read(0, 0), "left = i32(count - i)", "if left <= empty:", *_indented(whole(0, range(0)))]
         for age in range(last):
-            out += [f"elif i == i32({age - last}):", *_indented(known(range(age + 1)))]
+            out += [f"elif i == i32({age - last}):", *_indented(whole(0, range(age + 1)))]
         for age in range(last, 0, -1):
-            out += [f"elif left == i32({last - age + 1}):", *_indented(known(range(age, last + 1)))]
-        return [*out, "else:", *_indented(known(range(walk.reach)))]
+            out += [f"elif left == i32({last - age + 1}):", *_indented(whole(0, range(age, last + 1)))]
+        return [*out, "else:", *_indented(whole(0, range(walk.reach)))]
     nest = ""
     for step in range(walk.steps):
         if step:
             out.append(f"{nest}if i32(i + i32({step})) < count:")
             nest += "    "
-        text = read(step, 0)
-        for at in range(len(parts)):
-            text += read(step, at + 1) + multiply(at, range(walk.reach))
-            text += [free] if step == at == 0 else []
-            text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, at - 1))] if at else []
-        text += [f"if i32(i + i32({step})) >= 0:", *_indented(finish(step, len(parts) - 1))]
+        text = read(step, 0) + whole(step, range(walk.reach), f"i32(i + i32({step})) >= 0")
         out += [nest + line for line in text]
     return out
