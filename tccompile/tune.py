@@ -71,11 +71,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Trial:
-    """An op of a program, and the candidates to measure."""
+    """An op of a program, its candidates, the cheapest first, and how many of them to measure."""
 
     op: Op
     program: Program
-    candidates: Sequence[Candidate]
+    ranked: Sequence[Candidate]
+    count: int
+
+
+Compiled = tuple[Candidate, Sequence[Work]]
+"""A candidate, and its launches for each repetition of the op."""
 
 
 # --- Tables --------------------------------------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ def trials_of(programs: Sequence[Program], arch: Arch, table: Table, count: int 
                 continue
             ranked = candidates(op, program, arch)
             if len(ranked) > 1 and program.tensors[op.y].size:
-                found[name] = Trial(op, program, worth_measuring(ranked, count))
+                found[name] = Trial(op, program, ranked, count)
     return found
 
 
@@ -169,36 +174,45 @@ def worth_measuring(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
 def measure(
     trials: Sequence[Trial], gpu: Device, arch: Arch, progress: Progress, jobs: int | None = None
 ) -> Iterator[tuple[Trial, list[Result]]]:
-    """Compile all candidates, then run those of one trial after the other; what spills registers is left out.
+    """Compile what is worth measuring, then run it, one trial after the other.
 
     Raises LaunchError, which names the kernel, if one breaks the GPU's context.
     """
     programs = [repeated(t.op, t.program, _repetitions(t)) for t in trials]
-    works = [[_works(p, c, arch) for c in t.candidates] for t, p in zip(trials, programs, strict=True)]
-    images = _images([_jobs(w, arch) for of_trial in works for w in of_trial], progress, jobs)
+    compiled, images = _compiled(trials, programs, arch, progress, jobs)
     flush = _Flush(gpu)
-    for trial, program, of_trial in zip(trials, programs, works, strict=True):
-        kept = [(c, w) for c, w in zip(trial.candidates, of_trial, strict=True) if all(j in images for j in _jobs(w, arch))]
+    for trial, program, kept in zip(trials, programs, compiled, strict=True):
         yield trial, _results(program, trial, kept, images, arch, flush)
+
+
+def _compiled(
+    trials: Sequence[Trial], programs: Sequence[Program], arch: Arch, progress: Progress, jobs: int | None
+) -> tuple[list[list[Compiled]], Mapping[Job, Image]]:
+    """What to measure in each trial, with its launches, and their code. Where a config's code spills registers, others move up
+    into its place: a kernel must not be left out of a table because its cheapest config is."""
+    ranked = [list(t.ranked) for t in trials]
+    works: dict[tuple[int, int], list[Work]] = {}
+    while True:
+        picked: list[list[Compiled]] = []
+        for number, (trial, program) in enumerate(zip(trials, programs, strict=True)):
+            picked.append([])
+            for c in worth_measuring(ranked[number], trial.count):
+                if (number, id(c)) not in works:
+                    works[number, id(c)] = [c.kernel.work(op, program, c.config, arch) for op in program.ops]
+                picked[-1].append((c, works[number, id(c)]))
+        todo = list(dict.fromkeys(job for of_trial in picked for _, w in of_trial for job in _jobs(w, arch)))
+        try:
+            return picked, emit(todo, lambda done, total: progress("emit", done, total), jobs)
+        except SpillError as error:
+            spilled = set(error.jobs)
+        for of_trial, left in zip(picked, ranked, strict=True):
+            gone = {id(c) for c, w in of_trial if spilled.intersection(_jobs(w, arch))}
+            left[:] = [c for c in left if id(c) not in gone]
 
 
 def _jobs(works: Sequence[Work], arch: Arch) -> list[Job]:
     """What must be compiled for an op's launches."""
     return list(dict.fromkeys((launch.code, arch, "cubin") for work in works for launch in work.launches))
-
-
-def _works(program: Program, candidate: Candidate, arch: Arch) -> list[Work]:
-    return [candidate.kernel.work(op, program, candidate.config, arch) for op in program.ops]
-
-
-def _images(wanted: Sequence[Sequence[Job]], progress: Progress, jobs: int | None) -> Mapping[Job, Image]:
-    """The code of all jobs but those that spill."""
-    todo = list(dict.fromkeys(job for of_one in wanted for job in of_one))
-    while True:
-        try:
-            return emit(todo, lambda done, total: progress("emit", done, total), jobs)
-        except SpillError as error:
-            todo = [job for job in todo if job not in error.jobs]
 
 
 def _repetitions(trial: Trial) -> int:
@@ -207,7 +221,7 @@ def _repetitions(trial: Trial) -> int:
     if isinstance(trial.op, Conv):
         owners |= set(trial.program.joined.get((trial.op.w, trial.op.groups), ()))
     size = sum(tensors[n].span * tensors[n].dtype.size for n in owners)
-    slowest = max(c.cost for c in trial.candidates)
+    slowest = max(c.cost for c in worth_measuring(trial.ranked, trial.count))
     return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
 
 
@@ -238,7 +252,7 @@ def repeated(op: Op, program: Program, times: int) -> Program:
 def _results(
     program: Program,
     trial: Trial,
-    kept: Sequence[tuple[Candidate, Sequence[Work]]],
+    kept: Sequence[Compiled],
     images: Mapping[Job, Image],
     arch: Arch,
     flush: _Flush,

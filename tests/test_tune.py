@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from tccompile import cli, schedule, tune
 from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
+from tccompile.emit import SpillError
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
@@ -335,8 +336,24 @@ def test_every_kernel_near_the_least_estimate_is_measured():
     kernels = {c.kernel.name: c for c in reversed(ranked)}
     assert kernels["conv_direct"].cost > tune.NEAR * ranked[0].cost >= kernels["depthwise"].cost > ranked[3].cost
     (trial,) = tune.trials_of([program], SM90, Table("GPU", "sm_90a", {}, FORMAT), 4).values()
-    assert trial.candidates == [*ranked[:3], kernels["depthwise"]]
+    assert tune.worth_measuring(trial.ranked, trial.count) == [*ranked[:3], kernels["depthwise"]]
     assert tune.worth_measuring(ranked, len(ranked)) == ranked
+
+
+def test_what_spills_gives_way_to_the_next_config(api, tmp_path, monkeypatch):
+    """Each in turn, though only two are to be measured"""
+    compiled = tune.emit
+
+    def emit(jobs, *_):
+        for speed in ("first", "wrong"):
+            if spills := [j for j in jobs if dict(j[0].params)["speed"] == speed]:
+                raise SpillError("it spills registers", tuple(spills))
+        return compiled(jobs)
+
+    monkeypatch.setattr(tune, "emit", emit)
+    gpu, arch = tune.gpu_to_measure(("sm_80",))
+    (times,) = tune.tune([sum_program(3)], gpu, arch, tmp_path / "t.json", quiet, count=2).ops.values()
+    assert [t.config["speed"] for t in times] == ["fast", "slow"]
 
 
 def test_tuning_with_another_gpus_file_is_refused(api, tmp_path):

@@ -140,7 +140,7 @@ def main() -> None:
     trials = []
     for c in todo:
         ranked = [r for r in candidates(c.op, c.program, arch) if r.kernel.name == KERNEL.get(c.group, r.kernel.name)]
-        trials.append(Trial(c.op, c.program, ranked[: args.count]))
+        trials.append(Trial(c.op, c.program, ranked, args.count))
     tbps = roof()[1]
     print(f"{gpu}: a copy reads and writes {tbps:.2f} TB/s", flush=True)
     print("| step | case | µs | of a copy | of one as large | TFLOP/s | best | chosen | fastest |")
