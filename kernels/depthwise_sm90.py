@@ -18,7 +18,7 @@ says so and goes on to the next one; when all have, the slab's buffer is filled 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil, hypot
@@ -83,9 +83,9 @@ REGISTERS = 512
 MOST_REGISTERS = 255
 """Of a thread."""
 
-HALO = 8
-"""Columns beyond those of results where rows shall lie alike: the swizzle's pattern repeats every 8 pixels, and so do the banks
-that a matrix with pixels of two images meets."""
+PATTERN = 8
+"""Pixels after which a swizzle's pattern repeats, and the banks that a matrix with pixels of two images meets: rows are multiples
+of them, so that they lie alike, and images side by side are so many further apart than they are wide."""
 
 Tap = tuple[int, int]
 """A row of x in a step, and a column of the filter: with them a matrix of 8 pixels is multiplied."""
@@ -101,6 +101,7 @@ class Walk:
     blocks        on a multiprocessor
     images        side by side, whole rows of each; or 1 and any part of its columns
     each          vectors of 8 channels that a warp has
+    width         pixels of an image in a row of a box
     """
 
     taps: int
@@ -109,8 +110,9 @@ class Walk:
     strips: int
     steps: int
     blocks: int
-    images: int = 1
-    each: int = 1
+    images: int
+    each: int
+    width: int
 
     @property
     def rows(self) -> int:
@@ -166,14 +168,9 @@ class Walk:
         return self.pixel if self.channels in SWIZZLED else 0
 
     @property
-    def halo(self) -> int:
-        """Columns of an image in a box beyond those of its results."""
-        return HALO if self.swizzle or self.images > 1 else (self.taps - 1) // self.stride
-
-    @property
     def line(self) -> int:
         """Bytes of a row of a box of x."""
-        return self.images * (self.window + self.halo) * self.pixel
+        return self.images * self.width * self.pixel
 
     @property
     def copied(self) -> int:
@@ -190,6 +187,12 @@ class Walk:
         return self.stride * self.box
 
     @property
+    def beyond(self) -> int:
+        """Bytes behind the ring that are read for columns of the last row that the image does not have."""
+        pixels = self.columns + (self.taps - 1) // self.stride - self.width if self.images == 1 else 0
+        return -(-max(0, pixels) // PATTERN) * PATTERN * self.pixel
+
+    @property
     def line_out(self) -> int:
         """Bytes of a row of results."""
         return self.columns * self.pixel
@@ -201,7 +204,7 @@ class Walk:
 
     def smem(self, stages: int) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        return stages * self.slab + 2 * self.results + 8 * (stages + 4) + KIB
+        return stages * self.slab + self.beyond + 2 * self.results + 8 * (stages + 4) + KIB
 
     def stages(self, arch: Arch) -> int:
         """Buffers of the ring: as many as shared memory holds, at most 6; 0 if it does not hold two."""
@@ -308,7 +311,7 @@ class DepthwiseSm90(Kernel):
         lines = 8 // len({n * walk.groups % 8 for n in range(8)}) if not walk.swizzle else 1  # cycles that a matrix takes
         vectors = walk.warps * walk.each * walk.strips
         accesses = vectors * (sum(map(len, walk.products)) + 2) * lines + (walk.slab + walk.results) / walk.steps / 128
-        pixels = walk.stride * walk.rows * walk.images * (walk.window + walk.halo)
+        pixels = walk.stride * walk.rows * walk.images * walk.width
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
         together, stages = ceil(shares.blocks / arch.sms), walk.stages(arch)
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
@@ -319,7 +322,7 @@ class DepthwiseSm90(Kernel):
         copying = together * slabs * walk.steps * pixels * PIXEL / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
-        along = (shares.across - 1) * walk.halo * walk.stride / image(x.shape)[3]
+        along = (shares.across - 1) * (walk.width - walk.window) * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
         straddling = STRADDLING if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
         moving = MOVING * (1 + straddling) * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
@@ -345,7 +348,7 @@ class DepthwiseSm90(Kernel):
         )
         launch = Launch(
             code(
-                self.name, taps=walk.taps, stride=walk.stride, **{name: getattr(walk, name) for name in CHOSEN},
+                self.name, **{name: getattr(walk, name) for name in PARAMS},
                 stages=stages, constant=constant(op, program), epilogue=spec.params,
             ),
             grid=(shares.blocks, 1, 1),
@@ -363,7 +366,7 @@ class DepthwiseSm90(Kernel):
         from tccompile.kernels.ptx import hopper, memory, mma
         from tccompile.kernels.ptx.core import i32, u32
 
-        walk = Walk(*(params[name] for name in ("taps", "stride", *CHOSEN)))
+        walk = Walk(*(params[name] for name in PARAMS))
         kept, results, extra = epilogue.build_kept(params["epilogue"], 4)
 
         @inline
@@ -436,10 +439,23 @@ the way in of rows that find no free buffer at first."""
 CHOSEN = ("channels", "strips", "steps", "blocks", "images", "each")
 """Of a config, what the layout of shared memory depends on."""
 
+PARAMS = ("taps", "stride", *CHOSEN, "width")
+"""Of a walk."""
+
 
 def walk_of(op: Op, program: Program, config: Config) -> Walk:
     assert isinstance(op, Conv)
-    return Walk(filter_of(program.tensors[op.w])[0], op.strides[0], *(config[name] for name in CHOSEN))
+    taps, chosen = filter_of(program.tensors[op.w])[0], {name: config[name] for name in CHOSEN}
+    walk = Walk(taps=taps, stride=op.strides[0], width=0, **chosen)
+    return replace(walk, width=width(walk, image(program.op_shape(op))[3]))
+
+
+def width(walk: Walk, q: int) -> int:
+    """Pixels that results of an image of q columns need of a row."""
+    if walk.images > 1:
+        return walk.window + PATTERN
+    needed = min(walk.columns, q) + (walk.taps - 1) // walk.stride
+    return -(-needed // PATTERN) * PATTERN if walk.swizzle else needed
 
 
 def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
@@ -457,7 +473,7 @@ def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
         every = [walk_of(op, program, {**config, "blocks": blocks}) for blocks in RESIDENT]
         columns = every[0].columns
         narrow = images == 1 and strip in STRIPS and (strip == 1 or columns // 2 < q)
-        if (images * q == columns or narrow) and every[0].window + every[0].halo <= 256:
+        if (images * q == columns or narrow) and every[0].width <= 256:
             found += [w for w in every if w.stages(arch) and w.registers <= w.most_registers][:2]
     return found
 
@@ -544,7 +560,7 @@ def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tup
 
 def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list[int]]:
     """For each of a stride's columns from the first one that column 0 of y reads: its map, and where it begins there."""
-    x, box = program.tensors[op.x], (walk.channels, walk.window + walk.halo, walk.images, walk.steps * walk.rows)
+    x, box = program.tensors[op.x], (walk.channels, walk.width, walk.images, walk.steps * walk.rows)
     found, begins = [], []
     for f in range(walk.stride):
         begin, parity = divmod(f - op.pads[1], walk.stride)
@@ -574,7 +590,8 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "ring = base()",
-        f"staged, full = i32(ring + i32({stages * walk.slab})), i32(ring + i32({stages * walk.slab + 2 * walk.results}))",
+        f"staged = i32(ring + i32({stages * walk.slab + walk.beyond}))",
+        f"full = i32(staged + i32({2 * walk.results}))",
         f"done, free = i32(full + i32({8 * stages})), i32(full + i32({8 * stages + 16}))",
         "if tid == 0:",
         *(f"    barrier_init(i32(full + i32({8 * s})), i32(1))" for s in range(stages)),
@@ -791,7 +808,7 @@ def _places(walk: Walk) -> list[str]:
         ]
     for j in range(walk.strips if walk.images > 1 else 0):
         before = [f"i32(first >= i32({m * walk.window - 8 * j}))" for m in range(1, walk.images)]
-        out.append(f"apart{j} = computed(i32(i32({' + '.join(before)}) * i32({HALO * walk.pixel})))")
+        out.append(f"apart{j} = computed(i32(i32({' + '.join(before)}) * i32({PATTERN * walk.pixel})))")
     return [*out, f"mine = computed(i32(i32(staged + {pick([0, walk.line_out])}) + {_place(walk, 'first')}))"]
 
 

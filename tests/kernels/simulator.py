@@ -679,7 +679,7 @@ def _depthwise_mma(params: dict[str, Value], extra: int, memory: Memory) -> Text
 
 
 def _depthwise_sm90(params: dict[str, Value], extra: int, memory: Memory) -> Text:
-    walk = depthwise_sm90.Walk(*(params[name] for name in ("taps", "stride", *depthwise_sm90.CHOSEN)))
+    walk = depthwise_sm90.Walk(*(params[name] for name in depthwise_sm90.PARAMS))
     engine = CopyEngine(memory)
     scope: dict[str, Any] = {
         "engine": engine,

@@ -12,7 +12,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels import depthwise_sm90
-from tccompile.kernels.depthwise_sm90 import HALO, STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks
+from tccompile.kernels.depthwise_sm90 import STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks, width
 from tccompile.kernels.spec import Config, TiledMap
 from tccompile.program import Program
 from tests.gpu.cases import conv, program_of
@@ -147,8 +147,16 @@ def test_the_simulator_finds_races(monkeypatch: pytest.MonkeyPatch, line: str, o
 
 # --- Shared memory -----------------------------------------------------------------------------------------------------
 
+
+def walk_for(taps: int, stride: int, channels: int, strips: int, steps: int, columns: int) -> Walk:
+    """Of images so wide."""
+    walk = Walk(taps, stride, channels, strips, steps, blocks=1, images=1, each=1, width=0)
+    return replace(walk, width=width(walk, columns))
+
+
 EVERY = [
-    Walk(taps, stride, channels, strips, steps, 1)
+    walk_for(taps, stride, channels, strips, steps, columns)
+    for columns in (7, 30, 500)
     for taps in (3, 5, 7)
     for stride in (1, 2)
     for channels in SWIZZLED
@@ -161,7 +169,10 @@ EVERY = [
 def test_boxes_lie_as_the_copy_engine_swizzles_them(walk: Walk) -> None:
     """And rows alike, so that a lane's place in one is its place in all"""
     pattern = 8 * walk.pixel
-    assert not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.line_out, walk.results)) and 1024 % pattern == 0
+    assert (
+        not any(n % pattern for n in (walk.line, walk.box, walk.slab, walk.beyond, walk.line_out, walk.results))
+        and 1024 % pattern == 0
+    )
 
 
 @pytest.mark.parametrize("channels", SWIZZLED)
@@ -177,7 +188,7 @@ def test_matrices_meet_no_bank_twice(channels: int, first: int) -> None:
 @pytest.mark.parametrize("taps, stride", [(t, s) for t in (3, 5, 7) for s in (1, 2)])
 def test_every_tap_is_multiplied_once(taps: int, stride: int) -> None:
     """By its own row and column of x, for both rows of y, in live products only"""
-    walk, met = Walk(taps, stride, 64, 1, 1, 1), Counter()
+    walk, met = walk_for(taps, stride, 64, 1, 1, 7), Counter()
     for age in range(walk.reach):
         for k, product in enumerate(walk.products):
             for y, row in enumerate(walk.weights(age, k)):
@@ -186,7 +197,7 @@ def test_every_tap_is_multiplied_once(taps: int, stride: int) -> None:
                     met[y, weight] += weight is not None
                     assert weight is None or k in walk.live(age)
     expected = Counter((y, (r, s)) for y in (0, 1) for r in range(taps) for s in range(taps))
-    assert +met == expected and all((s // stride) < HALO for product in walk.products for _, s in product)
+    assert +met == expected and all(7 + s // stride <= walk.width for product in walk.products for _, s in product)
 
 
 @pytest.mark.parametrize("window, stride", [(w, s) for w in (3, 5, 7) for s in (1, 2)])
