@@ -214,18 +214,17 @@ def lines(params: Value) -> list[str]:
 
 
 def _ahead(taps: tuple[int, int], w_bytes: int) -> list[str]:
-    """Text that waits for the grids before; meanwhile what does not depend on x is to come to the L2 cache.
-
-    For images so small that a thread has one row, since it keeps the addresses in registers.
-    """
+    """Text that waits for the grids before; meanwhile what does not depend on x is to come to the L2 cache, by the threads of one
+    rectangle: requests of all of them for the same lines took several times as long as the convolution."""
     taps_of_c = f"w + i64(select(inside != 0, c, i32(0))) * i64({w_bytes})"
     places = (
         f"i64(i32(i32(i32({r}) * wr) + i32(i32({s}) * ws))) * i64({w_bytes})" for r in range(taps[0]) for s in range(taps[1])
     )
     return [
-        f"filters = {taps_of_c}",
-        *(f"prefetch(filters + {place})" for place in places),
-        "ahead(c, e)",
+        "if rectangle == i32(0):",
+        f"    filters = {taps_of_c}",
+        *(f"    prefetch(filters + {place})" for place in places),
+        "    ahead(c, e)",
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
     ]
