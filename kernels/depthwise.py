@@ -69,7 +69,8 @@ class Depthwise(Kernel):
         waits = r if r > MOST_UNROLLED or not unrolled(op, program)[0][0] else 1
         latency = max(1.0, turns) * (0.1 * waits + 0.0013 * instructions)
         parts = (traffic_us(op, program, arch), issue, loading, latency)
-        return LAUNCH_US + FROM_L2 * (max(parts) + 0.22 * (sum(parts) - max(parts)))  # they do not overlap wholly
+        start = EARLY_START_US if arch.tma else LAUNCH_US
+        return start + FROM_L2 * (max(parts) + 0.3 * (sum(parts) - max(parts)))  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -86,7 +87,7 @@ class Depthwise(Kernel):
         rectangles = n * bands * tiles
         units = -(-rectangles // abreast) * groups
         taps, step = unrolled(op, program)
-        ahead = arch.tma and taps != (0, 0) and rows == 1
+        ahead = arch.tma and taps != (0, 0) and (rows, columns, lanes) != CROWDED
         numbers = (
             *(units, rectangles, rows, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands)),
             *(p, q, height, width, *_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
@@ -148,6 +149,8 @@ TILES: dict[tuple[int, int], Tiles] = {
 }
 """Of filters by rows and columns, where code for the filter's taps is unrolled, and pixels share what is read."""
 
+CROWDED = (2, 2, 8)
+"""Rows, columns and lanes that leave no registers for addresses of what is asked for ahead of earlier grids."""
 
 MOST_UNROLLED = 5
 """Rows of a filter that are unrolled."""
@@ -157,6 +160,9 @@ BUSY = {4: 0.8, 3: 0.68, 2: 0.62}
 
 FROM_L2 = 0.75
 """Of those times, what is left where the step before has just written x, so that a part of it is in the L2 cache."""
+
+EARLY_START_US = 1.2
+"""A launch that starts before those before it have ended."""
 
 L1_BYTES = 115_000
 """What a multiprocessor reads of its L1 cache in a microsecond; fitted to an H200's times, as are the numbers of `cost`."""

@@ -292,13 +292,13 @@ class DepthwiseSm90(Kernel):
         return None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        """The ones of least estimated cost."""
+        """The ones of least estimated cost, of equals those with fewer blocks on a multiprocessor."""
         found = [
             {"parts": parts, **{name: getattr(w, name) for name in CHOSEN}}
             for w in walks(op, program, arch)
             for parts in partitions(op, program, w, arch)
         ]
-        yield from sorted(found, key=lambda config: self.cost(op, program, config, arch))[:12]
+        yield from sorted(found, key=lambda config: (self.cost(op, program, config, arch), config["blocks"]))[:12]
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
