@@ -173,6 +173,8 @@ class Codec:
             if type(value) is not dict:
                 raise CodecError(f"expected an object, got {_shown(value)}")
             one, out, key = self.pair(hint)[1], {}, ""
+            for key in value:
+                _decode_str(key)
             try:
                 for key, v in value.items():
                     out[key] = one(v)
@@ -284,6 +286,11 @@ def _encode_str(value: Any) -> str:
 def _decode_str(value: Any) -> str:
     if type(value) is not str:
         raise CodecError(f"expected a string, got {_shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # JSON can write halves of characters, which nothing can print
+            raise CodecError(f"expected Unicode, got {_shown(value)}") from None
     return value
 
 

@@ -35,6 +35,7 @@ from tccompile.program import (
     dense,
     verify,
 )
+from tccompile.reference.expressions import takes
 from tccompile.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 
 RANK = 16
@@ -128,6 +129,9 @@ def _check_op(op: Op, program: Program) -> None:
             require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
     for name in (*op.inputs, op.y):
         require(name in program.tensors, f"{what}: {name!r} is no tensor")
+    owner = program.tensors[op.y].storage
+    given = owner in program.inputs or owner in program.constants
+    require(not given, f"{what}: writes into {owner!r}, which is an input or a constant")
     y, b = program.tensors[op.y].shape, op.epilogue.shuffle
     require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
     shape = program.op_shape(op)
@@ -140,6 +144,8 @@ def _check_op(op: Op, program: Program) -> None:
         operands = {name: program.tensors[name].shape for name in op.operands}
         message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
         require(all(RULES[type(op)](op, operands, shape)), message)
+    for name in _indices(op):
+        _check_integers(program.tensors[name], what)
 
 
 def _conv(op: Conv, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
@@ -243,6 +249,16 @@ def _rnn(op: Rnn, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
         _check_expr(function, 0, True, "an activation")
 
 
+def _indices(op: Op) -> tuple[str, ...]:
+    """The operands that are indices or counts."""
+    match op:
+        case Resize(index=index):
+            return index
+        case Rnn(lengths=str() as lengths):
+            return (lengths,)
+    return ()
+
+
 def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
     return len(set(axes)) == len(axes) and all(0 <= a < len(shape) for a in axes)
 
@@ -283,9 +299,13 @@ def _check_expr(expr: Expr, loads: int, acc: bool, what: str) -> None:
         if e.fn == "load":
             require(type(e.value) is int and 0 <= e.value < loads, f"{what}: it has no view {e.value}")
         elif e.fn == "const":
-            require(type(e.value) in (int, float, bool), f"{what}: a constant without a value")
+            fits = type(e.value) is {DType.F32: float, DType.I64: int, DType.BOOL: bool}[e.dtype]
+            require(fits, f"{what}: a constant of {e.dtype.value} that is {e.value!r}")
         else:
             require(e.value is None and (acc or e.fn != "acc"), f"{what}: {e.fn} where it has no place")
+        if e.fn in FUNCTIONS:
+            types = [a.dtype.value for a in e.args]
+            require(takes(e.fn, tuple(a.dtype for a in e.args)), f"{what}: {e.fn} of {', '.join(types)}")
 
 
 def _check_view(view: View, tensors: Mapping[str, Tensor], shape: Shape, what: str) -> None:
@@ -320,11 +340,15 @@ def _check_element(element: Element, tensors: Mapping[str, Tensor], view: View, 
     """An index that is read: from integers, and inside their tensor."""
     require(0 < element.extent < EXTENT, f"{what}: indices into an axis of {element.extent} elements")
     t = tensors[element.tensor]
-    require(t.dtype.compute is DType.I64, f"{what}: indices of {t.dtype.value}")
+    _check_integers(t, what)
     require(len(element.index) == t.rank, f"{what}: {len(element.index)} indices of {t.name!r}, which has {t.rank} axes")
     for index, n in zip(element.index, t.shape, strict=True) if not view.valid and 0 not in shape else ():
         low, high = index.bounds(shape)
         require(low >= 0 and high < n, f"{what}: reads {t.name!r} at {low}…{high} of {n}")
+
+
+def _check_integers(t: Tensor, what: str) -> None:
+    require(t.dtype.compute is DType.I64, f"{what}: indices of {t.dtype.value}")
 
 
 def _parts(index: Index) -> list[Index]:

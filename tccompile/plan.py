@@ -20,6 +20,7 @@ import numpy as np
 
 from tccompile import codec
 from tccompile.errors import PlanError, UsageError
+from tccompile.expr import DType
 from tccompile.limits import SIZE, check_program, require
 from tccompile.program import OPS, Op, Program, Tensor
 from tccompile.reference.storage import elements, store, to_storage
@@ -297,9 +298,13 @@ def check_plan(plan: Plan) -> None:
     """Hold a plan to the rules of the format: every index, offset, size and limit. Raises PlanError that names the place."""
     require(plan.entries, "a plan without entries")
     constants: dict[str, Tensor] = {}
+    ends: set[tuple[tuple[str, DType], ...]] = set()
     for i, entry in enumerate(plan.entries):
         with _naming(f"entry {i}"):
             check_program(entry.program)
+            names = (*entry.program.inputs, *entry.program.outputs)
+            ends.add(tuple((name, entry.program.tensors[name].dtype) for name in names))
+            require(len(ends) == 1, "has other inputs or outputs, or of another type, than the entries before it")
             for name in entry.program.constants:
                 tensor = entry.program.tensors[name]
                 require(constants.setdefault(name, tensor) == tensor, f"constant {name!r} has another layout in another entry")
@@ -556,7 +561,10 @@ class _Reader:
             data = self.checked(value["data"])[1]
         if len(data) != math.prod(shape) * dtype.itemsize:
             raise codec.CodecError(f"{len(data)} bytes for an array of {dtype} {shape}")
-        return np.frombuffer(data, dtype).reshape(shape)
+        try:
+            return np.frombuffer(data, dtype).reshape(shape)
+        except ValueError:  # of no elements, and yet beyond what NumPy can count
+            raise codec.CodecError(f"an array of shape {shape!r}") from None
 
 
 _ARRAYS = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")

@@ -43,7 +43,7 @@ class Tensor:
     @property
     def span(self) -> int:
         """Elements from the first to the last one of `padded`, both included."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if self.size else 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if 0 not in self.padded else 0
 
     @property
     def size(self) -> int:

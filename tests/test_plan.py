@@ -21,11 +21,12 @@ from hypothesis import example, given, settings
 
 from tccompile import codec, weights
 from tccompile.errors import PlanError, TccompileError, UsageError
-from tccompile.expr import DType, Expr, call, const, load
+from tccompile.expr import DType, Epilogue, Expr, call, const, identity_view, load
 from tccompile.plan import (
     FORMAT_VERSION,
     NOT_EVALUATED,
     PREFIX,
+    Entry,
     Plan,
     fill,
     from_bytes,
@@ -34,7 +35,7 @@ from tccompile.plan import (
     to_bytes,
     write_plan,
 )
-from tccompile.program import Tensor, dense
+from tccompile.program import Pointwise, Program, Resize, Tensor, dense
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.weights import Literal, Recipe, Source, Transform, same
 from tests.small import feeds, plan, sources
@@ -517,6 +518,15 @@ LIMITS = [
     (("plan", "certificates"), [certificate(values=np.zeros(4))], "expected 5 finite numbers of 64 bits"),
     (("plan", "certificates"), [certificate(values=np.zeros(5, np.float32))], "expected 5 finite numbers of 64 bits"),
     (("plan", "certificates"), [certificate(values=np.full(5, np.nan))], "expected 5 finite numbers of 64 bits"),
+    ((*OPS, 0, "epilogue", "expr"), {"fn": "const", "value": 1e300, "dtype": "int64"}, r"a constant of int64 that is 1e\+300"),
+    ((*OPS, 0, "epilogue", "expr"), {"fn": "bit_not", "args": [{"fn": "load", "value": 0}]}, "'in': bit_not of float32"),
+    (("plan", "name"), "\ud800", r"name: expected Unicode, got '\\ud800'"),
+    (("plan", "producer"), {"\ud800": "0"}, r"producer: expected Unicode, got '\\ud800'"),
+    (
+        ("plan", "entries", 0, "program", "constants", "bias", "values"),
+        {"dtype": "float32", "shape": [0, 1 << 39, 1 << 39], "data": ""},
+        "bias.values: an array of shape",
+    ),
     (("plan", "images", 0, "kind"), "exe", "code of kind 'exe'"),
     (("plan", "images", 0, "code"), 99, "there is no section 99"),
     (("plan", "weights", "y"), 0, "weights of 'y', which is no constant"),
@@ -540,6 +550,56 @@ def test_limits(place, value, message):
     node[place[-1]] = value
     with pytest.raises(PlanError, match=message):
         from_bytes(with_header(FILE, header))
+
+
+def with_op(tensor: Tensor) -> Plan:
+    """The plan with one op more, which writes a number into a tensor."""
+    entry = PLAN.entries[0]
+    op = Pointwise(nodes=("more",), y=tensor.name, epilogue=Epilogue(const(7)))
+    program = replace(entry.program, tensors={**entry.program.tensors, tensor.name: tensor}, ops=(*entry.program.ops, op))
+    last = len(entry.program.ops)
+    at = {} if tensor.base else {tensor.name: entry.sections[0].arena}  # at the arena's end
+    sections = tuple(
+        replace(s, steps=(*s.steps, replace(s.steps[0], op=last)), offsets={**s.offsets, **at}) for s in entry.sections[:1]
+    )
+    return replace(PLAN, entries=(replace(entry, program=program, sections=sections),))
+
+
+@pytest.mark.parametrize("owner", ["x", "bias"])
+def test_inputs_and_constants_are_not_written(owner):
+    """The CPU engine reads a caller's arrays and the mapped file where they lie."""
+    base = PLAN.entries[0].program.tensors[owner]
+    with pytest.raises(PlanError, match=f"'more': writes into '{owner}', which is an input or a constant"):
+        to_bytes(with_op(replace(base, name="view", base=owner)))
+
+
+def test_padding_of_a_tensor_without_elements_is_memory_too():
+    """Whoever writes the tensor writes its padding."""
+    with pytest.raises(PlanError, match="tensor 'none' ends at"):
+        to_bytes(with_op(Tensor("none", (0, 3), DType.F32, (8, 8), (8, 1))))
+
+
+@pytest.mark.parametrize("name, dtype", [("z", DType.F32), ("x", DType.F64)])
+def test_entries_have_the_same_inputs_and_outputs(name, dtype):
+    """A session takes them to be those of the first entry."""
+
+    def entry(name: str, dtype: DType) -> Entry:
+        tensors = {n: dense(n, (2,), t, pad=1) for n, t in ((name, dtype), ("y", DType.F32))}
+        op = Pointwise(nodes=("copy",), y="y", epilogue=Epilogue(load(0), (identity_view(name, 1),)))
+        return Entry(Program((name,), ("y",), tensors, {}, (op,)), ())
+
+    with pytest.raises(PlanError, match="entry 1: has other inputs or outputs"):
+        to_bytes(Plan("", {}, (entry("x", DType.F32), entry(name, dtype)), (), {}))
+
+
+def test_indices_are_integers():
+    tensors = [dense("x", (2, 3), DType.F32, pad=1), dense("y", (2, 4), DType.F32, pad=1)]
+    tables = [dense("index", (4, 1), DType.F32), dense("weights", (4, 1), DType.F32)]
+    op = Resize(nodes=("up",), y="y", x="x", axes=(1,), index=("index",), weights=("weights",))
+    constants = {t.name: Literal(np.zeros(t.shape, np.float32)) for t in tables}
+    program = Program(("x",), ("y",), {t.name: t for t in (*tensors, *tables)}, constants, (op,))
+    with pytest.raises(PlanError, match="Resize 'up': indices of float32"):
+        to_bytes(Plan("", {}, (Entry(program, ()),), (), {}))
 
 
 SECTIONS = codec.dumps(header_of(FILE)["sections"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 
-from tccompile.expr import BUILTINS, FUNCTIONS, Expr, Shape, View
+from tccompile.expr import BUILTINS, FUNCTIONS, DType, Expr, Shape, View
 from tccompile.reference.storage import convert
 
 _STEPS = 32  # tabulated points of erf in a unit of x
@@ -55,14 +56,22 @@ NUMPY: dict[str, Callable] = {
 
 assert set(NUMPY) == set(BUILTINS)
 
-_compiled: dict[str, Callable] = {}
 
-
+@cache
 def _function(name: str) -> Callable:
-    if name not in _compiled:
-        function = FUNCTIONS[name]
-        _compiled[name] = eval(f"lambda {', '.join(function.params)}: {function.body}", {"__builtins__": {}, **NUMPY})
-    return _compiled[name]
+    function = FUNCTIONS[name]
+    return eval(f"lambda {', '.join(function.params)}: {function.body}", {"__builtins__": {}, **NUMPY})
+
+
+@cache
+def takes(name: str, dtypes: tuple[DType, ...]) -> bool:
+    """Whether the function takes arguments of these types: there are no bits of floats, and no negatives of booleans."""
+    try:
+        with np.errstate(all="ignore"):
+            _function(name)(*(np.ones(1, d.numpy) for d in dtypes))
+    except TypeError:
+        return False
+    return True
 
 
 def evaluate_expr(
