@@ -35,12 +35,12 @@ _ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
 class Value:
     """A model input or output.
 
-    shape  extents; None for one that differs between the plan's entries
+    shape  extents; None for one that differs between the plan's entries, or in place of all where their number does
     type   as ONNX Runtime says it: `tensor(float)`
     """
 
     name: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...] | None
     type: str
     dtype: np.dtype
 
@@ -130,12 +130,12 @@ class Session:
         out = []
         for name in names:
             tensors = [e.program.tensors[name] for e in self.plan.entries]
-            shapes = zip(*(t.shape for t in tensors), strict=True)
+            extents = tuple(n[0] if len(set(n)) == 1 else None for n in zip(*(t.shape for t in tensors), strict=False))
             dtype = tensors[0].dtype
             out.append(
                 Value(
                     name,
-                    tuple(n[0] if len(set(n)) == 1 else None for n in shapes),
+                    extents if len({t.rank for t in tensors}) == 1 else None,
                     f"tensor({_ORT_TYPES.get(dtype, dtype.value)})",
                     dtype.numpy,
                 )

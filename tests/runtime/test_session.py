@@ -122,6 +122,22 @@ def test_the_same_on_the_gpu_and_the_cpu(fake):
             assert [y.name for y in session.get_outputs()] == ["y", "z"]
 
 
+def test_entries_of_other_ranks():
+    """Of an input whose rank the model leaves open, too, a session says what is known."""
+    shapes = (2,), (2, 3)
+    entries = []
+    for shape in shapes:
+        tensors = {n: dense(n, shape, DType.F32, pad=1) for n in "xy"}
+        op = Pointwise(nodes=("Neg",), y="y", epilogue=Epilogue(call("neg", load(0)), (identity_view("x", len(shape)),)))
+        steps = (Step(0, "toy", {}, False, "the only one", (), ()),)
+        entries.append(Entry(Program(("x",), ("y",), tensors, {}, (op,)), (Section("sm_80", steps, {}, 0, 0),)))
+    with Session(Plan("toy", {}, tuple(entries), (), {}), device="cpu") as session:
+        (x,), (y,) = session.get_inputs(), session.get_outputs()
+        assert x.shape is None and y.shape is None
+        for shape in shapes:
+            same(session.run(None, {"x": np.ones(shape, np.float32)}), [-np.ones(shape)])
+
+
 def test_blocks_that_run_at_once_are_no_more_than_the_gpu_has_room_for(fake):
     api = fake()
     (entry,) = plan().entries
