@@ -15,7 +15,7 @@ from typing import Any
 from tccompile.errors import DeviceError, LaunchError
 
 
-class DriverError(Exception):
+class DriverError(LaunchError):
     """A driver call that failed: `status` is the name of its CUresult."""
 
     def __init__(self, call: str, status: str):

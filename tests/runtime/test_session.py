@@ -138,6 +138,20 @@ def test_entries_of_other_ranks():
             same(session.run(None, {"x": np.ones(shape, np.float32)}), [-np.ones(shape)])
 
 
+def test_a_tensor_map_that_the_driver_refuses(fake):
+    api = fake()
+    api.failures["cuTensorMapEncodeTiled"] = ILLEGAL_ADDRESS
+    whole = plan()
+    entry = whole.entries[0]
+    steps = list(entry.sections[0].steps)
+    launch = steps[0].launches[0]
+    tensor_map = Map("tiled", Address("arena", "", 0), (8, 2), (16,), (1, 1), 0, (8, 2))
+    steps[0] = replace(steps[0], launches=(replace(launch, args=(*launch.args, tensor_map)),))
+    entry = replace(entry, sections=(replace(entry.sections[0], steps=tuple(steps)),))
+    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        Session(replace(whole, entries=(entry,)), device="gpu")
+
+
 def test_blocks_that_run_at_once_are_no_more_than_the_gpu_has_room_for(fake):
     api = fake()
     (entry,) = plan().entries
