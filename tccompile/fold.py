@@ -40,9 +40,15 @@ LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing i
 ROOM = 2**30  # bytes that all folded constants may take together, beside 16 times what the model's own take
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-LEFT = {"Dropout", "GRU", "LSTM", "LpNormalization", "RNN", "TfIdfVectorizer"}
+WORK = 2**32  # elements that folding may read and make, beside 64 times the model's own
+PER_ELEMENT = 16  # multiplications of floats in a product that take no longer than an element elsewhere
+
+LEFT = {
+    "Attention", "AveragePool", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Dropout", "GRU", "GridSample",
+    "LRN", "LSTM", "LpNormalization", "LpPool", "MaxPool", "MaxRoiPool", "QLinearConv", "RNN", "RoiAlign", "TfIdfVectorizer",
+}  # fmt: skip
 """Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
-layers, and the time that TfIdfVectorizer takes is an attribute's to choose."""
+layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
@@ -127,6 +133,7 @@ class Folder:
 
         self.control = Unroller(self)
         self.room = ROOM + 16 * sum(w.values.nbytes for w in constants.values())
+        self.work = WORK + 64 * sum(w.values.size for w in constants.values())
 
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
@@ -167,6 +174,7 @@ class Folder:
             return
         inputs = [self.constants.get(name) for name in node.input if name]
         if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
+            self.work -= self.work_of(node, inputs)  # type: ignore[arg-type]
             result = self.evaluate(node)
             if result is not None:
                 for name, weight in zip(node.output, result, strict=False):
@@ -391,11 +399,11 @@ class Folder:
         found: dict[str, Type] = {}
         if onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain):
             found = self.inferred(node, domain)
-            if domain == "":
-                self.check_shapes(node, found)
         else:
             failure = "the operator is not one of ONNX's; export the model with standard operators only"
         outputs = {name: found.get(name) or self.said.get(name) for name in node.output if name}
+        if domain == "":
+            self.check_shapes(node, outputs.get(node.output[0]))
         for name, type_ in outputs.items():
             if type_ is None:
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
@@ -442,6 +450,10 @@ class Folder:
                 dims = proto.tensor_type.shape.dim
                 if len(dims) == 4 and dims[2].dim_value == self.window_length(node):
                     dims[2].dim_value = dims[2].dim_value // 2 + 1
+        for name, proto in found.items():
+            extents = [d.dim_value for d in proto.tensor_type.shape.dim]
+            if min(extents, default=0) < 0:
+                raise invalid(node, f"its output {name!r} would be {'×'.join(map(str, extents))}")
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
 
     def check_axis(self, node: onnx.NodeProto) -> None:
@@ -454,9 +466,8 @@ class Folder:
             if not -rank <= axis < rank:
                 raise invalid(node, f"axis {axis} of a tensor of rank {rank}")
 
-    def check_shapes(self, node: onnx.NodeProto, found: Mapping[str, Type]) -> None:
+    def check_shapes(self, node: onnx.NodeProto, output: Type | None) -> None:
         inputs = [self.type_of(x, node).shape if x else None for x in node.input]
-        output = found.get(node.output[0])
         shapes = Shapes(inputs, output.shape, attributes(node)) if output is not None else None
         if shapes and (wrong := wrong_shapes(node.op_type, shapes)):
             raise invalid(node, wrong)
@@ -480,19 +491,29 @@ class Folder:
         return Type(x.elem, shape)
 
     def scaled(self, node: onnx.NodeProto) -> Type | None:
-        """The type of a Resize by constant scales.
+        """The type of a Resize by constant scales, or by constant sizes that need not keep its proportions.
 
-        The extents are floor(extent * scale) with the product rounded to float32, as ONNX Runtime has it and as exporters
-        expect that divide the size they want by the extent; ONNX's own rule may give one less.
+        By scales the extents are floor(extent * scale) with the product rounded to float32, as ONNX Runtime has it and as
+        exporters expect that divide the size they want by the extent; ONNX's own rule may give one less.
         """
-        scales = self.constants.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        scales, sizes = (self.constants.get(node.input[i]) if len(node.input) > i and node.input[i] else None for i in (2, 3))
         if scales is not None and not (np.isfinite(scales.values) & (scales.values > 0)).all():
             raise invalid(node, f"its scales are {scales.values.tolist()}; they must be positive and finite")
         x = self.type_of(node.input[0], node)
         axes = _attribute(node, "axes", range(len(x.shape)))
+        shape = list(x.shape)
+        if (
+            sizes is not None
+            and sizes.values.size == len(axes)
+            and _attribute(node, "keep_aspect_ratio_policy", b"stretch") == b"stretch"
+        ):
+            if sizes.values.min(initial=0) < 0:
+                raise invalid(node, f"its sizes are {sizes.values.tolist()}; they must not be negative")
+            for axis, size in zip(axes, sizes.values.tolist(), strict=True):
+                shape[axis] = size
+            return Type(x.elem, tuple(shape))
         if scales is None or scales.values.size != len(axes):
             return None
-        shape = list(x.shape)
         for axis, scale in zip(axes, scales.values.reshape(-1), strict=True):
             shape[axis] = int(np.floor(np.float32(shape[axis]) * np.float32(scale)))
         return Type(x.elem, tuple(shape))
@@ -506,7 +527,21 @@ class Folder:
         made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)
         if node.op_type in ("ConstantOfShape", "Expand"):
             return made <= max(LARGE_VIEW, 4 * made_of)
-        return made <= min(max(LARGE, 4 * made_of), max(self.room, SMALL))
+        small = made <= min(max(LARGE, 4 * made_of), max(self.room, SMALL))
+        return small and self.work_of(node, inputs) <= max(self.work, SMALL)
+
+    def work_of(self, node: onnx.NodeProto, inputs: list[Weight]) -> int:
+        """The elements that evaluating the node takes about as long as reading and making: none for a view."""
+        if node.op_type in ("ConstantOfShape", "Expand"):
+            return 0
+        sizes, made = [w.values.size for w in inputs], sum(math.prod(self.types[y].shape) for y in node.output if y)
+        match node.op_type:
+            case "Einsum":
+                return math.prod(sizes)
+            case "Gemm" | "MatMul" | "MatMulInteger" | "QLinearMatMul":
+                terms = max(max(w.values.shape[-2:], default=1) for w in inputs)
+                return sum(sizes) + made * terms // (PER_ELEMENT if self.types[node.output[0]].dtype.kind == "f" else 1)
+        return sum(sizes) + made
 
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""

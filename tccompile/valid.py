@@ -112,10 +112,15 @@ def wrong_attribute(node: onnx.NodeProto) -> str | None:
 
 
 def wrong_type(node: onnx.NodeProto, types: Sequence[int | None], schema: onnx.defs.OpSchema) -> str | None:
-    """An input of a type that the operator does not take, or of another than the one that it must share; None: left out."""
+    """An input of a type that the operator does not take, or of another than the one that it must share.
+
+    None stands for an input that is left out, which not all may be.
+    """
     bound: dict[str, int] = {}
     for i, elem in enumerate(types):
         formal = schema.inputs[min(i, len(schema.inputs) - 1)]
+        if elem is None and formal.option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+            return f"its {formal.name} is left out; the operator cannot do without"
         if elem is None:
             continue
         own = onnx.TensorProto.DataType.Name(elem).lower()
@@ -342,6 +347,7 @@ def _attention(s: Shapes) -> Iterator[tuple[bool, str]]:
     fits = q[0] == k[0] and q[3] == k[3] and k[:3] == v[:3] and k[1] > 0 and q[1] % k[1] == 0
     yield fits, f"its Q, K and V, of {_text(q)}, {_text(k)} and {_text(v)}, do not fit each other"
     past = s[4]
+    yield (past is None) == (s[5] is None), "it has one of past_key and past_value; it must have both or neither"
     if past is not None:
         yield len(past) == 4, f"its past_key is {_text(past)}; it must have 4 axes"
         yield from _are(s, (4, "past_key", (*k[:2], past[2], k[3])), (5, "past_value", (*v[:2], past[2], v[3])))
@@ -432,7 +438,23 @@ def _max_unpool(s: Shapes) -> Iterator[tuple[bool, str]]:
     yield s.output[:2] == s.x[:2], f"it makes {_text(s.output)} of {_text(s.x)}"
 
 
+def _dft(s: Shapes) -> Iterator[tuple[bool, str]]:
+    yield len(s.x) >= 2 and s.x[-1] in (1, 2), f"its input is {_text(s.x)}; its last axis must be of 1 or 2 elements"
+
+
+def _einsum(s: Shapes) -> Iterator[tuple[bool, str]]:
+    equation = s.attributes["equation"]
+    terms = equation.partition("->")[0].count(",") + 1
+    yield terms == len(s.inputs), f"its equation, {equation!r}, is about {terms} inputs, and it has {len(s.inputs)}"
+
+
+def _slice(s: Shapes) -> Iterator[tuple[bool, str]]:
+    yield s[1] is not None and len(s[1]) == 1, f"its starts are {_text(s[1])}; they must be a list"
+    yield from _are(s, (2, "ends", s[1] or ()), (3, "axes", s[1] or ()), (4, "steps", s[1] or ()))
+
+
 def _resize(s: Shapes) -> Iterator[tuple[bool, str]]:
+    yield from _reads(s)
     if s.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         axes = len(s.attributes.get("axes", s.x))
         yield s[1] == (2 * axes,), f"its roi is {_text(s[1])} for {axes} axes"
@@ -454,8 +476,10 @@ RULES: dict[str, Rule] = {
     "Conv": _conv,
     "ConvInteger": _conv_integer,
     "ConvTranspose": _conv_transpose,
+    "DFT": _dft,
     "DeformConv": _deform_conv,
     "DepthToSpace": _depth_to_space,
+    "Einsum": _einsum,
     "Flatten": _flatten,
     "GatherND": _gather_nd,
     "Gemm": _gemm,
@@ -472,6 +496,7 @@ RULES: dict[str, Rule] = {
     "RotaryEmbedding": _rotary_embedding,
     "ScatterND": _scatter_nd,
     "STFT": _stft,
+    "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "TopK": _top_k,
     "Transpose": _transpose,

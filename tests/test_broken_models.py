@@ -204,10 +204,44 @@ INVALID: dict[str, tuple[Case, str]] = {
         (17, (2, 0, 3), lambda n: n("ArgMax", "x", axis=1)), "it seeks among no elements, along axis 1 of 2×0×3"),
     "elements of nothing": (
         (17, (2, 0), lambda n: n("Gather", "x", i([0]), axis=1)), "it makes 2×1 of 2×0, which has no elements"),
+    "a window that is wider than its input": (
+        (17, (1, 1, 8, 8), lambda n: n("AveragePool", "x", kernel_shape=[64, 2])), "its output 't0' would be 1×1×-55×7"),
+    "a grid of less than nothing": (
+        (20, (1, 2, 3), lambda n: n("AffineGrid", "x", i([1, 1, -2, 2]))), "its output 't0' would be 1×-2×2×2"),
+    "no sizes": ((17, (1, 1, 4, 4), lambda n: n("Resize", "x", None, None, i([1, 1, -2, 2]))), "they must not be negative"),
+    "pixels of nothing": (
+        (17, (1, 1, 0, 4), lambda n: n("Resize", "x", None, None, i([1, 1, 2, 2]))), "it makes 1×1×2×2 of 1×1×0×4"),
+    "keys without values": (
+        (23, (1, 1, 4, 8), lambda n: n("Attention", "x", "x", "x", None, "x")), "it has one of past_key and past_value"),
+    "an input left out": (
+        (17, (2, 3), lambda n: n("Concat", "x", None, axis=0)), "its inputs is left out; the operator cannot do without"),
+    "complex numbers of three": (
+        (17, (1, 8, 3), lambda n: n("DFT", "x")), "its input is 1×8×3; its last axis must be of 1 or 2 elements"),
     "values of a constant": (
         (17, (2, 2), lambda n: n("Add", "x", n("Constant", value_int=1, value_float=1.0))),
         "it has 2 values"),
 }  # fmt: skip
+
+
+CLAIMED: dict[str, tuple[Case, tuple[int, ...], str]] = {
+    # nodes whose outputs ONNX's rules say nothing about, what the model says of them, and what is said of that
+    "values of one axis less": (
+        (23, (1, 1, 4, 8), lambda n: n("Attention", "x", "x", n.normal(1, 4, 8))), (1, 1, 4, 8), "they must have 3 or 4 axes"),
+    "no equation": ((17, (2, 3), lambda n: n("Einsum", "x", "x", equation="")), (2, 3), "its equation, '', is about 1 inputs"),
+    "one end of two": (
+        (17, (2, 1), lambda n: n("Slice", "x", i([0, 1]), n("Cast", "x", to=TensorProto.INT64))),
+        (2, 1), "its ends is 2×1; it must be 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLAIMED)
+def test_what_a_model_claims_is_held_to_the_standard(case):
+    (opset, shape, build), claimed, says = CLAIMED[case]
+    net = Net(opset=opset, x=shape)
+    model = as_it_is(net, build(net))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info(model.graph.output[0].name, TensorProto.FLOAT, claimed))
+    with pytest.raises(ModelError, match=f"is not valid: .*{says}"):
+        load(model)
 
 
 def _branches(n: Net, condition: str) -> str:
@@ -320,6 +354,38 @@ def test_functions_that_stand_for_countless_nodes():
     model.opset_import.append(imports[1])
     with pytest.raises(UnsupportedError, match=r"functions.* stand for more than 2\^20 nodes"):
         load(model)
+
+
+LONG: dict[str, Callable[[Net], str]] = {
+    # windows, samples and products of few bytes, which ONNX's evaluator would take minutes for
+    "windows": lambda n: n("MaxPool", n("ConstantOfShape", i([1, 1, 1000, 1000])), kernel_shape=[500, 500], pads=[250] * 4),
+    "samples": lambda n: n("GridSample", f([[[[1, 2], [3, 4]]]]), n("ConstantOfShape", i([1, 1000, 1000, 2]))),
+    "scores": lambda n: n("Attention", *[n("ConstantOfShape", i([1, 1, 20000, 8]))] * 3),
+    "letters": lambda n: n(
+        "Einsum", *[n("ConstantOfShape", i([64, 64, 64]))] * 3, n("ConstantOfShape", i([64] * 3)), equation="abc,cde,efa,bdf->"),
+    "integers": lambda n: n("MatMulInteger", *[n("Cast", n("ConstantOfShape", i([3000, 3000])), to=TensorProto.INT8)] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_what_takes_too_long_is_not_folded(case):
+    net = Net(opset=23, x=(1,))
+    y = LONG[case](net)
+    begin = time.process_time()
+    nodes = load(as_it_is(net, net("Add", "x", net("Cast", y, to=TensorProto.FLOAT)))).nodes
+    assert net.nodes[-3].op_type in [n.op for n in nodes]
+    assert time.process_time() - begin < 10
+
+
+def test_products_fold_as_far_as_there_is_work(monkeypatch):
+    """All of a model's share one amount: more nodes take no more time."""
+    monkeypatch.setattr("tccompile.fold.WORK", 100_000)
+    net = Net(opset=17, x=(2, 2))
+    c = net("ConstantOfShape", i([64, 64]))
+    for _ in range(9):
+        c = net("MatMul", c, c)
+    nodes = load(as_it_is(net, net("Add", "x", net("ReduceSum", c, keepdims=0)))).nodes
+    assert [n.op for n in nodes].count("MatMul") == 5
 
 
 def test_constants_fold_as_far_as_there_is_room(monkeypatch):

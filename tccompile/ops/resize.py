@@ -167,13 +167,14 @@ def _axes(node: gs.Node, b: Builder) -> list[Axis]:
         policy = b.attr("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             factors = [min(factors) if policy == "not_larger" else max(factors)] * len(factors)
-    half = len(roi) // 2 if roi is not None else 0
+    mode = b.attr("coordinate_transformation_mode", "half_pixel")
+    half = len(roi) // 2 if roi is not None and mode == "tf_crop_and_resize" else 0  # others have no use for it
     tables = []
     for i, (axis, factor) in enumerate(zip(axes, factors, strict=True)):
         if out[axis] > MOST:
             raise b.refuse(f"it makes {out[axis]} elements along axis {axis}", f"make at most {MOST}")
         region = (float(roi[i]), float(roi[half + i])) if roi is not None and half else (0.0, 1.0)
-        at = coordinates(b.attr("coordinate_transformation_mode", "half_pixel"), shape[axis], out[axis], factor, region)
+        at = coordinates(mode, shape[axis], out[axis], factor, region)
         tables.append(_table(b, axis, shape[axis], at, factor))
     return tables
 

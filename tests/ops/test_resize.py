@@ -54,6 +54,12 @@ def test_crop_with_a_value_outside(mode: str) -> None:
     agrees(net.out(net("Resize", "x", region, None, np.array([1, 1, 5, 8], np.int64), mode=mode, **attrs)))
 
 
+def test_a_region_that_nobody_asks_about() -> None:
+    """Older exporters fill the place with what they have; only tf_crop_and_resize reads it."""
+    net = Net(x=(1, 2, 4, 5))
+    agrees(net.out(net("Resize", "x", scales(1, 1, 2, 2), scales(1, 1, 2, 2), mode="linear")))
+
+
 @pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
 def test_sizes_of_some_axes(policy: str) -> None:
     net = Net(x=(1, 3, 8, 9))
