@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -196,6 +197,12 @@ def test_file_that_is_no_table_is_refused(tmp_path, change, says):
     with pytest.raises(UsageError, match="is no timing table") as error:
         read(path)
     assert says in str(error.value) and "gpu.json" in str(error.value)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no file without an end")
+def test_file_without_an_end_is_refused():
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        read(Path("/dev/zero"))
 
 
 def test_file_that_is_not_json_is_refused(tmp_path):
