@@ -459,7 +459,7 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
 
 def _as_stored(array: Any, t: Tensor) -> np.ndarray:
     """The array in the type that holds the tensor's elements: bfloat16 as its bits."""
-    return array.view(np.uint16) if t.dtype is DType.BF16 and array.dtype != np.uint16 else array
+    return array.view(np.uint16) if t.dtype is DType.BF16 and array.dtype.name != "uint16" else array
 
 
 def _shape(shape: Sequence[int]) -> str:

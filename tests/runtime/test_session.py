@@ -138,6 +138,16 @@ def test_entries_of_other_ranks():
             same(session.run(None, {"x": np.ones(shape, np.float32)}), [-np.ones(shape)])
 
 
+def test_bits_of_bf16_in_another_order_of_bytes():
+    tensors = {n: dense(n, (2,), t, pad=1) for n, t in (("x", DType.BF16), ("y", DType.F32))}
+    op = Pointwise(nodes=("Cast",), y="y", epilogue=Epilogue(load(0), (identity_view("x", 1),)))
+    steps = (Step(0, "toy", {}, False, "the only one", (), ()),)
+    entry = Entry(Program(("x",), ("y",), tensors, {}, (op,)), (Section("sm_80", steps, {}, 0, 0),))
+    with Session(Plan("toy", {}, (entry,), (), {}), device="cpu") as session:
+        for order in "<>":
+            same(session.run(None, {"x": np.array([0x3F80, 0x4000], f"{order}u2")}), [np.float32([1, 2])])
+
+
 def test_a_tensor_map_that_the_driver_refuses(fake):
     api = fake()
     api.failures["cuTensorMapEncodeTiled"] = ILLEGAL_ADDRESS
