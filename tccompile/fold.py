@@ -403,7 +403,8 @@ class Folder:
             failure = "the operator is not one of ONNX's; export the model with standard operators only"
         outputs = {name: found.get(name) or self.said.get(name) for name in node.output if name}
         if domain == "":
-            self.check_shapes(node, outputs.get(node.output[0]))
+            first = outputs.get(node.output[0])
+            self.check_shapes(node, first.shape if first is not None else None if node.output[0] else ())
         for name, type_ in outputs.items():
             if type_ is None:
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
@@ -466,9 +467,9 @@ class Folder:
             if not -rank <= axis < rank:
                 raise invalid(node, f"axis {axis} of a tensor of rank {rank}")
 
-    def check_shapes(self, node: onnx.NodeProto, output: Type | None) -> None:
+    def check_shapes(self, node: onnx.NodeProto, output: tuple[int, ...] | None) -> None:
         inputs = [self.type_of(x, node).shape if x else None for x in node.input]
-        shapes = Shapes(inputs, output.shape, attributes(node)) if output is not None else None
+        shapes = Shapes(inputs, output, attributes(node)) if output is not None else None
         if shapes and (wrong := wrong_shapes(node.op_type, shapes)):
             raise invalid(node, wrong)
 

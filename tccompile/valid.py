@@ -6,6 +6,7 @@ Each function gives what is wrong with a node of the standard's own, or None; at
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,10 @@ LEAST: dict[tuple[str, str], int] = {
 """The least that integers may be, by operator and name."""
 
 
+_LETTERS = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
+EQUATION = re.compile(rf"{_LETTERS}(?:,{_LETTERS})*(?:->{_LETTERS})?")
+"""What an Einsum says: ONNX's rule for its shape never ends at some other signs."""
+
 POSITIVE = ("dilations", "kernel_shape", "output_shape", "strides")
 """Attributes whose numbers are at least 1."""
 
@@ -103,6 +108,10 @@ def wrong_attribute(node: onnx.NodeProto) -> str | None:
             return f"its {name} is {value!r}; it must be at least {least}"
         if name in POSITIVE and min(value, default=1) < 1:
             return f"its {name} are {value}; they must be at least 1"
+        if name == "equation" and not EQUATION.fullmatch(value):
+            return (
+                f"its equation is {value!r}; it must be letters and ... for each input, commas between them, -> before the result"
+            )
         if name in TYPES and value not in onnx.TensorProto.DataType.values()[name != "output_dtype" :]:
             return f"its {name} is {value}, which is no element type"
     return None
@@ -138,7 +147,7 @@ def wrong_type(node: onnx.NodeProto, types: Sequence[int | None], schema: onnx.d
 
 @dataclass(frozen=True)
 class Shapes:
-    """Those of a node's inputs, None where one is left out, and of its first output; and its attributes."""
+    """Those of a node's inputs, None where one is left out, and of its first output, () if that is; and its attributes."""
 
     inputs: Sequence[Shape | None]
     output: Shape
@@ -202,7 +211,7 @@ def _lrn(s: Shapes) -> Iterator[tuple[bool, str]]:
 
 def _affine_grid(s: Shapes) -> Iterator[tuple[bool, str]]:
     n = len(s.output) - 2
-    yield from _are(s, (0, "theta", (s.output[0], n, n + 1)))
+    yield from _are(s, (1, "size", (n + 2,)), (0, "theta", (*s.output[:1], n, n + 1)))
 
 
 def _clip(s: Shapes) -> Iterator[tuple[bool, str]]:

@@ -213,6 +213,11 @@ INVALID: dict[str, tuple[Case, str]] = {
         (17, (1, 1, 0, 4), lambda n: n("Resize", "x", None, None, i([1, 1, 2, 2]))), "it makes 1×1×2×2 of 1×1×0×4"),
     "keys without values": (
         (23, (1, 1, 4, 8), lambda n: n("Attention", "x", "x", "x", None, "x")), "it has one of past_key and past_value"),
+    "an equation of other signs": (
+        (17, (2, 3), lambda n: n("Einsum", "x", equation="i.j")), r"its equation is 'i\.j'; it must be letters and \.\.\."),
+    "weights behind an output left out": (
+        (17, (3, 1, 2), lambda n: _second(n, n("LSTM", "x", n.normal(12, 2), n.normal(1, 12, 3), outputs=2, hidden_size=3))),
+        "its W is 12×2; it must be 1×12×2"),
     "an input left out": (
         (17, (2, 3), lambda n: n("Concat", "x", None, axis=0)), "its inputs is left out; the operator cannot do without"),
     "complex numbers of three": (
@@ -223,11 +228,19 @@ INVALID: dict[str, tuple[Case, str]] = {
 }  # fmt: skip
 
 
+def _second(n: Net, outputs: list[str]) -> str:
+    n.nodes[-1].output[0] = ""
+    return outputs[1]
+
+
 CLAIMED: dict[str, tuple[Case, tuple[int, ...], str]] = {
     # nodes whose outputs ONNX's rules say nothing about, what the model says of them, and what is said of that
     "values of one axis less": (
         (23, (1, 1, 4, 8), lambda n: n("Attention", "x", "x", n.normal(1, 4, 8))), (1, 1, 4, 8), "they must have 3 or 4 axes"),
     "no equation": ((17, (2, 3), lambda n: n("Einsum", "x", "x", equation="")), (2, 3), "its equation, '', is about 1 inputs"),
+    "a size of many axes": (
+        (20, (1, 2, 3), lambda n: n("AffineGrid", "x", np.ones(2**20, np.int64))), (1, 1, 1, 2),
+        "its size is 1048576; it must be 4"),
     "one end of two": (
         (17, (2, 1), lambda n: n("Slice", "x", i([0, 1]), n("Cast", "x", to=TensorProto.INT64))),
         (2, 1), "its ends is 2×1; it must be 2"),
