@@ -42,9 +42,10 @@ ROOM = 2**30  # bytes that all folded constants may take together, beside 16 tim
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 WORK = 2**32  # elements that folding may read and make, beside 64 times the model's own
 PER_ELEMENT = 16  # multiplications of floats in a product that take no longer than an element elsewhere
+GATHERED = 64  # elements elsewhere that take no longer than one of a convolution's windows, which the evaluator gathers
 
 LEFT = {
-    "Attention", "AveragePool", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Dropout", "GRU", "GridSample",
+    "Attention", "AveragePool", "Col2Im", "ConvInteger", "ConvTranspose", "DeformConv", "Dropout", "GRU", "GridSample",
     "LRN", "LSTM", "LpNormalization", "LpPool", "MaxPool", "MaxRoiPool", "QLinearConv", "RNN", "RoiAlign", "TfIdfVectorizer",
 }  # fmt: skip
 """Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
@@ -537,6 +538,8 @@ class Folder:
             return 0
         sizes, made = [w.values.size for w in inputs], sum(math.prod(self.types[y].shape) for y in node.output if y)
         match node.op_type:
+            case "Conv":
+                return sum(sizes) + GATHERED * made * math.prod(inputs[1].values.shape[1:])
             case "Einsum":
                 return math.prod(sizes)
             case "Gemm" | "MatMul" | "MatMulInteger" | "QLinearMatMul":

@@ -372,6 +372,7 @@ def test_functions_that_stand_for_countless_nodes():
 LONG: dict[str, Callable[[Net], str]] = {
     # windows, samples and products of few bytes, which ONNX's evaluator would take minutes for
     "windows": lambda n: n("MaxPool", n("ConstantOfShape", i([1, 1, 1000, 1000])), kernel_shape=[500, 500], pads=[250] * 4),
+    "filters": lambda n: n("Conv", n("ConstantOfShape", i([1, 1, 2000, 2000])), n("ConstantOfShape", i([1, 1, 500, 500]))),
     "samples": lambda n: n("GridSample", f([[[[1, 2], [3, 4]]]]), n("ConstantOfShape", i([1, 1000, 1000, 2]))),
     "scores": lambda n: n("Attention", *[n("ConstantOfShape", i([1, 1, 20000, 8]))] * 3),
     "letters": lambda n: n(
@@ -388,6 +389,13 @@ def test_what_takes_too_long_is_not_folded(case):
     nodes = load(as_it_is(net, net("Add", "x", net("Cast", y, to=TensorProto.FLOAT)))).nodes
     assert net.nodes[-3].op_type in [n.op for n in nodes]
     assert time.process_time() - begin < 10
+
+
+def test_a_small_convolution_of_constants_folds():
+    """As networks compute positions."""
+    net = Net(opset=17, x=(1, 8, 6, 6))
+    places = net("Conv", net.normal(1, 4, 6, 6), net.normal(8, 4, 1, 1))
+    assert [n.op for n in load(as_it_is(net, net("Add", "x", places))).nodes] == ["Add"]
 
 
 def test_products_fold_as_far_as_there_is_work(monkeypatch):
