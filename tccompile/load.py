@@ -18,6 +18,7 @@ import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
 import onnx_graphsurgeon as gs
+from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from tccompile.constants import Weight
@@ -70,6 +71,7 @@ def read(model: Model | Opened) -> Opened:
     weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
+    _check_text(proto)
     return Opened(deepcopy(proto), weights)  # of what is deleted from it, a message keeps the memory
 
 
@@ -133,6 +135,21 @@ def _check(proto: onnx.ModelProto) -> None:
     _guard("the model is not valid ONNX", onnx.checker.check_model, proto)
     for tensor in shapeless:
         tensor.ClearField("shape")
+
+
+def _check_text(message: Message) -> None:
+    """Raises ModelError for names that are not UTF-8, which protobuf gives as bytes; what only people read may be anything."""
+    for field, value in message.ListFields():
+        parts = [value] if isinstance(value, str | bytes | Message) else value
+        if field.type == field.TYPE_STRING and field.name != "doc_string":
+            for text in parts:
+                if isinstance(text, bytes):
+                    raise ModelError(
+                        f"the model is not valid ONNX: the {field.name} {text!r} of a {message.DESCRIPTOR.name} is not UTF-8"
+                    )
+        elif field.type == field.TYPE_MESSAGE and field.name != "metadata_props":
+            for part in parts:
+                _check_text(part)
 
 
 def _guard(what: str, fn: Callable[..., Any], *args: Any) -> Any:

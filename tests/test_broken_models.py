@@ -285,6 +285,15 @@ def _model(nodes: list[onnx.NodeProto], shape: tuple[int, ...] = (2, 3), **more)
     return helper.make_model(helper.make_graph(nodes, "g", [x], [y], **more), opset_imports=[helper.make_opsetid("", 17)])
 
 
+def test_names_that_are_not_text():
+    model = _model([helper.make_node("Relu", ["x"], ["y"], "named")])
+    model.doc_string = "words"
+    broken = model.SerializeToString().replace(b"words", b"\xffords")
+    load(onnx.ModelProto.FromString(broken))
+    with pytest.raises(ModelError, match=r"the name b'\\xffamed' of a NodeProto is not UTF-8"):
+        load(onnx.ModelProto.FromString(broken.replace(b"named", b"\xffamed")))
+
+
 def test_nodes_in_a_circle():
     nodes = [helper.make_node("Add", ["x", "y"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     with pytest.raises(ModelError):
