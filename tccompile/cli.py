@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,8 @@ class Command(click.Command):
 
 
 def _fail(message: str) -> None:
-    click.echo(f"error: {message}", err=True)
+    with suppress(OSError):  # where there is no room for a message, the exit code still says what it was
+        click.echo(f"error: {message}", err=True)
 
 
 def _show_warning(message: Any, *_: Any) -> None:

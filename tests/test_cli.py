@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
 from tccompile import cli
-from tccompile.errors import UsageError
+from tccompile.errors import PlanError, UsageError
 from tccompile.options import parse_entry, parse_shapes
 from tccompile.plan import Plan, write_plan
 from tests.networks import reference, relative_error
@@ -398,6 +398,13 @@ def test_a_full_disk_is_named(run, plans, tmp_path, monkeypatch):
     monkeypatch.setattr("numpy.save", full)
     result = run("tcrun", plans / "conv.plan", plans / "x.npy", "-o", "y.npy", "--device", "cpu", "-q")
     assert result.code == 2 and "y.npy: No space left on device" in result.err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_no_room_for_messages():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([Path(sys.executable).parent / "tcinspect", __file__], stderr=full)
+    assert done.returncode == PlanError.exit_code
 
 
 def test_output_that_is_closed(plans):
