@@ -464,8 +464,10 @@ def _slice(s: Shapes) -> Iterator[tuple[bool, str]]:
 
 def _resize(s: Shapes) -> Iterator[tuple[bool, str]]:
     yield from _reads(s)
+    axes = len(s.attributes.get("axes", s.x))
+    for i, what in (2, "scales"), (3, "sizes"):
+        yield math.prod(s[i] or (0,)) in (0, axes), f"its {what} are {_text(s[i])} for {axes} axes"
     if s.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        axes = len(s.attributes.get("axes", s.x))
         yield s[1] == (2 * axes,), f"its roi is {_text(s[1])} for {axes} axes"
 
 

@@ -241,6 +241,8 @@ CLAIMED: dict[str, tuple[Case, tuple[int, ...], str]] = {
     "a size of many axes": (
         (20, (1, 2, 3), lambda n: n("AffineGrid", "x", np.ones(2**20, np.int64))), (1, 1, 1, 2),
         "its size is 1048576; it must be 4"),
+    "scales of other axes": (
+        (19, (1, 1, 4, 4), lambda n: n("Resize", "x", None, f([[[2]]]))), (1, 1, 8, 8), "its scales are 1×1×1 for 4 axes"),
     "one end of two": (
         (17, (2, 1), lambda n: n("Slice", "x", i([0, 1]), n("Cast", "x", to=TensorProto.INT64))),
         (2, 1), "its ends is 2×1; it must be 2"),
