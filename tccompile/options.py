@@ -102,7 +102,7 @@ def _parse_shape(text: str, inputs: Collection[str]) -> tuple[str, tuple[int, ..
         shape = tuple(int(d) for d in dims.split("x")) if dims else ()
     except ValueError:
         return name, None
-    return name, shape if sign and all(d >= 1 for d in shape) else None
+    return name, shape if sign and all(d >= 0 for d in shape) else None
 
 
 def parse_entry(text: str, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:

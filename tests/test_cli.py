@@ -246,6 +246,7 @@ NAMED = {
     "scalars": ("a,b=,c=,=1==", {"a,b": (), "c": (), "=1=": ()}),
     "spaces": (" s =3, c=4", {" s ": (3,), "c": (4,)}),
     "of a comma": (",=8", {",": (8,)}),
+    "nothing yet, such as keys and values before the first step": ("c=1x0x4", {"c": (1, 0, 4)}),
 }
 NAMES = ("c", "a,b", "x=4", "d", "c=2,d", "d=3,e", "=1=", " s ", ",")
 
@@ -260,7 +261,7 @@ def test_inputs_of_any_name_take_shapes(text, shapes):
 UNREADABLE = {
     "a,b=1x3x": "'a,b=1x3x'",
     "c=1,a,b=1y3,d=2": "'a,b=1y3'",
-    "c=2,d=0": "'c=2,d=0'",
+    "c=2,d=-3": "'c=2,d=-3'",
     "c=1,c=2": "'c'",
     "q,r=1x3": "'q'.*'a,b'",
     "": "''",

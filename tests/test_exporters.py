@@ -91,6 +91,16 @@ def test_the_place_of_the_largest(op, attrs):
     agrees(net.out(net(op, classes, **attrs), net("Cast", classes, to=FLOAT)).model())
 
 
+def test_keys_and_values_of_no_step_yet():
+    """An LLM's decoder with a cache, at its first step: the cache is an input without elements."""
+    net = Net(opset=17, x=("b", "new", 16), past=("b", "old", 16))
+    q, k = net("MatMul", "x", net.normal(16, 16, scale=0.25)), net("MatMul", "x", net.normal(16, 16, scale=0.25))
+    present = net("Concat", "past", k, axis=1)
+    weights = net("Softmax", net("MatMul", q, net("Transpose", present, perm=[0, 2, 1])), axis=-1)
+    model = net.out(net("MatMul", weights, present), present).model()
+    agrees(model, {"x": (1, 5, 16), "past": (1, 0, 16)})
+
+
 # --- Keras by way of TensorFlow: channels last, a transposition around every convolution --------------------------------
 
 
