@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.errors import blamed_on
 from tccompile.expr import identity_view
+from tccompile.fold import RANDOM
 from tccompile.ops import CONVERTERS
 from tccompile.ops.builder import Builder, Issue, Refusal, shape_of
 from tccompile.program import Program, dense
@@ -34,7 +35,7 @@ def lower(graph: gs.Graph) -> Program:
 
 
 def unsupported(graph: gs.Graph) -> list[Issue]:
-    """All nodes that cannot be lowered, each with the reason and the way out; none if the graph can be compiled."""
+    """All inputs, nodes and outputs that cannot be lowered, each with the reason and the way out; none if the graph can be."""
     b, issues = Builder(graph), []
     for t in graph.inputs:
         try:
@@ -49,12 +50,21 @@ def unsupported(graph: gs.Graph) -> list[Issue]:
         except Refusal as e:
             issues.append(e.issue)
             _assume(node, b)
+    for t in graph.outputs:
+        if not isinstance(t, gs.Constant) and not b.known(t):
+            continue
+        try:
+            _model_output(t, b)
+        except Refusal as e:
+            issues.append(e.issue)
     return issues
 
 
 def _convert(node: gs.Node, b: Builder) -> None:
     b.node = node
     converter = CONVERTERS.get(node.op) if node.domain in (None, "", "ai.onnx") else None
+    if node.op in RANDOM:
+        raise b.refuse("it draws values at random", "draw them in the application: make them an input of the model")
     if converter is None:
         domain = f" of domain {node.domain}" if node.domain else ""
         raise b.refuse(f"the op {node.op}{domain} is not supported", "replace it by supported ops, or split the model there")

@@ -114,6 +114,23 @@ def test_all_refusals_are_collected() -> None:
         lower(graph)
 
 
+def test_an_output_that_is_an_input_is_refused_and_listed() -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (3,)) for n in "xy")
+    model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "n")], "g", [x], [y, x]), **NEWEST)
+    graph = load(model)
+    (issue,) = unsupported(graph)
+    assert str(issue).startswith("x (Output): the output x is an input of the model; ")
+    with pytest.raises(UnsupportedError, match=r"^x \(Output\): the output x is an input"):
+        lower(graph)
+
+
+@pytest.mark.parametrize("op", ["RandomNormal", "RandomUniform"])
+def test_noise_is_an_input(op: str) -> None:
+    net = Net(x=(2, 3))
+    (issue,) = unsupported(load(net.out(net("Add", "x", net(op, shape=[2, 3]))).model()))
+    assert str(issue) == f"n0 ({op}): it draws values at random; draw them in the application: make them an input of the model"
+
+
 def test_a_model_that_can_be_compiled_has_no_issues() -> None:
     net = Net(x=(2, 3))
     assert unsupported(load(net.out(net("Relu", "x")).model())) == []

@@ -38,7 +38,7 @@ class Issue:
 
     def __str__(self) -> str:
         shapes = ", ".join("×".join(map(str, s)) or "scalar" for s in self.shapes)
-        return f"{self.node} ({self.op} of {shapes}): {self.reason}; {self.way_out}"
+        return f"{self.node} ({self.op}{f' of {shapes}' if shapes else ''}): {self.reason}; {self.way_out}"
 
 
 class Refusal(UnsupportedError):
