@@ -132,9 +132,22 @@ def _check(proto: onnx.ModelProto) -> None:
     shapeless = [t for t in tensors if not t.HasField("shape")]
     for tensor in shapeless:
         tensor.shape.SetInParent()
-    _guard("the model is not valid ONNX", onnx.checker.check_model, proto)
+    unnamed = [n for n in proto.graph.node if not n.name and n.output]
+    for node in unnamed:  # what the checks say of a node has its name and op, and nothing else
+        node.name = node.output[0]
+    _guard("the model is not valid ONNX", _check_model, proto)
     for tensor in shapeless:
         tensor.ClearField("shape")
+    for node in unnamed:
+        node.ClearField("name")
+
+
+def _check_model(proto: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as e:  # the node is on the last of its lines
+        found = " ".join(str(e).split()).replace(" ==> Context:", ";")
+        raise ModelError(f"the model is not valid ONNX: {found}") from e
 
 
 def _check_text(message: Message) -> None:

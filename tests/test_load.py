@@ -370,6 +370,26 @@ BAD = {
 }  # fmt: skip
 
 
+FORBIDDEN = {
+    "an operator that there is not": lambda node: setattr(node, "op_type", "Frobnicate"),
+    "an attribute that the operator has not": lambda node: node.attribute.append(helper.make_attribute("alpha", 1.0)),
+    "a value that comes later, or never": lambda node: node.input.__setitem__(0, "q"),
+}
+
+
+@pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
+@pytest.mark.parametrize("name", ["", "my/node"])
+def test_what_the_standard_forbids_is_said_with_the_node(change, name):
+    model = _linear()
+    (node,) = model.graph.node
+    node.name = name
+    change(node)
+    with pytest.raises(ModelError) as error:
+        load(model)
+    assert (name or node.output[0]) in str(error.value) and node.op_type in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_files(case, tmp_path):
     content, error, says = BAD[case]
