@@ -101,6 +101,21 @@ def test_keys_and_values_of_no_step_yet():
     agrees(model, {"x": (1, 5, 16), "past": (1, 0, 16)})
 
 
+def test_an_enlargement_whose_weights_a_style_scales():
+    """A layer of StyleGAN2, by torch: modulated and demodulated weights, a group for each image, then a blur."""
+    n = Net(opset=17, x=(2, 6, 5, 4), style=(2, 8))
+    scale = n("Reshape", n("Add", n("MatMul", "style", n.normal(8, 6, scale=0.3)), np.float32(1)), np.array([2, 1, 6, 1, 1]))
+    w = n("Mul", n.normal(1, 7, 6, 3, 3), scale)
+    norm = n("ReduceSum", n("Mul", w, w), np.array([2, 3, 4]))
+    w = n("Div", w, n("Sqrt", n("Reshape", n("Add", norm, np.float32(1e-8)), np.array([2, 7, 1, 1, 1]))))
+    w = n("Reshape", n("Transpose", w, perm=[0, 2, 1, 3, 4]), np.array([12, 7, 3, 3]))
+    y = n("ConvTranspose", n("Reshape", "x", np.array([1, 12, 5, 4])), w, strides=[2, 2], group=2)
+    y = n("Reshape", y, np.array([14, 1, 11, 9]))
+    blur = np.outer([1, 3, 3, 1], [1, 3, 3, 1]).astype(np.float32)[None, None] / 16
+    y = n("Reshape", n("Conv", y, blur, pads=[1, 1, 1, 1]), np.array([2, 7, 10, 8]))
+    agrees(n.out(n("LeakyRelu", y, alpha=0.2)).model())
+
+
 # --- Keras by way of TensorFlow: channels last, a transposition around every convolution --------------------------------
 
 

@@ -93,11 +93,7 @@ def _volume(
 
 
 def conv_transpose(node: gs.Node, b: Builder) -> None:
-    """Constant filters make it a convolution of phases before lowering; what is left cannot be written so."""
-    if not isinstance(node.inputs[1], gs.Constant):
-        raise b.refuse(f"its weights ({node.inputs[1].name}) are computed at run time", "make the weights constant")
-    if len(node.inputs) > 2 and node.inputs[2].name and not isinstance(node.inputs[2], gs.Constant):
-        raise b.refuse(f"its bias ({node.inputs[2].name}) is computed at run time", "make the bias constant")
+    """A rewrite makes it a convolution of phases before lowering; what is left cannot be written so."""
     rank = len(node.inputs[0].shape) - 2
     if 1 <= rank <= 3:
         far = {name: list(node.attrs[name]) for name in ("strides", "dilations") if name in node.attrs}

@@ -13,6 +13,8 @@ with c = 1: 2×2 taps instead of 3×3. The memory then holds the elements to cut
 
 Channels are in the order that DepthToSpace wants: phases outermost (DCR), or innermost (CRD) if there are groups, because a
 group's channels must be neighbours.
+
+Weights and biases that are computed, as by networks whose styles scale them, are brought into this form by nodes of the graph.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import Weight, derived, literal
+from tccompile.constants import derived, literal
 from tccompile.rewrites.rule import Editor, Rewrite, constant, name_of, operand, rank, reshaped, shape_constant
 
 
@@ -103,8 +105,6 @@ def _match(node: gs.Node) -> gs.Node:
 def _check(edit: Editor, node: gs.Node) -> str | None:
     if rank(node.inputs[0]) not in (3, 4, 5):
         return "only one to three spatial axes are supported"
-    if constant(node.inputs[1]) is None or (operand(node, 2) is not None and constant(operand(node, 2)) is None):
-        return "weights and bias are not constant"
     w, spatial = node.inputs[1], rank(node.inputs[0]) - 2
     strides, dilations = (node.attrs.get(name, [1] * spatial) for name in ("strides", "dilations"))
     taps = [(k - 1) * d + 2 * s for k, d, s in zip(w.shape[2:], dilations, strides, strict=True)]  # of all phases, about
@@ -114,33 +114,52 @@ def _check(edit: Editor, node: gs.Node) -> str | None:
     return None
 
 
-def _weights(w: gs.Constant, axes: list[Axis], groups: int) -> Weight:
+def _weights(edit: Editor, node: gs.Node, axes: list[Axis], groups: int) -> gs.Tensor:
     """(phases * O, C/g, taps…), or (O * phases, C/g, taps…) with groups, from w (C, O/g, kernel…)."""
-    m = len(axes)
-    after = (0, 0) + (1,) * m
-    out = derived("", "pad", w, before=(0,) * (m + 2), after=after)  # the tap that is not there
-    for i, a in enumerate(axes):
-        out = derived("", "take", out, a.taps.reshape(-1), axis=2 + i)
+    w, m = node.inputs[1], len(axes)
     c, o = w.shape[0] // groups, w.shape[1]
-    split = [n for a in axes for n in a.taps.shape]
-    out = reshaped(out, groups, c, o, *split)
+    split = [groups, c, o, *(n for a in axes for n in a.taps.shape)]
     phases, taps = [3 + 2 * i for i in range(m)], [4 + 2 * i for i in range(m)]
     order = (0, 2, *phases, 1, *taps) if groups > 1 else (0, *phases, 2, 1, *taps)
-    out = derived("", "transpose", out, axes=order)
-    return reshaped(out, -1, c, *(a.taps.shape[1] for a in axes))
+    whole = [groups * o * math.prod(a.stride for a in axes), c, *(a.taps.shape[1] for a in axes)]
+    before, after = (0,) * (m + 2), (0, 0) + (1,) * m  # the tap that is not there
+    if constant(w) is not None:
+        out = derived("", "pad", w, before=before, after=after)
+        for i, a in enumerate(axes):
+            out = derived("", "take", out, a.taps.reshape(-1), axis=2 + i)
+        out = derived("", "transpose", reshaped(out, *split), axes=order)
+        return edit.named(reshaped(out, *whole), f"{w.name}/phases")
+    shape = [n + more for n, more in zip(w.shape, after, strict=True)]
+    y = edit.add("Pad", [w, shape_constant(edit, (*before, *after), node)], node, shape)
+    for i, a in enumerate(axes):
+        shape[2 + i] = a.taps.size
+        y = edit.add("Gather", [y, shape_constant(edit, a.taps.reshape(-1).tolist(), node)], node, shape, axis=2 + i)
+    y = edit.add("Reshape", [y, shape_constant(edit, split, node)], node, split)
+    y = edit.add("Transpose", [y], node, [split[axis] for axis in order], perm=list(order))
+    return edit.add("Reshape", [y, shape_constant(edit, whole, node)], node, whole)
+
+
+def _bias(edit: Editor, node: gs.Node, b: gs.Tensor, channels: int, phases: int, groups: int) -> gs.Tensor:
+    """The bias of each of the channels that `_weights` makes."""
+    column = (channels, 1) if groups > 1 else (1, channels)
+    spread = (channels, phases) if groups > 1 else (phases, channels)
+    if isinstance(b, gs.Constant):
+        out = derived("", "expand", reshaped(b, *column), shape=spread)
+        return edit.named(reshaped(out, -1), f"{b.name}/phases")
+    y = edit.add("Reshape", [b, shape_constant(edit, column, node)], node, column)
+    y = edit.add("Expand", [y, shape_constant(edit, spread, node)], node, spread)
+    return edit.add("Reshape", [y, shape_constant(edit, [-1], node)], node, [channels * phases])
 
 
 def _apply(edit: Editor, node: gs.Node) -> None:
-    x, w, y, b = node.inputs[0], node.inputs[1], node.outputs[0], operand(node, 2)
+    x, y, b = node.inputs[0], node.outputs[0], operand(node, 2)
     axes, groups = _axes(node), node.attrs.get("group", 1)
     m, batch, channels = len(axes), x.shape[0], y.shape[1]
     strides, extents = [a.stride for a in axes], [a.extent for a in axes]
     phases = math.prod(strides)
-    inputs = [x, edit.named(_weights(w, axes, groups), f"{w.name}/phases")]
+    inputs = [x, _weights(edit, node, axes, groups)]
     if b is not None:
-        spread = (channels, phases) if groups > 1 else (phases, channels)
-        column = reshaped(b, -1, 1) if groups > 1 else reshaped(b, 1, -1)
-        inputs.append(edit.named(reshaped(derived("", "expand", column, shape=spread), -1), f"{b.name}/phases"))
+        inputs.append(_bias(edit, node, b, channels, phases, groups))
     pads = [a.pads[0] for a in axes] + [a.pads[1] for a in axes]
     grown = [e * s for e, s in zip(extents, strides, strict=True)]
     exact = grown == list(y.shape[2:])

@@ -79,9 +79,21 @@ def test_the_node_that_ends_it_keeps_its_name():
     assert [n.name for n in graph.nodes] == ["n0/Conv", "n0"]
 
 
-def test_constants_that_are_not_stay():
-    net = Net(x=(1, 3, 4, 4), w=(3, 2, 2, 2))
-    check(net.out(net("ConvTranspose", "x", "w", strides=[2, 2])), {"ConvTranspose": 1})
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_biases_that_are_computed(case):
+    x, w, attrs, bias = CASES[case]
+    net = Net(x=x, w=w, b=(w[1] * attrs.get("group", 1),))
+    model = net.out(net("ConvTranspose", "x", net("Tanh", "w"), *([net("Neg", "b")] if bias else []), **attrs)).model()
+    graph = rewrite(load(model))
+    ops = Counter(n.op for n in graph.nodes)
+    assert ops["Conv"] == 1 and "ConvTranspose" not in ops
+    check_same(graph, model, 3e-6)
+
+
+def test_a_bias_alone_that_is_computed():
+    net = Net(x=(1, 4, 4, 4), b=(2,))
+    check(net.out(net("ConvTranspose", "x", net.normal(4, 2, 3, 3), "b", strides=[2, 2])),
+          {"Conv": 1, "DepthToSpace": 1, "Slice": 1, "Reshape": 2, "Expand": 1})  # fmt: skip
 
 
 def test_four_spatial_axes_stay():
