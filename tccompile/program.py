@@ -495,6 +495,23 @@ def multiplied(op: Op) -> tuple[str, ...]:
     return ()
 
 
+def products(op: Op, program: Program) -> int:
+    """Operations of an op's convolution or matrix products, two for a multiplication with an addition; 0 for ops without any."""
+    shape = {name: program.tensors[name].shape for name in op.operands}
+    match op:
+        case Conv(w=w):
+            return 2 * math.prod(program.op_shape(op)) * math.prod(shape[w][1:])
+        case Gemm(a=a):
+            return 2 * math.prod(program.op_shape(op)) * shape[a][-1]
+        case Mlp(x=x, w=w, v=v):
+            return 2 * shape[x][0] * shape[w][0] * (shape[w][1] + shape[v][0])
+        case Attention(q=q, k=k, v=v):  # each row of q meets each row of k and of v
+            return 2 * math.prod(shape[q][:3]) * shape[k][2] * (shape[q][3] + shape[v][3])
+        case Rnn(x=x, r=r):
+            return 2 * math.prod((*shape[x][:2], *shape[r]))
+    return 0
+
+
 TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Conv, Gemm, Mlp, Norm, Op, Pool, Program, Resize, Rnn, Softmax, multiplied
+from tccompile.program import Attention, Norm, Op, Pool, Program, Resize, Softmax, multiplied, products
 from tccompile.reference import elements, evaluate, store
 from tccompile.reference.reductions import norm, softmax
 
@@ -203,24 +203,10 @@ def largest(program: Program) -> int:
 
 
 def flops(op: Op, program: Program) -> int:
-    """Multiplications and additions of an op's convolution or matrix products, and of its windows; other ops count as none."""
-    shape = program.op_shape(op)
-    y = math.prod(shape)
+    """Operations of an op's convolution or matrix products, and of its windows; other ops count as none."""
     match op:
-        case Conv(w=w):
-            return 2 * y * math.prod(program.tensors[w].shape[1:])
-        case Gemm(a=a):
-            return 2 * y * program.tensors[a].shape[-1]
-        case Mlp(w=w):
-            hidden, features, *_ = program.tensors[w].shape
-            return 2 * hidden * (y + y // shape[1] * features)
-        case Attention(k=k, v=v):  # each row of y meets each row of k and of v
-            rows, elements = program.tensors[k].shape[-2:]
-            return 2 * y * rows * (elements + program.tensors[v].shape[-1]) // program.tensors[v].shape[-1]
-        case Rnn(x=x, r=r):
-            return 2 * math.prod((*program.tensors[x].shape[:2], *program.tensors[r].shape))
         case Pool(window=window):
-            return y * math.prod(window)
+            return math.prod(program.op_shape(op)) * math.prod(window)
         case Resize(index=index):
-            return 2 * y * sum(program.tensors[name].shape[1] for name in index)
-    return 0
+            return 2 * math.prod(program.op_shape(op)) * sum(program.tensors[name].shape[1] for name in index)
+    return products(op, program)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -10,7 +9,7 @@ from typing import Any
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.plan import Section, Step
-from tccompile.program import Attention, Conv, Gemm, Mlp, Op, Program
+from tccompile.program import Op, Program, products
 from tccompile.runtime.driver import Device
 
 
@@ -118,28 +117,13 @@ def profiled(
 
 def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> StepProfile:
     op = program.ops[step.op]
-    flops, moved = arithmetic(op, program), traffic(op, program)
+    flops, moved = products(op, program), traffic(op, program)
     least = None
     if roof is not None:
         least = max(flops / roof.flops(step.tensor_cores) * 1e-6, moved / roof.memory * 1e-3)
     shape = program.tensors[op.y].shape
     name = type(op).__name__
     return StepProfile(op.nodes, name, shape, step.kernel, dict(step.config), step.tensor_cores, us, flops, moved, least)
-
-
-def arithmetic(op: Op, program: Program) -> int:
-    """Operations of an op's products, a multiplication with an addition being two; 0 for ops without any."""
-    shape = {name: program.tensors[name].shape for name in (*op.operands, op.y)}
-    match op:
-        case Conv():
-            return 2 * math.prod(shape[op.y]) * math.prod(shape[op.w][1:])
-        case Gemm():
-            return 2 * math.prod(shape[op.y]) * shape[op.a][-1]
-        case Mlp():
-            return 2 * shape[op.x][0] * shape[op.w][0] * (shape[op.w][1] + shape[op.v][0])
-        case Attention():
-            return 2 * math.prod(shape[op.q][:3]) * shape[op.k][2] * (shape[op.q][3] + shape[op.v][3])
-    return 0
 
 
 def traffic(op: Op, program: Program) -> int:

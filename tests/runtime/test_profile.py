@@ -11,11 +11,12 @@ import pytest
 from tccompile.expr import DType, Epilogue, View, coord, load
 from tccompile.plan import Entry, Plan
 from tccompile.profile_page import profile_page, profile_text
-from tccompile.program import Attention, Conv, Gemm, Pointwise, Program, dense
+from tccompile.program import Attention, Conv, Gemm, Pointwise, Program, dense, products
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
-from tccompile.runtime.profile import Roof, arithmetic, profiled, traffic
+from tccompile.runtime.profile import Roof, profiled, traffic
 from tccompile.runtime.session import Session
+from tests.gpu.cases import program_of
 from tests.runtime.fake_driver import FakeApi, FakeArray
 from tests.runtime.test_session import KERNELS, expected, plan, x_of
 from tests.small import LAUNCH, feeds
@@ -38,9 +39,9 @@ def op_of(program: Program, y: str):
 
 def test_arithmetic_of_products():
     p = small_program()
-    assert arithmetic(op_of(p, "c1"), p) == 2 * (11 * 6 * 6) * (3 * 3 * 3)
-    assert arithmetic(op_of(p, "y"), p) == 2 * 5 * 19
-    assert arithmetic(op_of(p, "mean"), p) == 0
+    assert products(op_of(p, "c1"), p) == 2 * (11 * 6 * 6) * (3 * 3 * 3)
+    assert products(op_of(p, "y"), p) == 2 * 5 * 19
+    assert products(op_of(p, "mean"), p) == 0
     half = {"dtype": DType.F16}
     shapes = {
         "x": (2, 8, 5, 5),
@@ -53,9 +54,11 @@ def test_arithmetic_of_products():
     shapes |= {"o": (2, 6, 7, 24), "a": (3, 4, 5), "b": (6, 5), "ab": (3, 4, 6)}
     q = Program((), (), {n: dense(n, s, **half) for n, s in shapes.items()}, {}, ())
     grouped = Conv(nodes=("c",), y="y", x="x", w="w", strides=(1, 1), pads=(1, 1), dilations=(1, 1), groups=4)
-    assert arithmetic(grouped, q) == 2 * (2 * 12 * 25) * (2 * 9)
-    assert arithmetic(Attention(nodes=("a",), y="o", q="q", k="k", v="v", scale=1.0), q) == 2 * (2 * 6 * 7) * 9 * (16 + 24)
-    assert arithmetic(Gemm(nodes=("g",), y="ab", a="a", b="b"), q) == 2 * (3 * 4 * 6) * 5
+    assert products(grouped, q) == 2 * (2 * 12 * 25) * (2 * 9)
+    assert products(Attention(nodes=("a",), y="o", q="q", k="k", v="v", scale=1.0), q) == 2 * (2 * 6 * 7) * 9 * (16 + 24)
+    assert products(Gemm(nodes=("g",), y="ab", a="a", b="b"), q) == 2 * (3 * 4 * 6) * 5
+    gru = program_of("gru_wide")  # 12 steps of 1 sequence, 2 directions, 3 gates of 512 units
+    assert products(gru.ops[0], gru) == 2 * 12 * 2 * 3 * 512**2
 
 
 def test_traffic_counts_what_is_needed_once():
@@ -76,7 +79,7 @@ def test_the_median_beside_the_roof():
     assert [s.us for s in steps] == [10 * i + 2.0 for i in range(len(steps))]
     first, second = steps[1], steps[2]
     assert first.nodes == ("first",) and first.least == pytest.approx(traffic(entry.program.ops[1], entry.program) / 0.5e3)
-    assert second.least == pytest.approx(arithmetic(entry.program.ops[2], entry.program) / 0.001e6)  # on CUDA cores
+    assert second.least == pytest.approx(products(entry.program.ops[2], entry.program) / 0.001e6)  # on CUDA cores
     assert second.share == pytest.approx(second.least / 22.0)
     assert second.tflops == pytest.approx(second.flops / 22e-6 / 1e12) and second.gbps == pytest.approx(
         second.bytes / 22e-6 / 1e9
