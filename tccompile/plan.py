@@ -226,6 +226,10 @@ class Plan:
             raise PlanError(f"section 'weights {name}': its SHA-256 is not what the header says, the file is damaged")
         return data
 
+    def kind(self, section: Section) -> str:
+        """In what form the section's code comes: "cubin" or "ptx"."""
+        return next((self.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: see `write_plan`."""
         write_plan(self, path)

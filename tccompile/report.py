@@ -6,7 +6,7 @@ import math
 from itertools import accumulate
 from typing import Any
 
-from tccompile.plan import Certificate, Entry, Plan, Section, Step
+from tccompile.plan import Certificate, Entry, Plan, Step
 from tccompile.program import Conv, Gemm, Op, Program
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ def _entry(plan: Plan, entry: Entry) -> Json:
         "sections": [
             {
                 "arch": s.arch,
-                "code": section_kind(plan, s),
+                "code": plan.kind(s),
                 "steps": len(s.steps),
                 "launches": sum(len(step.launches) for step in s.steps),
                 "tensor_core_steps": sum(step.tensor_cores for step in s.steps),
@@ -72,11 +72,6 @@ def live_bytes(program: Program) -> int:
     return max(accumulate(change), default=0)
 
 
-def section_kind(plan: Plan, section: Section) -> str:
-    """In what form a section's code comes: cubin or ptx."""
-    return next((plan.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
-
-
 def _value(program: Program, name: str) -> Json:
     t = program.tensors[name]
     return {"name": name, "shape": list(t.shape), "dtype": t.dtype.value}
@@ -92,7 +87,7 @@ def explain(plan: Plan) -> list[Json]:
         for arch in dict.fromkeys(s.arch for s in entry.sections):
             same = [s for s in entry.sections if s.arch == arch]
             steps = [_step(entry.program, step) for step in same[0].steps]
-            out.append({"entry": number, "arch": arch, "code": [section_kind(plan, s) for s in same], "steps": steps})
+            out.append({"entry": number, "arch": arch, "code": [plan.kind(s) for s in same], "steps": steps})
     return out
 
 

@@ -35,11 +35,6 @@ SMALL_MAP = 131_072
 # --- Which code ------------------------------------------------------------------------------------------------------
 
 
-def kind(plan: Plan, section: Section) -> str:
-    """ "cubin" or "ptx": in which form the section's code comes."""
-    return next((plan.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
-
-
 def choices(plan: Plan, entry: Entry, cc: tuple[int, int], target: str | None = None) -> list[Section]:
     """The sections that may run on a GPU of compute capability `cc`, the best one first.
 
@@ -53,10 +48,10 @@ def choices(plan: Plan, entry: Entry, cc: tuple[int, int], target: str | None = 
             return False
         if arch.suffix:
             return arch.cc == cc
-        return arch.cc <= cc and (kind(plan, section) == "ptx" or arch.cc[0] == cc[0])
+        return arch.cc <= cc and (plan.kind(section) == "ptx" or arch.cc[0] == cc[0])
 
     def rank(section: Section) -> tuple[bool, tuple[int, int], str]:
-        return kind(plan, section) == "cubin", ARCHS[section.arch].cc, ARCHS[section.arch].suffix
+        return plan.kind(section) == "cubin", ARCHS[section.arch].cc, ARCHS[section.arch].suffix
 
     return sorted(filter(fits, entry.sections), key=rank, reverse=True)
 
@@ -64,7 +59,7 @@ def choices(plan: Plan, entry: Entry, cc: tuple[int, int], target: str | None = 
 def offered(plan: Plan, entry: Entry) -> str:
     """What a plan has, for people: `machine code for sm_80, sm_90a; PTX for sm_80`"""
     forms = {"cubin": "machine code", "ptx": "PTX"}
-    lists = {form: [s.arch for s in entry.sections if kind(plan, s) == k] for k, form in forms.items()}
+    lists = {form: [s.arch for s in entry.sections if plan.kind(s) == k] for k, form in forms.items()}
     return "; ".join(f"{form} for {', '.join(names)}" for form, names in lists.items() if names) or "no code at all"
 
 
@@ -175,7 +170,7 @@ class GpuEngine:
         self.program = entry.program
         self.resident = resident(plan, device)
         self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
-        self.target = self.section.arch + (" (PTX)" if kind(plan, self.section) == "ptx" else "")
+        self.target = self.section.arch + (" (PTX)" if plan.kind(self.section) == "ptx" else "")
         self.resident.upload(list(_weights_of(self.section)))
         maps = [arg for launch in _launches(self.section) for arg in launch.args if isinstance(arg, Map)]
         self._maps = {m: i for i, m in enumerate(dict.fromkeys(maps))}

@@ -23,7 +23,7 @@ from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Attention, Program, Tensor
 from tccompile.reference import compute, elements, from_storage, to_storage
 from tccompile.runtime.driver import Device, DriverError, open_device
-from tccompile.runtime.gpu import GpuEngine, kind
+from tccompile.runtime.gpu import GpuEngine
 from tests.gpu.cases import CASES
 from tests.gpu.conftest import RESULTS, SPILLED
 
@@ -155,7 +155,7 @@ def check_variant(path: Path, number: int) -> Result:
     plan, expected = _plan(path)
     entry = plan.entries[number]
     section = entry.sections[0]
-    target = section.arch + (" (PTX)" if kind(plan, section) == "ptx" else "")
+    target = section.arch + (" (PTX)" if plan.kind(section) == "ptx" else "")
     try:
         error, wrong = check(plan, entry, _device(), expected)
     except (TccompileError, DriverError) as raised:
@@ -167,7 +167,7 @@ def _runs_here(plan: Plan, entry: Entry, gpu: Device) -> bool:
     arch = ARCHS[entry.sections[0].arch]
     if arch.suffix:
         return arch.cc == gpu.cc
-    return arch.cc <= gpu.cc and (kind(plan, entry.sections[0]) == "ptx" or arch.cc[0] == gpu.cc[0])
+    return arch.cc <= gpu.cc and (plan.kind(entry.sections[0]) == "ptx" or arch.cc[0] == gpu.cc[0])
 
 
 def _expected(plan: Plan) -> np.ndarray:

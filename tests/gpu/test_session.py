@@ -11,7 +11,7 @@ import pytest
 
 from tccompile.errors import InputError, LaunchError
 from tccompile.plan import Plan, read_plan
-from tccompile.runtime.gpu import choices, kind
+from tccompile.runtime.gpu import choices
 from tccompile.runtime.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def plan(gpu, request: pytest.FixtureRequest) -> Plan:
     fitting = [p for p in plans if choices(p, p.entries[0], gpu.cc)]
     if not fitting:
         pytest.skip(f"no plan for {gpu}")
-    return max(fitting, key=lambda p: kind(p, p.entries[0].sections[0]) == "cubin")
+    return max(fitting, key=lambda p: p.kind(p.entries[0].sections[0]) == "cubin")
 
 
 def x_of(batch: int = 1, seed: int = 0) -> np.ndarray:
