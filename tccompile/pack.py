@@ -79,7 +79,7 @@ def pack(
 def _is_weight(constant: str, program: Program) -> bool:
     """Whether it is left out of a plan without weights: the model has it, or what it is made of, and it is not small."""
     tensor = program.tensors[constant]
-    return tensor.span * tensor.dtype.size > SMALL and bool(sources_of(program.constants[constant]))
+    return tensor.nbytes > SMALL and bool(sources_of(program.constants[constant]))
 
 
 def _packed(constant: str, program: Program, users: Mapping[str, str], sources: Mapping[str, np.ndarray]) -> bytes:

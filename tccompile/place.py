@@ -16,7 +16,7 @@ from operator import and_
 from tccompile.kernels import spec
 from tccompile.kernels.spec import Im2colMap, TiledMap, Work
 from tccompile.plan import Address, Float, Int, Map, PlanArg
-from tccompile.program import Program, Tensor, earlier
+from tccompile.program import Program, Tensor, earlier, lifetimes
 
 ALIGN = 256
 """Bytes: what tensor maps and the widest vector loads ask for, and a multiple of a memory sector."""
@@ -93,17 +93,7 @@ class Area:
 
 
 def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
-    tensors = program.tensors
-    elsewhere = {*program.inputs, *program.outputs, *program.constants}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for i, op in enumerate(program.ops):
-        for name in (*op.inputs, op.y):
-            owner = tensors[name].storage
-            if owner not in elsewhere:
-                first.setdefault(owner, i)
-                last[owner] = i
-    areas = [Area(name, _aligned(_bytes(tensors[name])), i, last[name]) for name, i in first.items()]
+    areas = [Area(name, _aligned(program.tensors[name].nbytes), *life) for name, life in lifetimes(program).items()]
     return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
 
 
@@ -125,10 +115,6 @@ def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
             out[k].add(j)
             out[j].add(k)
     return out
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.span * tensor.dtype.size
 
 
 def pack_areas(areas: Sequence[Area], apart: Sequence[Collection[int]] = ()) -> tuple[list[int], int]:
@@ -284,7 +270,7 @@ def _access(step: int, name: str, writes: bool, layout: _Layout) -> _Access:
     base = layout.program.tensors[tensor.storage]
     address = layout.address(name)
     part = _part(tensor, base)
-    high = address.bytes + _bytes(tensor)
+    high = address.bytes + tensor.nbytes
     return _Access(step, address.name, address.bytes, high, writes, part, tensor is base)
 
 

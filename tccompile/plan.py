@@ -317,7 +317,7 @@ def check_plan(plan: Plan) -> None:
                 _check_section(section, entry.program, plan.images)
     for name, data in plan.weights.items():
         require(name in constants, f"weights of {name!r}, which is no constant")
-        size = constants[name].span * constants[name].dtype.size
+        size = constants[name].nbytes
         require(len(memoryview(data).cast("B")) == size, f"weights of {name!r} of {len(data)} bytes, its layout has {size}")
     _check_left_out(plan)
     for i, certificate in enumerate(plan.certificates):
@@ -384,7 +384,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image]) 
         tensor = program.tensors.get(name)
         if tensor is None or tensor.base is not None or name in elsewhere:
             raise PlanError(f"{name!r} has no place in the arena")
-        end = offset + tensor.span * tensor.dtype.size
+        end = offset + tensor.nbytes
         require(offset >= 0 and end <= section.arena, f"tensor {name!r} ends at {end} of {section.arena} bytes of the arena")
         require(offset % 16 == 0, f"tensor {name!r} at {offset}, which 16 does not divide")
     for op in program.ops:
@@ -451,8 +451,7 @@ def _check_address(address: Address, span: int, section: Section, program: Progr
             size = section.counters
         case "weights" | "io":
             require(address.name in names[address.space], f"the address of {address.name!r}, which is not in {address.space}")
-            tensor = program.tensors[address.name]
-            size = tensor.span * tensor.dtype.size
+            size = program.tensors[address.name].nbytes
         case _:
             raise PlanError(f"an address in {address.space!r}")
     end = address.bytes + span

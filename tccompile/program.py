@@ -51,6 +51,11 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes from the first to the last element of `padded`."""
+        return self.span * self.dtype.size
+
+    @property
     def storage(self) -> str:
         """The name of the tensor that owns the memory."""
         return self.base or self.name
@@ -478,6 +483,18 @@ def earlier(program: Program) -> list[int]:
     out: list[int] = []
     for direct in needs(program):
         out.append(reduce(or_, (out[k] | 1 << k for k in direct), 0))
+    return out
+
+
+def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up."""
+    elsewhere = {*program.inputs, *program.outputs, *program.constants}
+    out: dict[str, tuple[int, int]] = {}
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, op.y):
+            owner = program.tensors[name].storage
+            if owner not in elsewhere:
+                out[owner] = out.get(owner, (i, i))[0], i
     return out
 
 

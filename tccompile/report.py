@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from tccompile.plan import Certificate, Entry, Plan, Step
-from tccompile.program import Conv, Gemm, Op, Program
+from tccompile.program import Conv, Gemm, Op, Program, lifetimes
 
 Json = dict[str, Any]
 
@@ -57,18 +57,10 @@ def _entry(plan: Plan, entry: Entry) -> Json:
 
 def live_bytes(program: Program) -> int:
     """The bytes of the arena's tensors that live at once where most do: what an arena cannot be smaller than."""
-    tensors, elsewhere = program.tensors, {*program.inputs, *program.outputs, *program.constants}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for i, op in enumerate(program.ops):
-        for owner in {tensors[name].storage for name in (*op.inputs, op.y)} - elsewhere:
-            first.setdefault(owner, i)
-            last[owner] = i
     change = [0] * (len(program.ops) + 1)
-    for owner, i in first.items():
-        size = tensors[owner].span * tensors[owner].dtype.size
-        change[i] += size
-        change[last[owner] + 1] -= size
+    for owner, (first, last) in lifetimes(program).items():
+        change[first] += program.tensors[owner].nbytes
+        change[last + 1] -= program.tensors[owner].nbytes
     return max(accumulate(change), default=0)
 
 

@@ -220,7 +220,7 @@ def _repetitions(trial: Trial) -> int:
     owners = {tensors[n].storage for n in trial.op.inputs} & set(trial.program.constants)
     if isinstance(trial.op, Conv):
         owners |= set(trial.program.joined.get((trial.op.w, trial.op.groups), ()))
-    size = sum(tensors[n].span * tensors[n].dtype.size for n in owners)
+    size = sum(tensors[n].nbytes for n in owners)
     slowest = max(c.cost for c in worth_measuring(trial.ranked, trial.count))
     return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
 
@@ -269,7 +269,7 @@ def _results(
     plan = Plan("tune", {}, tuple(entries), tuple(index), weights)
     y = program.tensors[program.ops[-1].y]
     memory = {n: Memory(flush.gpu, len(data[n]), n) for n in program.inputs}
-    result = Memory(flush.gpu, y.span * y.dtype.size, "the result")
+    result = Memory(flush.gpu, y.nbytes, "the result")
     addresses = {n: m.address for n, m in memory.items()} | dict.fromkeys(program.outputs, result.address)
     times, samples = [], []
     with flush.gpu as cu:
@@ -366,21 +366,20 @@ def _sample(engine: GpuEngine, addresses: Mapping[str, int], y: Tensor, where: i
     """Run once in memory full of NaN; a sample of the result's elements, in float64."""
     stream = int(engine.stream.value)
     engine.fill_arena(0xFF)
-    size = y.span * y.dtype.size
     if where is not None:
         with engine.device as cu:
-            cu.cuMemsetD8(where, 0xFF, size)
+            cu.cuMemsetD8(where, 0xFF, y.nbytes)
             cu.cuCtxSynchronize()
     engine.launch(addresses, stream)
     engine.synchronize(stream)
     if where is None:
         storage = engine.program.tensors[y.storage]
         begin = engine.section.offsets[storage.name]
-        memory = engine.read_arena(begin, storage.span * y.dtype.size)
+        memory = engine.read_arena(begin, storage.nbytes)
     else:
-        memory = np.empty(size, np.uint8)
+        memory = np.empty(y.nbytes, np.uint8)
         with engine.device as cu:
-            cu.cuMemcpyDtoH(memory.ctypes.data, where, size)
+            cu.cuMemcpyDtoH(memory.ctypes.data, where, y.nbytes)
     rng = np.random.default_rng(1)
     picked = np.unravel_index(rng.choice(y.size, SAMPLE) if y.size > SAMPLE else np.arange(y.size), y.shape)
     found = elements(memory.view(y.dtype.numpy), y)[picked]
@@ -415,8 +414,7 @@ class _Flush:
 
         self.gpu = gpu
         with gpu as cu:
-            l2 = cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, cu.cuDeviceGet(gpu.ordinal))
-            self.memory = Memory(gpu, 2 * max(l2, 1 << 20), "emptying the cache")
+            self.memory = Memory(gpu, 2 * max(gpu.attribute("L2_CACHE_SIZE"), 1 << 20), "emptying the cache")
             self.events = [[Handle(gpu, cu.cuEventCreate(0), "cuEventDestroy") for _ in range(2)] for _ in range(50)]
 
     def time(self, engine: GpuEngine, addresses: Mapping[str, int]) -> float:

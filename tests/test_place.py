@@ -113,7 +113,7 @@ def test_random_programs(case):
         assert all(a < i for a in after)
         assert all(a not in comes_after[b] for a in after for b in after)
 
-    ends = [placed.offsets[n] + program.tensors[n].span * program.tensors[n].dtype.size for n in placed.offsets]
+    ends = [placed.offsets[n] + program.tensors[n].nbytes for n in placed.offsets]
     assert all(offset % ALIGN == 0 for offset in placed.offsets.values())
     assert max(ends, default=0) <= placed.arena
 

@@ -48,8 +48,7 @@ class CpuEngine:
             arena[:] = 0xFF
         self._memory: dict[str, np.ndarray] = {}  # one-dimensional, by the tensor that owns the storage
         for name, offset in section.offsets.items():
-            size = tensors[name].span * tensors[name].dtype.size
-            self._memory[name] = arena[offset : offset + size].view(tensors[name].dtype.numpy)
+            self._memory[name] = arena[offset : offset + tensors[name].nbytes].view(tensors[name].dtype.numpy)
         for owner in dict.fromkeys(tensors[name].storage for op in self.program.ops for name in op.inputs):
             if owner in self.program.constants:
                 self._memory[owner] = np.frombuffer(plan.weight(owner), tensors[owner].dtype.numpy)

@@ -397,7 +397,7 @@ class GpuEngine:
         """An array for an output that is written on the stream."""
         t = self.program.tensors[name]
         pool = self._outputs.setdefault((name, stream), [])
-        output = pool.pop() if pool else Output(self.device, t.size * t.dtype.size, f"output {name!r}")
+        output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
         return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
 
     def order_after(self, earlier: int, stream: int) -> None:
@@ -529,7 +529,7 @@ class Staging:
         program = engine.program
         for name in program.inputs + program.outputs:
             self.offsets[name] = total
-            total = _aligned(total + program.tensors[name].size * program.tensors[name].dtype.size)
+            total = _aligned(total + program.tensors[name].nbytes)
         self.memory = Memory(engine.device, total, "inputs and outputs")
         self.pinned = PinnedMemory(engine.device, total)
         self.bytes = np.ctypeslib.as_array(self.pinned.bytes)
@@ -542,7 +542,7 @@ class Staging:
         """Where it lies on the host: an array in pinned memory."""
         t = self.engine.program.tensors[name]
         start = self.offsets[name]
-        return self.bytes[start : start + t.size * t.dtype.size].view(t.dtype.numpy).reshape(t.shape)
+        return self.bytes[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
 
     def put(self, name: str, value: np.ndarray, stream: int) -> None:
         """Queue the copy of an input to the device."""

@@ -229,7 +229,7 @@ class Session:
             for name in staged:
                 target = targets.get(name)
                 if isinstance(target, DeviceBuffer):
-                    cu.cuMemcpyDtoDAsync(target.address, addresses[name], tensors[name].size * tensors[name].dtype.size, queue)
+                    cu.cuMemcpyDtoDAsync(target.address, addresses[name], tensors[name].nbytes, queue)
                 elif target is not None or name in names:
                     engine.staging().fetch(name, queue)
                     to_host.append(name)
@@ -277,7 +277,7 @@ class Session:
             return array.address
         where = engine.staging().address(name)
         with engine.device as cu:
-            cu.cuMemcpyDtoDAsync(where, array.address, t.size * t.dtype.size, stream)
+            cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
         return where
 
     def bench(self, iterations: int = 100, feeds: Mapping[str, Any] | None = None, warmup: int = 10) -> list[float]:

@@ -210,7 +210,7 @@ def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[
             if engine.read_counters().any():
                 return 0.0, "counters are not zero afterwards"
         whole = runs[0][begin:]
-        size = storage.span * y.dtype.size
+        size = storage.nbytes
         buffer = whole[:size].view(y.dtype.numpy)
         error, wrong = _wrong_values(np.array(elements(buffer, y)), expected, y, _tolerance(program))
         wrong = wrong or _wrong_padding(buffer, y) or _wrong_rest(whole, size, y)
