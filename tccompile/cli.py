@@ -23,10 +23,10 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
+from tccompile.options import PRECISIONS, Options, Shapes, parse_archs, parse_entry, parse_shapes
 
 if TYPE_CHECKING:
     from tccompile.ops.builder import Issue
-    from tccompile.options import Shapes
     from tccompile.plan import Plan
     from tccompile.program import Tensor
     from tccompile.report import Json
@@ -168,8 +168,8 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
 @click.option(
     "--precision",
-    type=click.Choice(["mixed", "fp16", "fp32"]),
-    default="mixed",
+    type=click.Choice(PRECISIONS),
+    default=Options.precision,
     show_default=True,
     help="How tensors are stored; Tensor Cores need fp16. mixed: fp16, but scaled or in fp32 what fp16 would lose.",
 )
@@ -226,8 +226,6 @@ def tccompile(
 
     Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
     """
-    from tccompile.options import Options, parse_archs, parse_entry, parse_shapes
-
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
     if quiet and verbose:
@@ -242,7 +240,18 @@ def tccompile(
 
         inputs = input_names(model)
         entries = tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
-    options = Options(entries, archs, precision, strip_weights, dump, jobs, timing_cache, tune, tuple(fp32), calibrate)
+    options = Options(
+        entries,
+        archs,
+        precision=precision,
+        strip_weights=strip_weights,
+        dump=dump,
+        jobs=jobs,
+        timing_cache=timing_cache,
+        tune=tune,
+        fp32=tuple(fp32),
+        calibrate=calibrate,
+    )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None
     if data_file is not None and not data_file.is_file():

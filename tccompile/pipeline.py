@@ -96,8 +96,8 @@ def compile(
     options = Options(
         sets,
         tuple(archs),
-        precision,
-        strip_weights,
+        precision=precision,
+        strip_weights=strip_weights,
         timing_cache=cache,
         tune=tune,
         fp32=tuple(fp32),
