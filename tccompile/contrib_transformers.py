@@ -11,7 +11,7 @@ import onnx
 import onnx.helper
 from onnx import numpy_helper
 
-from tccompile.contrib import DOMAIN, Parts
+from tccompile.contrib import Parts
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the node's inputs, by name."""
@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def taken_apart(node: onnx.NodeProto, shapes: Shapes) -> list[onnx.NodeProto] | None:
     """The standard nodes that a node of Microsoft's domain stands for, or None if it is not one of those here."""
-    if node.domain != DOMAIN or node.op_type not in OPERATORS:
+    if node.op_type not in OPERATORS:
         return None
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     parts = Parts(node)

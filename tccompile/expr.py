@@ -479,7 +479,7 @@ class Function:
 
     params: tuple[str, ...]
     body: str
-    result: str = "same"  # "same" as its last argument's type, "bool", or "float"
+    result: str = "same"  # "same" as its last argument's type, or "bool"
 
 
 BUILTINS = (
@@ -496,7 +496,7 @@ def _functions(**bodies: str | tuple[str, str]) -> dict[str, Function]:
     for name, entry in bodies.items():
         text, result = (entry, "same") if isinstance(entry, str) else entry
         params, body = text.split(":", 1)
-        table[name.rstrip("_")] = Function(tuple(p.strip() for p in params.split(",")), body.strip(), result)
+        table[name] = Function(tuple(p.strip() for p in params.split(",")), body.strip(), result)
     return table
 
 
@@ -614,8 +614,7 @@ def call(fn: str, *args: Expr | float) -> Expr:
     typed = [a for a in args if isinstance(a, Expr)]
     like = typed[-1].dtype if typed else DType.F32
     exprs = tuple(a if isinstance(a, Expr) else const(a, like) for a in args)
-    result = {"bool": DType.BOOL, "float": DType.F32, "same": exprs[-1].dtype}[function.result]
-    return Expr(fn, exprs, None, result)
+    return Expr(fn, exprs, None, DType.BOOL if function.result == "bool" else exprs[-1].dtype)
 
 
 def walk(expr: Expr) -> list[Expr]:

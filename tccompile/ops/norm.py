@@ -87,8 +87,7 @@ def lrn(node: gs.Node, b: Builder) -> None:
         raise b.refuse(f"its size is {size}, for {shape[1]} channels", f"use a size of at most {MOST_NEIGHBOURS}")
     for shift in shifts:
         channel = coord(1) + shift
-        outside = shift < 0 or shift > 0
-        valid = (Range(channel, 0, shape[1]),) if outside else ()
+        valid = (Range(channel, 0, shape[1]),) if shift else ()
         v = reads.view(View(source.name, (own.index[0], channel, *own.index[2:]), valid))
         square = call("mul", v, v)
         total = square if total is None else call("add", total, square)
