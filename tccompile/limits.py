@@ -140,7 +140,7 @@ def _check_op(op: Op, program: Program) -> None:
     if isinstance(op, Scatter):
         _check_view(View(op.y, places), program.tensors, program.tensors[op.updates].shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
-    if type(op) in RULES:
+    if not isinstance(op, Pointwise):  # which has no parameters
         operands = {name: program.tensors[name].shape for name in op.operands}
         message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
         require(all(RULES[type(op)](op, operands, shape)), message)
@@ -278,7 +278,7 @@ RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Rnn: _rnn,
     Softmax: _softmax,
 }
-"""Whether an op's parameters and the shapes of its operands, by name, fit the shape that it computes."""
+"""Whether an op's parameters and the shapes of its operands, by name, fit the shape that it computes. Every op has one."""
 
 
 # --- Expressions -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+"""Every kind of op, wherever ops are told apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.limits import check_program
+from tccompile.program import OPS, Op, Program, renamed
+from tests.gpu.cases import CASES, program_of
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[Program]:
+    return list(map(program_of, CASES))
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_an_op_passes_its_rule_and_all_its_tensors_can_be_renamed(programs: list[Program], kind: type[Op]) -> None:
+    """A kind without a rule in `limits`, or with a field that `TENSOR_FIELDS` lacks, fails."""
+    mine = [p for p in programs if any(type(op) is kind for op in p.ops)]
+    assert mine
+    for program in mine:
+        check_program(program)
+        there = {name: f"{name}'" for name in program.tensors}
+        back = {new: name for name, new in there.items()}
+        for op in program.ops:
+            other = renamed(op, there)
+            assert other.y == there[op.y] and other.inputs == tuple(there[name] for name in op.inputs)
+            assert renamed(other, back) == op
