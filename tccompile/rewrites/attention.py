@@ -27,6 +27,7 @@ from tccompile.rewrites.rule import (
     calculate,
     constant,
     is_float,
+    past_casts,
     producer,
     rank,
     reshaped,
@@ -71,7 +72,7 @@ def _match(node: gs.Node) -> Parts | None:
             return None
         weights = guard.inputs[2]
         inner.append(weights)
-    weights = _past_casts(weights, inner)
+    weights = past_casts(weights, inner)
     softmax = producer(weights, "Softmax")
     if softmax is None or softmax.attrs.get("axis", -1) not in (-1, rank(weights) - 1):
         return None
@@ -79,7 +80,7 @@ def _match(node: gs.Node) -> Parts | None:
     t = softmax.inputs[0]
     while True:
         parts.inner.append(t)
-        t = _past_casts(t, parts.inner)
+        t = past_casts(t, parts.inner)
         if (n := producer(t, "MatMul")) is not None:
             parts.q, parts.kt = n.inputs
             return parts
@@ -109,14 +110,6 @@ def _match(node: gs.Node) -> Parts | None:
                 return None
             parts.seen.append((n.inputs[0], i == 1, float(scalar(n.inputs[3 - i]) or 0)))
             t = n.inputs[i]
-
-
-def _past_casts(t: gs.Tensor, passed: list[gs.Tensor]) -> gs.Tensor:
-    """What the tensor was before casts between floats: softmax of fp16 models is in a wider type."""
-    while (node := producer(t, "Cast")) is not None and is_float(t) and is_float(node.inputs[0]):
-        t = node.inputs[0]
-        passed.append(t)
-    return t
 
 
 ON_THE_WAY = ("Add", "Mul", "Div", "Where", "MatMul", "Reshape", "Cast")

@@ -9,11 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, rank, reshaped, rounded
-
-
-def _match(node: gs.Node) -> gs.Node:
-    return node
+from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, itself, rank, reshaped, rounded
 
 
 def _check(edit: Editor, node: gs.Node) -> str | None:
@@ -37,4 +33,4 @@ def _apply(edit: Editor, node: gs.Node) -> None:
     edit.add("Add", (scaled, shift), node, into=y)
 
 
-REWRITES = (Rewrite("batch_norm(x) => x * s + t", ("BatchNormalization",), _match, _check, _apply),)
+REWRITES = (Rewrite("batch_norm(x) => x * s + t", ("BatchNormalization",), itself, _check, _apply),)

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.constants import derived, literal
-from tccompile.rewrites.rule import Editor, Rewrite, constant, name_of, operand, rank, reshaped, shape_constant
+from tccompile.rewrites.rule import Editor, Rewrite, constant, itself, name_of, operand, rank, reshaped, shape_constant
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,6 @@ def _axes(node: gs.Node) -> list[Axis]:
     square = m == 2 and strides[0] == strides[1] and node.attrs.get("group", 1) == 1
     wide = square and y.shape[1] >= WIDE and not _concatenated(y)
     return [_fewest_taps(a, wide) for a in zip(extents, out, kernel, strides, dilations, starts, strict=True)]
-
-
-def _match(node: gs.Node) -> gs.Node:
-    return node
 
 
 def _check(edit: Editor, node: gs.Node) -> str | None:
@@ -195,4 +191,4 @@ def _shuffle(
     return edit.add("Reshape", [out, shape_constant(edit, grown, node)], node, grown, into)
 
 
-REWRITES = (Rewrite("conv_transpose(x, w) => depth_to_space(conv(x, w'))", ("ConvTranspose",), _match, _check, _apply),)
+REWRITES = (Rewrite("conv_transpose(x, w) => depth_to_space(conv(x, w'))", ("ConvTranspose",), itself, _check, _apply),)

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from tccompile.rewrites.rule import Editor, Rewrite, ints, operand, producer, rank, shape_constant
+from tccompile.rewrites.rule import Editor, Rewrite, ints, itself, operand, producer, rank, shape_constant
 
 MOVES = ("Concat", "Expand", "Max", "Mean", "Min", "Pad", "Reshape", "Slice", "Split", "Sum", "Tile", "Transpose")
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -23,10 +23,6 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 def permutation(node: gs.Node) -> list[int]:
     return list(node.attrs.get("perm", reversed(range(rank(node.outputs[0])))))
-
-
-def _any(node: gs.Node) -> gs.Node:
-    return node
 
 
 def _vanish(edit: Editor, node: gs.Node) -> str | None:
@@ -132,10 +128,10 @@ def _apply_softmax(edit: Editor, m: FlatSoftmax) -> None:
 
 
 REWRITES = (
-    Rewrite("f(x) => x where f moves nothing", MOVES, _any, _vanish, _remove),
-    Rewrite("flatten, squeeze, unsqueeze => reshape", ("Flatten", "Squeeze", "Unsqueeze"), _any, _always, _to_reshape),
+    Rewrite("f(x) => x where f moves nothing", MOVES, itself, _vanish, _remove),
+    Rewrite("flatten, squeeze, unsqueeze => reshape", ("Flatten", "Squeeze", "Unsqueeze"), itself, _always, _to_reshape),
     Rewrite("reshape(softmax(reshape(x))) => softmax(x)", ("Reshape",), _match_softmax, _check_softmax, _apply_softmax),
     Rewrite("reshape(reshape(x)) => reshape(x)", ("Reshape",), _pair("Reshape"), _both, _merge_reshapes),
     Rewrite("transpose(transpose(x)) => transpose(x)", ("Transpose",), _pair("Transpose"), _both, _merge_transposes),
-    Rewrite("transpose(x) => reshape(x) where axes of 1 move", ("Transpose",), _any, _moves_ones, _to_reshape),
+    Rewrite("transpose(x) => reshape(x) where axes of 1 move", ("Transpose",), itself, _moves_ones, _to_reshape),
 )

@@ -30,6 +30,7 @@ from tccompile.rewrites.rule import (
     is_float,
     name_of,
     operand,
+    past_casts,
     producer,
     rank,
     reshaped,
@@ -49,33 +50,26 @@ class Normalized:
     eps: float
 
 
-def _past_casts(tensor: gs.Tensor) -> gs.Tensor:
-    """What the tensor was before casts between floats: exporters of fp16 models have the squares in a wider type."""
-    while (node := producer(tensor, "Cast")) is not None and is_float(node.inputs[0]) and is_float(tensor):
-        tensor = node.inputs[0]
-    return tensor
-
-
 def _mean(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
     """x and the axes, if the tensor is the mean of x over constant axes, which it keeps with extent 1."""
-    node = producer(_past_casts(tensor), "ReduceMean")
+    node = producer(past_casts(tensor), "ReduceMean")
     if node is None or not node.attrs.get("keepdims", 1):
         return None
     given = operand(node, 1)
     axes = tuple(range(rank(tensor))) if given is None else ints(given)
-    return None if not axes else (_past_casts(node.inputs[0]), tuple(sorted(a % rank(tensor) for a in axes)))
+    return None if not axes else (past_casts(node.inputs[0]), tuple(sorted(a % rank(tensor) for a in axes)))
 
 
 def _deviation(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...]] | None:
     """x and the axes, if the tensor is x - mean(x)."""
-    node = producer(_past_casts(tensor), "Sub")
+    node = producer(past_casts(tensor), "Sub")
     mean = _mean(node.inputs[1]) if node else None
-    return mean if node and mean and mean[0] is _past_casts(node.inputs[0]) else None
+    return mean if node and mean and mean[0] is past_casts(node.inputs[0]) else None
 
 
 def _square(tensor: gs.Tensor) -> gs.Tensor | None:
     """x, if the tensor is x * x."""
-    node = producer(_past_casts(tensor), "Mul", "Pow")
+    node = producer(past_casts(tensor), "Mul", "Pow")
     if node is None:
         return None
     same = node.inputs[1] is node.inputs[0] if node.op == "Mul" else scalar(node.inputs[1]) == 2
@@ -84,8 +78,8 @@ def _square(tensor: gs.Tensor) -> gs.Tensor | None:
 
 def _deviation_root(tensor: gs.Tensor) -> tuple[tuple[gs.Tensor, tuple[int, ...]], float] | None:
     """(x, axes) and eps, if the tensor is sqrt(mean((x - mean(x))²) + eps)."""
-    root = producer(_past_casts(tensor), "Sqrt")
-    add = producer(_past_casts(root.inputs[0]), "Add") if root else None
+    root = producer(past_casts(tensor), "Sqrt")
+    add = producer(past_casts(root.inputs[0]), "Add") if root else None
     if add is None:
         return None
     for i in (0, 1):
@@ -197,7 +191,7 @@ def _apply(edit: Editor, m: Normalized) -> None:
 
 def _root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
     """x, axes and eps, if the tensor is sqrt(mean(x²) + eps)."""
-    root = producer(_past_casts(tensor), "Sqrt", "Pow")
+    root = producer(past_casts(tensor), "Sqrt", "Pow")
     if root is None or (root.op == "Pow" and scalar(root.inputs[1]) != 0.5):
         return None
     return _mean_of_squares(root.inputs[0])
@@ -205,7 +199,7 @@ def _root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
 
 def _inverse_root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
     """The same of 1 / sqrt(mean(x²) + eps)."""
-    node = producer(_past_casts(tensor), "Reciprocal", "Div", "Pow")
+    node = producer(past_casts(tensor), "Reciprocal", "Div", "Pow")
     if node is None or (node.op == "Div" and scalar(node.inputs[0]) != 1):
         return None
     if node.op == "Pow":
@@ -215,14 +209,14 @@ def _inverse_root(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float]
 
 def _mean_of_squares(tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[int, ...], float] | None:
     """x, axes and eps, if the tensor is mean(x²) + eps."""
-    add = producer(_past_casts(tensor), "Add")
+    add = producer(past_casts(tensor), "Add")
     if add is None:
         return None
     for i in (0, 1):
         eps, mean = scalar(add.inputs[i]), _mean(add.inputs[1 - i])
         x = _square(mean[0]) if mean else None
         if eps is not None and mean and x is not None:
-            return _past_casts(x), mean[1], eps
+            return past_casts(x), mean[1], eps
     return None
 
 
@@ -232,7 +226,7 @@ def _match_rms(node: gs.Node) -> Normalized | None:
         return None
     for i, j in [(0, 1)] if node.op == "Div" else [(0, 1), (1, 0)]:
         root = _root(node.inputs[j]) if node.op == "Div" else _inverse_root(node.inputs[j])
-        if root and root[0] is _past_casts(node.inputs[i]):
+        if root and root[0] is past_casts(node.inputs[i]):
             return Normalized(node, *root)
     return None
 

@@ -96,12 +96,12 @@ def _apply(edit: Editor, m: Padded) -> None:
     m.node.inputs[0] = m.pad.inputs[0]
 
 
-def _is_float(node: gs.Node) -> Padded | None:
+def _match_pool(node: gs.Node) -> Padded | None:
     m = _match(node)
     return m if m and constant(m.pad.inputs[1]) is not None and np.dtype(m.pad.outputs[0].dtype).kind == "f" else None
 
 
 REWRITES = (
     Rewrite("conv(pad(x, p), pads) => conv(x, pads + p)", ("Conv",), _match, _check, _apply),
-    Rewrite("pool(pad(x, p), pads) => pool(x, pads + p)", ("AveragePool", "MaxPool"), _is_float, _check, _apply),
+    Rewrite("pool(pad(x, p), pads) => pool(x, pads + p)", ("AveragePool", "MaxPool"), _match_pool, _check, _apply),
 )

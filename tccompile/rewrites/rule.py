@@ -31,6 +31,11 @@ class Rewrite:
     apply: Callable[[Editor, Any], None]
 
 
+def itself(node: gs.Node) -> gs.Node:
+    """The match of a left side that is a single node."""
+    return node
+
+
 class Editor:
     """Changes a graph. New tensors and nodes get names of their own, the same on every run."""
 
@@ -133,6 +138,18 @@ def rank(tensor: gs.Tensor) -> int:
 def is_float(tensor: gs.Tensor) -> bool:
     """Of a type that NumPy has: bf16, which only a model's own inputs and outputs have, is none."""
     return not isinstance(tensor.dtype, int) and np.dtype(tensor.dtype).kind == "f"
+
+
+def past_casts(t: gs.Tensor, passed: list[gs.Tensor] | None = None) -> gs.Tensor:
+    """What the tensor was before casts between floats: in fp16 models, softmax and squares for a norm are in a wider type.
+
+    passed  takes what every cast on the way reads
+    """
+    while (node := producer(t, "Cast")) is not None and is_float(t) and is_float(node.inputs[0]):
+        t = node.inputs[0]
+        if passed is not None:
+            passed.append(t)
+    return t
 
 
 def calculate(fn: str, *args: Weight | np.ndarray, **attributes: Any) -> Weight:
