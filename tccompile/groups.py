@@ -78,9 +78,8 @@ def _is_joinable(op: Conv, tensors: Mapping[str, Tensor], constants: Collection[
 
 def _joined(op: Conv, w: Tensor, recipe: Recipe, together: int) -> tuple[Tensor, Recipe]:
     """The weights with so many neighbouring groups as one."""
-    order = tuple(sorted(range(w.rank), key=lambda a: -w.strides[a]))
     shape = (w.shape[0], together * w.shape[1], *w.shape[2:])
-    t = dense(f"{w.name}.{op.groups // together}of{op.groups}", shape, w.dtype, order)
+    t = dense(f"{w.name}.{op.groups // together}of{op.groups}", shape, w.dtype, w.order)
     return t, _diagonal(recipe, w.shape, op.groups, together)
 
 

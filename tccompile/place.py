@@ -283,7 +283,7 @@ def _part(tensor: Tensor, base: Tensor) -> tuple[str, tuple[tuple[int, int], ...
     ):
         return None
     block, rest = [(0, 1)] * base.rank, tensor.offset
-    for axis in sorted((a for a in range(base.rank) if base.padded[a] > 1), key=lambda a: -base.strides[a]):
+    for axis in (a for a in base.order if base.padded[a] > 1):
         start, rest = divmod(rest, base.strides[axis])
         block[axis] = (start, start + tensor.padded[axis])
         if block[axis][1] > base.padded[axis]:

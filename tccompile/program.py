@@ -61,6 +61,11 @@ class Tensor:
         return self.base or self.name
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the outermost to the innermost; of those that share a stride, the first one first."""
+        return tuple(sorted(range(self.rank), key=lambda a: -self.strides[a]))
+
+    @property
     def inner(self) -> int | None:
         """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element."""
         unit = [a for a in range(self.rank) if self.strides[a] == 1 and self.padded[a] > 1]

@@ -136,7 +136,7 @@ def _without_values(e: Expr) -> Expr:
 def _tensor_text(t: Tensor, program: Program) -> str:
     """As in `float16[1,20(24),56,56]@0231`: padded extents in brackets, and the axes from the outermost to the innermost."""
     extents = ",".join(str(n) if n == p else f"{n}({p})" for n, p in zip(t.shape, t.padded, strict=True))
-    axes = sorted((a for a in range(t.rank) if t.padded[a] > 1), key=lambda a: -t.strides[a])
+    axes = [a for a in t.order if t.padded[a] > 1]
     place = "const" if t.storage in program.constants else ""
     if t.storage in program.inputs or t.storage in program.outputs:
         place = "io"

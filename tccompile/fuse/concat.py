@@ -71,7 +71,7 @@ def _of_part(e: Editor, f: Pointwise, number: int, op: Op, whole: Tensor) -> Poi
     if any(len(e.readers[v.tensor]) > 1 and v.tensor in e.position for v in op.views):
         return None
     start, rest = [0] * whole.rank, part.offset
-    for axis in sorted(range(whole.rank), key=lambda a: -whole.strides[a]):
+    for axis in whole.order:
         if whole.padded[axis] > 1:
             start[axis], rest = rest // whole.strides[axis], rest % whole.strides[axis]
     index = [coord(a) + n if part.shape[a] > 1 else constant(n) for a, n in enumerate(start)]
@@ -150,7 +150,7 @@ def _joins_neighbours(e: Editor, parent: str, pieces: list[Piece]) -> bool:
 def _moved(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
     """A view of `old` with old's strides, when `old` itself has become the view `new`: the same elements."""
     offset, rest = new.offset, view.offset
-    for axis in sorted(range(old.rank), key=lambda a: -old.strides[a]):
+    for axis in old.order:
         if old.padded[axis] > 1:
             offset, rest = offset + rest // old.strides[axis] * new.strides[axis], rest % old.strides[axis]
     return replace(view, strides=new.strides, base=new.base, offset=offset)

@@ -200,8 +200,7 @@ def _with_shuffle(e: Editor, conv: Conv, consumer: Pointwise, view: View) -> Op 
         if any(n != padded for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True)) if axis != 1):
             return None  # a convolution's kernels write the padding along channels only
         return _joined(e, conv, consumer, replace(before, shuffle=block))
-    order = sorted(range(4), key=lambda a: -y.strides[a])
-    base = dense(f"{y.name}.whole", whole, y.dtype, (*(a for a in order if a != 1), 1))
+    base = dense(f"{y.name}.whole", whole, y.dtype, (*(a for a in y.order if a != 1), 1))
     merged = _joined(e, conv, replace(consumer, y=base.name), replace(before, shuffle=block))
     if merged is not None:
         e.tensors[base.name] = base

@@ -60,10 +60,9 @@ def mixes(e: Editor, op: Op, name: str) -> bool:
 
 
 def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
-    order = tuple(sorted(range(whole.rank), key=lambda a: -whole.strides[a]))
     channels = [e.tensors[op.y].shape[1] for op in parts]
     room = [-(-n // PAD) * PAD for n in channels]
-    spread = dense(whole.name, (whole.shape[0], sum(room), *whole.shape[2:]), whole.dtype, order)
+    spread = dense(whole.name, (whole.shape[0], sum(room), *whole.shape[2:]), whole.dtype, whole.order)
     e.tensors[whole.name] = spread
     taken, start, at = np.full(sum(room), whole.shape[1], np.int64), 0, 0
     for op, n, size in zip(parts, channels, room, strict=True):
@@ -84,6 +83,6 @@ def with_inputs(e: Editor, conv: Conv, taken: np.ndarray, suffix: str) -> Conv:
     after = tuple(int(a == 1) for a in range(w.rank))
     zero = transform("pad", e.constants[w.name], before=(0,) * w.rank, after=after)  # the channel that is not there
     shape = (w.shape[0], len(taken), *w.shape[2:])
-    weights = dense(f"{w.name}.{suffix}", shape, w.dtype, tuple(sorted(range(w.rank), key=lambda a: -w.strides[a])))
+    weights = dense(f"{w.name}.{suffix}", shape, w.dtype, w.order)
     e.add_constant(weights, transform("take", zero, Literal(taken), axis=1))
     return replace(conv, w=weights.name)

@@ -20,7 +20,7 @@ from tccompile.expr import (
     quotient,
     remainder,
 )
-from tccompile.ops.builder import Builder, Reads, order_of, shape_of
+from tccompile.ops.builder import Builder, Reads, shape_of
 from tccompile.program import Attention, Gemm, Softmax, Tensor
 
 MOST = 256
@@ -68,7 +68,7 @@ def _heads(node: gs.Node, b: Builder, i: int) -> Tensor:
     t = node.inputs[i]
     if len(t.shape) == 4:
         x = b.operand(t)
-        return x if order_of(x)[-1] == 3 else b.with_order(x, HEADS_INNER)
+        return x if x.order[-1] == 3 else b.with_order(x, HEADS_INNER)
     heads = int(b.attr("q_num_heads" if i == 0 else "kv_num_heads"))
     n, length, whole = shape_of(t)
     size = whole // heads

@@ -64,11 +64,6 @@ def shape_of(t: gs.Tensor) -> Shape:
     return tuple(int(n) for n in t.shape)
 
 
-def order_of(tensor: Tensor) -> Order:
-    """The axes of a tensor from the outermost to the innermost; axes of extent 1 where they disturb least."""
-    return tuple(sorted(range(tensor.rank), key=lambda a: (-tensor.strides[a], a)))
-
-
 def plain_order(shape: Shape) -> Order:
     """Row-major, with trailing axes of extent 1 moved outwards of the last one that is longer.
 
@@ -288,7 +283,7 @@ class Builder:
     def operand(self, t: gs.Tensor) -> Tensor:
         """`t` in the program's types and padding, in the order of axes that it has."""
         x = self.value(t)
-        return self.with_order(x, plain_order(x.shape) if x.name in self.inputs else order_of(x))
+        return self.with_order(x, plain_order(x.shape) if x.name in self.inputs else x.order)
 
     def order_for(self, shape: Shape, *inputs: gs.Tensor) -> Order:
         """The layout of a result whose axes correspond to those of `inputs`: an input's of the same rank, images first.
@@ -299,8 +294,8 @@ class Builder:
         known = [self.tensors[self._values[t.name]] for t in inputs if t.name in self._values and len(t.shape) == rank]
         inside = [x for x in known if x.name not in self.inputs and x.name not in self.constants]
         for x in sorted(inside, key=lambda x: x.shape != shape):
-            if order_of(x) != tuple(range(rank)):
-                return order_of(x)
+            if x.order != tuple(range(rank)):
+                return x.order
         return plain_order(shape)
 
     # --- ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tccompile.expr import DType, Epilogue, Expr, Index, View, constant, coord, element, identity_view
-from tccompile.ops.builder import Builder, order_of, shape_of
+from tccompile.ops.builder import Builder, shape_of
 from tccompile.ops.pointwise import check_uint64
 from tccompile.program import Cumulate, Scatter, Tensor, TopK
 
@@ -22,7 +22,7 @@ def cumulative(node: gs.Node, b: Builder) -> None:
     axis = b.ints(1, "axis")
     assert axis is not None
     x = b.operand(node.inputs[0])
-    y = b.result(node.outputs[0], order_of(x))
+    y = b.result(node.outputs[0], x.order)
     flags = {name: bool(b.attr(name, 0)) for name in ("exclusive", "reverse")}
     combine = "add" if node.op == "CumSum" else "mul"
     if not x.rank:
@@ -35,12 +35,12 @@ def top_k(node: gs.Node, b: Builder) -> None:
     check_uint64(node, b)
     x, (values, places) = b.operand(node.inputs[0]), node.outputs
     axis, shape = b.axis(b.attr("axis", -1), x.rank), shape_of(values)
-    found = b.result(places, order_of(x)) if b.used(places) else b.new(f"{values.name}.places", shape, DType.I64, order_of(x))
+    found = b.result(places, x.order) if b.used(places) else b.new(f"{values.name}.places", shape, DType.I64, x.order)
     b.emit(TopK, found, x=x.name, axis=axis, largest=bool(b.attr("largest", 1)), epilogue=plain(DType.I64))
     if b.used(values):
         here = [coord(a) for a in range(x.rank)]
         index = [element(found.name, here, x.shape[axis]) if a == axis else here[a] for a in range(x.rank)]
-        b.copy(View(x.name, tuple(index)), b.result(values, order_of(x)))
+        b.copy(View(x.name, tuple(index)), b.result(values, x.order))
 
 
 def scatter_elements(node: gs.Node, b: Builder) -> None:

@@ -29,7 +29,7 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ops.builder import Builder, Reads, order_of, shape_of
+from tccompile.ops.builder import Builder, Reads, shape_of
 from tccompile.ops.lines import scatter_rows
 from tccompile.program import Tensor
 
@@ -130,7 +130,7 @@ def reshape(node: gs.Node, b: Builder) -> None:
     x = b.value(node.inputs[0])
     shape = shape_of(y)
     # Pixels that become a sequence, (N, C, H, W) → (N, C, H·W) → (N, H·W, C), keep their channels innermost all the way.
-    images = x.rank >= 3 and len(shape) >= 3 and x.shape[:2] == shape[:2] and shape[1] > 1 and order_of(x)[-1] == 1
+    images = x.rank >= 3 and len(shape) >= 3 and x.shape[:2] == shape[:2] and shape[1] > 1 and x.order[-1] == 1
     last = any(n.op == "Transpose" and list(n.attrs.get("perm", (0,)))[-1] == 1 for n in y.outputs)
     order = (0, *range(2, len(shape)), 1) if images and last else None
     b.copy(reshape_view(x.name, x.shape, shape), b.result(y, order))
@@ -141,7 +141,7 @@ def transpose(node: gs.Node, b: Builder) -> None:
     y = node.outputs[0]
     x = b.value(node.inputs[0])
     perm = b.attr("perm") or list(reversed(range(x.rank)))
-    b.copy(transpose_view(x.name, perm), b.result(y, tuple(perm.index(a) for a in order_of(x))))
+    b.copy(transpose_view(x.name, perm), b.result(y, tuple(perm.index(a) for a in x.order)))
 
 
 def slice_(node: gs.Node, b: Builder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tccompile.expr import ACC, Epilogue, Expr, Range, View, broadcast_view, call, coord, identity_view
-from tccompile.ops.builder import IMAGE, Builder, Reads, order_of, shape_of
+from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.ops.reduce import REDUCTIONS, Reduction, combine
 from tccompile.program import Norm, Tensor
 
@@ -60,17 +60,17 @@ def rms_normalization(node: gs.Node, b: Builder) -> None:
 def _statistics(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...]) -> None:
     """The second and third output of LayerNormalization: the mean, and one over the standard deviation."""
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    mean = combine(b, x, b.new(f"{node.outputs[0].name}.mean", shape, order=order_of(x)), axes, REDUCTIONS["ReduceMean"])
+    mean = combine(b, x, b.new(f"{node.outputs[0].name}.mean", shape, order=x.order), axes, REDUCTIONS["ReduceMean"])
     reads = Reads(b, x.shape)
     value, middle = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(mean.name, shape, x.shape))
     centred = call("sub", value, middle)
-    squares = b.new(f"{node.outputs[0].name}.squares", x.shape, order=order_of(x))
+    squares = b.new(f"{node.outputs[0].name}.squares", x.shape, order=x.order)
     b.compute(squares, call("mul", centred, centred), reads)
     eps = float(b.attr("epsilon", 1e-5))
     inverse = Reduction("add", after=lambda s, n: call("rsqrt", call("add", call("div", s, float(n)), eps)))
     b.bind(node.outputs[1], mean)
     if len(node.outputs) > 2 and b.used(node.outputs[2]):
-        combine(b, squares, b.result(node.outputs[2], order_of(x)), axes, inverse)
+        combine(b, squares, b.result(node.outputs[2], x.order), axes, inverse)
 
 
 def lrn(node: gs.Node, b: Builder) -> None:
@@ -111,5 +111,5 @@ def _norm(
     node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...], expr: Expr, reads: Reads, groups: int = 0, centred: bool = True
 ) -> None:
     eps = float(b.attr("epsilon", 1e-5))
-    y = b.result(node.outputs[0], order_of(x))
+    y = b.result(node.outputs[0], x.order)
     b.emit(Norm, y, x=x.name, axes=axes, eps=eps, groups=groups, centred=centred, epilogue=Epilogue(expr, tuple(reads.views)))

@@ -22,7 +22,7 @@ from tccompile.expr import (
     identity_view,
     reshape_view,
 )
-from tccompile.ops.builder import Builder, Reads, order_of, shape_of
+from tccompile.ops.builder import Builder, Reads, shape_of
 from tccompile.ops.pool import power, root
 from tccompile.program import Reduce, Softmax, Tensor
 
@@ -76,11 +76,11 @@ def reduce_log_sum_exp(node: gs.Node, b: Builder) -> None:
     axes = _axes(b, x.rank)
     y = _kept(node, b, x, axes)
     finite = Reduction("max", after=lambda m, count: call("where", call("is_inf", m), 0.0, m))
-    largest = combine(b, x, b.new(f"{y.name}.max", y.shape, order=order_of(y)), axes, finite)
+    largest = combine(b, x, b.new(f"{y.name}.max", y.shape, order=y.order), axes, finite)
     reads = Reads(b, x.shape)
     value = reads.view(identity_view(x.name, x.rank))
     shifted = call("exp", call("sub", value, reads.view(broadcast_view(largest.name, largest.shape, x.shape))))
-    terms = b.compute(b.new(f"{y.name}.exp", x.shape, order=order_of(x)), shifted, reads)
+    terms = b.compute(b.new(f"{y.name}.exp", x.shape, order=x.order), shifted, reads)
     reads = Reads(b, y.shape)
     m = reads.view(identity_view(largest.name, y.rank))
     combine(b, terms, y, axes, Reduction("add", after=lambda s, count: call("add", call("log", s), m)), reads)
@@ -90,7 +90,7 @@ def reduce_log_sum_exp(node: gs.Node, b: Builder) -> None:
 def global_pool(node: gs.Node, b: Builder) -> None:
     """GlobalAveragePool and GlobalMaxPool: reductions over all axes but the first two."""
     x = b.operand(node.inputs[0])
-    combine(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), REDUCTIONS[node.op])
+    combine(b, x, b.result(node.outputs[0], x.order), tuple(range(2, x.rank)), REDUCTIONS[node.op])
 
 
 def global_lp_pool(node: gs.Node, b: Builder) -> None:
@@ -98,13 +98,13 @@ def global_lp_pool(node: gs.Node, b: Builder) -> None:
     x = b.operand(node.inputs[0])
     p = float(b.attr("p", 2))
     norm = Reduction("add", lambda v: power(v, p), lambda v, count: root(v, p))
-    combine(b, x, b.result(node.outputs[0], order_of(x)), tuple(range(2, x.rank)), norm)
+    combine(b, x, b.result(node.outputs[0], x.order), tuple(range(2, x.rank)), norm)
 
 
 def softmax(node: gs.Node, b: Builder) -> None:
     x = b.operand(node.inputs[0])
     axis = b.axis(b.attr("axis", -1), x.rank)
-    b.emit(Softmax, b.result(node.outputs[0], order_of(x)), x=x.name, axis=axis, log=node.op == "LogSoftmax")
+    b.emit(Softmax, b.result(node.outputs[0], x.order), x=x.name, axis=axis, log=node.op == "LogSoftmax")
 
 
 def arg(node: gs.Node, b: Builder) -> None:
@@ -120,11 +120,11 @@ def hardmax(node: gs.Node, b: Builder) -> None:
     x, t = b.operand(node.inputs[0]), node.outputs[0]
     axis = b.axis(b.attr("axis", -1), x.rank)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    place = _place(node, b, x, axis, b.new(f"{t.name}.place", shape, DType.I32, order_of(x)), True, False)
+    place = _place(node, b, x, axis, b.new(f"{t.name}.place", shape, DType.I32, x.order), True, False)
     numbers = b.literal(f"{t.name}.all", np.arange(x.shape[axis], dtype=np.int32))
     reads = Reads(b, x.shape)
     here = call("equal", reads.view(View(numbers.name, (coord(axis),))), reads.view(broadcast_view(place.name, shape, x.shape)))
-    b.compute(b.result(t, order_of(x)), cast(here, DType.F32), reads)
+    b.compute(b.result(t, x.order), cast(here, DType.F32), reads)
 
 
 def lp_normalization(node: gs.Node, b: Builder) -> None:
@@ -133,23 +133,23 @@ def lp_normalization(node: gs.Node, b: Builder) -> None:
     axis, p = b.axis(b.attr("axis", -1), x.rank), float(b.attr("p", 2))
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     norm = Reduction("add", lambda v: power(v, p), lambda v, count: root(v, p))
-    length = combine(b, x, b.new(f"{t.name}.norm", shape, order=order_of(x)), (axis,), norm)
+    length = combine(b, x, b.new(f"{t.name}.norm", shape, order=x.order), (axis,), norm)
     reads = Reads(b, x.shape)
     value, by = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(length.name, shape, x.shape))
-    b.compute(b.result(t, order_of(x)), call("where", call("equal", by, 0.0), 0.0, call("div", value, by)), reads)
+    b.compute(b.result(t, x.order), call("where", call("equal", by, 0.0), 0.0, call("div", value, by)), reads)
 
 
 def _place(node: gs.Node, b: Builder, x: Tensor, axis: int, y: Tensor, largest: bool, last: bool) -> Tensor:
     """y (extent 1 along the axis) = the first or last place of the largest or smallest element."""
     name, n, shape = node.outputs[0].name, x.shape[axis], y.shape
     extreme = Reduction("max" if largest else "min")
-    best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), order_of(x)), (axis,), extreme)
+    best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), x.order), (axis,), extreme)
     numbers = b.literal(f"{name}.numbers", np.arange(n, dtype=np.int32))
     reads = Reads(b, x.shape)
     value, wanted = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(best.name, shape, x.shape))
     number = reads.view(View(numbers.name, (coord(axis),)))
     place = call("where", call("equal", value, wanted), number, const(0 if last else n - 1, DType.I64))
-    places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, order_of(x)), place, reads)
+    places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, x.order), place, reads)
     return combine(b, places, y, (axis,), Reduction("max" if last else "min"))
 
 
@@ -191,8 +191,8 @@ def _kept(node: gs.Node, b: Builder, x: Tensor, axes: tuple[int, ...]) -> Tensor
     y = node.outputs[0]
     shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
     if shape == shape_of(y):
-        return b.result(y, order_of(x))
-    return b.new(f"{y.name}.kept", shape, b.dtype(y), order_of(x))
+        return b.result(y, x.order)
+    return b.new(f"{y.name}.kept", shape, b.dtype(y), x.order)
 
 
 def _drop_axes(node: gs.Node, b: Builder, kept: Tensor) -> None:
