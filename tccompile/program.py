@@ -1,4 +1,4 @@
-"""The typed program between ONNX and the kernels: tensors with layouts, about twenty ops, and the verifier."""
+"""The typed program between ONNX and the kernels: tensors with layouts, the ops, and the verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's commands and its Python do what it says, and its tables and the design's are the code's."""
+"""What the README says its commands and its Python do; its tables and the design's beside the code; links of all pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tccompile.opset import NEWEST, OLDEST
 from tests.gpu.cases import CASES
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README_FILE = ROOT / "README.md"
+README = README_FILE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 SHELL = [line.partition(" #")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines() if line]
 CHEAP = "sm_86"
@@ -82,13 +83,17 @@ def test_installing():
     assert command == "pip install '.[compiler]'" and "compiler = [" in (ROOT / "pyproject.toml").read_text()
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)]+)\)", README)
-    for link in links:
+@pytest.mark.parametrize("page", [README_FILE, *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, heading = link.partition("#")
-        assert not path or (ROOT / path).exists(), link
+        there = page.parent / path if path else page
+        assert there.exists(), link
         if heading:
-            assert f"## {heading.replace('-', ' ')}" in README.lower(), link
+            assert f"## {heading.replace('-', ' ')}" in there.read_text(encoding="utf-8").lower(), link
+
+
+def test_the_picture_is_small():
     assert os.path.getsize(ROOT / "docs" / "demo.png") < 300_000
 
 
