@@ -22,6 +22,7 @@ import onnx.shape_inference
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
+from tccompile.fold import subgraphs
 from tccompile.opset import NEWEST
 from tccompile.options import Options
 from tccompile.pipeline import check, compile_model, without_code
@@ -228,9 +229,8 @@ def _deciding(model: onnx.ModelProto) -> set[str]:
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph, each after those of the graphs inside it."""
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _nodes(inner)
+        for inner in subgraphs(node):
+            yield from _nodes(inner)
         yield node
 
 
