@@ -226,23 +226,13 @@ def tccompile(
 
     Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
     """
-    if shape_texts and entry_texts:
-        raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
-    archs = parse_archs(arch)
-    entries: tuple[Shapes, ...] = ({},)
-    if shape_texts or entry_texts:
-        _need_compiler("compiling")
-        from tccompile.load import input_names
-
-        inputs = input_names(model)
-        entries = tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
     options = Options(
-        entries,
-        archs,
+        _entries(model, shape_texts, entry_texts),
+        parse_archs(arch),
         precision=precision,
         strip_weights=strip_weights,
         dump=dump,
@@ -302,6 +292,19 @@ def tccompile(
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision."""
+
+
+def _entries(model: Path, shape_texts: Sequence[str], entry_texts: Sequence[str]) -> tuple[Shapes, ...]:
+    """The sets of input shapes that --shape or --entry give; one empty set without either."""
+    if shape_texts and entry_texts:
+        raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
+    if not (shape_texts or entry_texts):
+        return ({},)
+    _need_compiler("compiling")
+    from tccompile.load import input_names
+
+    inputs = input_names(model)
+    return tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
 
 
 def _verify(model: Path, plan: Plan, tolerance: float, data: Path | None, layers: bool, progress: _Progress) -> Verification:
