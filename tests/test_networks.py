@@ -22,7 +22,7 @@ from tccompile.ranges import flops, total_flops
 from tccompile.report import live_bytes
 from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
-from tests.networks import CONVOLUTIONAL, RECURRENT, feeds, half, reference, shortened, skeleton
+from tests.networks import CONVOLUTIONAL, RECURRENT, feeds, half, reference, relative_error, shortened, skeleton
 from tests.plans import without_code
 
 ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
@@ -50,11 +50,6 @@ def network(name: str) -> onnx.ModelProto:
     return model
 
 
-def error(out: np.ndarray, ref: np.ndarray) -> float:
-    assert np.isfinite(out).all()
-    return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
-
-
 @pytest.mark.parametrize("name", CONVOLUTIONAL + RECURRENT)
 def test_network_in_fp16(name):
     model, shapes = network(name), SHAPES.get(name, {})
@@ -64,7 +59,7 @@ def test_network_in_fp16(name):
     with Session(plan, device="cpu") as session:
         got = session.run(list(expected), inputs)
     for out, (output, ref) in zip(got, expected.items(), strict=True):
-        assert error(out, ref) <= 3e-3, output
+        assert relative_error(out, ref) <= 3e-3, output
 
 
 @pytest.mark.parametrize("name, output, attentions", BEGINNINGS)
@@ -75,7 +70,7 @@ def test_beginning_of_an_attention_network_in_fp16(name, output, attentions):
     (expected,) = reference(model, inputs).values()
     with Session(plan, device="cpu") as session:
         (got,) = session.run([output], inputs)
-    assert error(got, expected) <= 3e-3
+    assert relative_error(got, expected) <= 3e-3
     section, program = plan.entries[0].sections[0], plan.entries[0].program
     kernels = [step.kernel for step, op in zip(section.steps, program.ops, strict=True) if isinstance(op, Attention)]
     assert kernels == ["attention_sm90"] * attentions
@@ -90,7 +85,7 @@ def test_network_in_fp32(name):
     with Session(without_code(model, ("sm_80",), precision="fp32"), device="cpu") as session:
         got = session.run(list(expected), inputs)
     for out, ref in zip(got, expected.values(), strict=True):
-        assert error(out, ref) <= 1e-5
+        assert relative_error(out, ref) <= 1e-5
 
 
 def test_a_network_with_fp16_weights_inputs_and_outputs():
@@ -101,7 +96,7 @@ def test_a_network_with_fp16_weights_inputs_and_outputs():
         got = session.run(list(expected), inputs)
     for out, ref in zip(got, expected.values(), strict=True):
         assert out.dtype == np.float16
-        assert error(out, ref) <= 3e-3
+        assert relative_error(out, ref) <= 3e-3
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tccompile.load import sources
 from tccompile.plan import Plan, fill, read_plan
 from tccompile.runtime.session import Session
 from tests.bench.onnxruntime_peer import is_installed, measure_onnxruntime
-from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, skeleton
+from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, relative_error, skeleton
 
 VARIANTS = ("resnet50.fp16", "resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128")
 
@@ -54,11 +54,6 @@ def build(name: str, archs: tuple[str, ...], precision: str, folder: Path, ptx: 
     print(f"{name}: {time.perf_counter() - start:.1f} s, {(folder / f'{name}.plan').stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def error(out: np.ndarray, ref: np.ndarray) -> float:
-    """‖out − ref‖ / ‖ref‖"""
-    return float(np.linalg.norm(out.astype(np.float64) - ref) / np.linalg.norm(ref.astype(np.float64)))
-
-
 def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str, str]:
     """One row of the table; without a plan, after compiling."""
     model, shapes = variant(name)
@@ -78,7 +73,7 @@ def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str,
         "network": name,
         "ms": f"{np.median(times):.3f}",
         "p99": f"{np.percentile(times, 99):.3f}",
-        "error": " ".join(f"{error(got[n], expected[n]):.1e}" for n in expected),
+        "error": " ".join(f"{relative_error(got[n], expected[n]):.1e}" for n in expected),
     }
     peers, times_of, errors = args.peers.split(","), {}, {}
     if "eager" in peers or "compiled" in peers:
@@ -86,7 +81,7 @@ def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str,
 
         found = measure_peers(model, shapes, inputs, "compiled" in peers)
         times_of |= {f"PyTorch {peer}": found[peer] for peer in ("eager", "compiled") if peer in found}
-        of_each = (f"{error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
+        of_each = (f"{relative_error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
         errors["PyTorch's error"] = " ".join(of_each)
     if "onnxruntime" in peers and is_installed():
         times_of["ONNX Runtime"] = math.nan
@@ -101,8 +96,8 @@ def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str,
     if args.cpu:
         with Session(plan, device="cpu") as session:
             own = dict(zip(expected, session.run(list(expected), inputs), strict=True))
-        row["CPU engine's error"] = " ".join(f"{error(own[n], expected[n]):.1e}" for n in expected)
-        row["GPU against CPU"] = " ".join(f"{error(got[n], own[n]):.1e}" for n in expected)
+        row["CPU engine's error"] = " ".join(f"{relative_error(own[n], expected[n]):.1e}" for n in expected)
+        row["GPU against CPU"] = " ".join(f"{relative_error(got[n], own[n]):.1e}" for n in expected)
     entry = plan.entries[0]
     section = next((s for s in entry.sections if s.arch in device), entry.sections[0])
     row["steps"] = f"{len(section.steps)}, {sum(s.tensor_cores for s in section.steps)} on Tensor Cores"

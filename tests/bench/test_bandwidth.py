@@ -13,7 +13,7 @@ from tccompile.reference import compute
 from tccompile.schedule import candidates
 from tests.bench import bandwidth
 from tests.bench.bandwidth import KERNEL, cases
-from tests.kernels.support import error
+from tests.networks import relative_error
 
 
 def test_every_case_has_candidates() -> None:
@@ -43,7 +43,7 @@ def test_norms_are_what_they_say(made) -> None:
     expected = (parts - parts.mean(2, keepdims=True)) / np.sqrt(parts.var(2, keepdims=True) + 1e-5)
     channels = (1, -1, *[1] * (x.ndim - 2))
     expected = expected.reshape(x.shape) * scale.reshape(channels) + shift.reshape(channels)
-    assert error(compute(op, program, {"x": x, "scale": scale, "shift": shift}), expected) < 1e-6
+    assert relative_error(compute(op, program, {"x": x, "scale": scale, "shift": shift}), expected) < 1e-6
 
 
 def test_means_divide_by_what_they_add() -> None:

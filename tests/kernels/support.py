@@ -14,6 +14,7 @@ from tccompile.program import Program
 from tccompile.reference import compute, elements, from_storage
 from tests.gpu.cases import CASES, program_of
 from tests.kernels import simulator
+from tests.networks import relative_error
 
 ARCH = ARCHS["sm_80"]
 TOLERANCE = {DType.F16: 5e-4, DType.BF16: 4e-3, DType.F32: 1e-6}
@@ -41,7 +42,7 @@ def check(
     for chosen in [config] if config else kernel.configs(op, program, arch):
         memory = run(kernel.work(op, program, chosen, arch), program, values, op.y)
         memory.check_written(once)
-        assert error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
+        assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
 
 
 def _parts(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -53,9 +54,3 @@ def _parts(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndar
             stored = elements(np.frombuffer(pack_constant(whole, values[t.base]), whole.dtype.numpy), t)
             parts[name] = from_storage(np.array(stored), t.dtype)
     return parts
-
-
-def error(out: np.ndarray, reference: np.ndarray) -> float:
-    """||out - reference|| / ||reference||"""
-    reference = np.broadcast_to(reference, out.shape).astype(np.float64)
-    return float(np.linalg.norm(out.astype(np.float64) - reference) / max(np.linalg.norm(reference), 1e-30))

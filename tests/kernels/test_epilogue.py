@@ -20,7 +20,7 @@ from tccompile.reference import compute
 from tests.gpu.cases import NHWC, NWC, Builder
 from tests.gpu.cases import epilogue as epilogue_of
 from tests.kernels import simulator
-from tests.kernels.support import error
+from tests.networks import relative_error
 
 F16, F32 = DType.F16, DType.F32
 
@@ -136,7 +136,7 @@ def test_results_of_two_rows_for_a_kernel_that_stores_them(case: str) -> None:
         with np.errstate(all="ignore"):
             got = np.array(results(*pair, c, e)).reshape(2, 2)
         if c < y.padded[lane]:
-            assert error(got, expected[1:3, c : c + 2]) <= 1e-3 or not expected[1:3, c : c + 2].any()
+            assert relative_error(got, expected[1:3, c : c + 2]) <= 1e-3 or not expected[1:3, c : c + 2].any()
             assert not got[:, max(0, shape[lane] - c) :].any(), "padding"
 
 
@@ -151,7 +151,7 @@ def test_stores(case: str, lanes: int, at_once: int) -> None:
     y = program.tensors["y"]
     if not y.dtype.is_float:
         expected = np.trunc(expected)
-    assert error(memory.result(), expected) <= {F16: 5e-4, DType.BF16: 4e-3, F32: 1e-6}.get(y.dtype, 0)
+    assert relative_error(memory.result(), expected) <= {F16: 5e-4, DType.BF16: 4e-3, F32: 1e-6}.get(y.dtype, 0)
 
 
 def odd_loads(b: Builder) -> Epilogue:
@@ -181,7 +181,7 @@ def test_odd_loads(lanes: int) -> None:
     memory.check_written()
     (op,) = program.ops
     expected = compute(op, program, {name: recipe.values for name, recipe in program.constants.items()})  # type: ignore[union-attr]
-    assert error(memory.result(), expected) <= 5e-4
+    assert relative_error(memory.result(), expected) <= 5e-4
 
 
 # --- Choices -----------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from tccompile.program import Norm, Program
 from tccompile.reference import compute
 from tests.gpu.cases import NHWC, norm, program_of
 from tests.kernels import simulator
-from tests.kernels.support import ARCH, TOLERANCE, cases_of, check, error
+from tests.kernels.support import ARCH, TOLERANCE, cases_of, check
 from tests.kernels.test_softmax import check_coverage
+from tests.networks import relative_error
 
 NORM, SPLIT, TEAM = NormKernel(), NormSplit(), NormTeam()
 
@@ -159,7 +160,7 @@ def check_team(program: Program, config: Config, arch: Arch, held: int, blocks: 
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     memory = simulator.run(replace(work, launches=(launch,)), program, values, op.y)
     memory.check_written()
-    assert error(memory.result(), compute(op, program, values)) <= TOLERANCE[program.tensors[op.y].dtype]
+    assert relative_error(memory.result(), compute(op, program, values)) <= TOLERANCE[program.tensors[op.y].dtype]
     assert not any(memory.buffers[-1])  # the counters
 
 

@@ -21,7 +21,8 @@ from tccompile.program import Program, Rnn
 from tccompile.reference import compute, from_storage, to_storage
 from tests.gpu.cases import program_of, rnn
 from tests.kernels.simulator import SPACE, Memory, names
-from tests.kernels.support import cases_of, error
+from tests.kernels.support import cases_of
+from tests.networks import relative_error
 
 ARCH = ARCHS["sm_80"]
 MMA, SIMT = RNN
@@ -191,7 +192,7 @@ def check(kernel: Kernel, program: Program, config: Config, grid: int | None = N
     y = program.tensors[op.y]
     whole = from_storage(machine.memory.buffers[machine.memory.base[y.name] // SPACE], y.dtype)
     assert np.isfinite(whole).all()  # padding included
-    assert error(got, compute(op, program, values)) <= {DType.F16: 1e-3, DType.BF16: 8e-3, DType.F32: 1e-6}[y.dtype]
+    assert relative_error(got, compute(op, program, values)) <= {DType.F16: 1e-3, DType.BF16: 8e-3, DType.F32: 1e-6}[y.dtype]
 
 
 QUICK = ("rnn", "gru", "lstm_all", "rnn_fp32", "gru_before_fp32", "lstm_fp32", "lstm_bf16", "gru_wide_state", "rnn_wide_weights")
