@@ -6,6 +6,7 @@ from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.conv_direct import ConvDirect
+from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.conv_patch import ConvPatch
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
@@ -33,6 +34,7 @@ KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
     ConvPatch(),
+    ConvHalo(),
     DepthwiseSm90(),
     DepthwiseMma(),
     *MMA,

@@ -1,0 +1,113 @@
+"""Convolutions from patches: values by the machine code's PTX, tiles and rings, where the kernel applies, registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit import resources
+from tccompile.expr import DType
+from tccompile.kernels.conv_halo import ConvHalo, patch_of, steps
+from tccompile.schedule import candidates
+from tests.gpu.cases import conv
+from tests.kernels import machine
+from tests.kernels.support import check
+
+KERNEL = ConvHalo()
+ARCH = ARCHS["sm_90a"]
+
+
+def on(blocks: int):
+    """Run a launch on so many blocks, which then have several tiles each."""
+
+    def run(work, *args):
+        (launch,) = work.launches
+        assert launch.grid[0] >= blocks
+        return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), *args, ARCH)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("program", "across", "down", "columns", "blocks"),
+    [
+        (conv("partial tiles", (1, 24, 20, 19), 20, (3, 3), ep="bias relu"), 8, 8, 32, 2),
+        (conv("three boxes of channels", (1, 136, 12, 9), 16, (3, 3), ep="bias relu"), 8, 8, 16, 1),
+        (conv("several columns of blocks", (2, 64, 9, 17), 72, (3, 3), ep="bias"), 16, 8, 32, 6),
+        (conv("5x5", (1, 40, 17, 21), 24, (5, 5), ep="bias silu"), 8, 16, 16, 2),
+        (conv("9x1, no padding", (1, 16, 25, 9), 12, (9, 1), pad=0), 8, 8, 16, 1),
+        (conv("1x4 of 19 channels", (2, 19, 9, 20), 8, (1, 4)), 8, 8, 16, 2),
+        (conv("four products a warpgroup", (1, 64, 17, 33), 32, (3, 3), ep="bias relu"), 16, 16, 32, 2),
+        (conv("a residual", (2, 72, 17, 17), 40, (3, 3), ep="bias residual"), 16, 8, 32, 4),
+        (conv("a residual of 100 channels", (1, 16, 10, 9), 100, (2, 2), ep="bias residual"), 8, 8, 64, 2),
+        (conv("slices", (2, 24, 11, 12), 24, (3, 3), ep="bias relu", source="slice", to="slice"), 8, 8, 32, 2),
+    ],
+    ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
+)
+def test_values(program, across: int, down: int, columns: int, blocks: int) -> None:
+    config = {"across": across, "down": down, "columns": columns}
+    check(KERNEL, program, config, arch=ARCH, run=on(blocks))
+
+
+def test_all_blocks_have_work() -> None:
+    check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
+          run=partial(machine.run, arch=ARCH))  # fmt: skip
+
+
+def test_taps_begin_at_their_pixels() -> None:
+    """Of the box's rows of 10 pixels, 128 bytes each; weights lie tap by tap"""
+    program = conv("patch", (1, 64, 16, 16), 32, (3, 3))
+    patch = patch_of(program.ops[0], program, {"across": 8, "down": 8, "columns": 32})
+    places = steps(patch, 2)
+    assert places[:4] == ((0, 0), (32, 32), (128, 4096), (160, 4128))
+    assert places[6] == (1280, 3 * 4096) and len(places) == 18
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (conv("stride", (1, 16, 9, 9), 16, (3, 3), stride=2), "without strides"),
+        (conv("groups", (1, 16, 9, 9), 16, (3, 3), groups=2), "without strides, dilations and groups"),
+        (conv("1x1", (1, 16, 9, 9), 16, (1, 1)), "several taps"),
+        (conv("a line", (1, 16, 9), 16, (3,)), "it takes images"),
+        (conv("fp32", (1, 16, 9, 9), 16, (3, 3), dtype=DType.F32), "Tensor Cores are fed with float16"),
+        (conv("to fp32", (1, 16, 9, 9), 16, (3, 3), to="fp32"), "the copy engine stores float16"),
+        (conv("output", (1, 16, 9, 9), 16, (3, 3), to="output"), "model input or output"),
+        (conv("shuffle", (1, 16, 9, 9), 36, (3, 3), ep="shuffle3"), "aligned vectors of 8"),
+        (conv("large", (1, 192, 30, 30), 32, (7, 7)), "do not fit"),
+        (conv("few channels", (1, 8, 9, 9), 16, (3, 3)), "8 input channels; it takes 16 to 192"),
+        (conv("many channels", (1, 256, 9, 9), 16, (3, 3)), "256 input channels; it takes 16 to 192"),
+        (conv("tokens", (2, 24, 9, 7), 40, (3, 3), to="tokens"), "do not lie at one stride"),
+    ],
+    ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
+)
+def test_says_why_not(program, reason: str) -> None:
+    assert reason in str(KERNEL.supports(program.ops[0], program, ARCH))
+
+
+def test_needs_wgmma() -> None:
+    program = conv("3x3", (1, 16, 9, 9), 16, (3, 3))
+    assert [n for n, arch in ARCHS.items() if KERNEL.supports(program.ops[0], program, arch) is None] == ["sm_90a"]
+
+
+@pytest.mark.parametrize(("x", "o"), [((1, 64, 180, 320), 32), ((1, 160, 180, 320), 32), ((8, 96, 180, 320), 32)])
+def test_few_output_channels_of_large_images_are_left_to_it(x, o) -> None:
+    program = conv("dense block", x, o, (3, 3), ep="bias relu")
+    assert candidates(program.ops[0], program, ARCH)[0].kernel.name == "conv_halo"
+
+
+@pytest.mark.parametrize(
+    ("channels", "o", "across", "down", "columns", "ep"),
+    [(160, 32, 16, 8, 32, "bias relu"), (64, 64, 16, 8, 64, "bias residual")],
+)
+def test_compiles_without_spills(channels: int, o: int, across: int, down: int, columns: int, ep: str) -> None:
+    """`resources` raises on spills and on serialised wgmma"""
+    program = conv("compiled", (1, channels, 60, 60), o, (3, 3), ep=ep)
+    config = {"across": across, "down": down, "columns": columns}
+    (launch,) = KERNEL.work(program.ops[0], program, config, ARCH).launches
+    assert resources(launch.code, ARCH).stack == 0
+    assert np.prod(launch.grid) <= ARCH.sms and launch.smem <= ARCH.smem_block
