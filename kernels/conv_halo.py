@@ -215,10 +215,9 @@ class ConvHalo(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
         patch = patch_of(op, program, config)
-        n, stored, p, q = program.tensors[op.y].padded
-        chunks = ceil(stored / patch.columns)
-        tiles = n * ceil(p / patch.down) * ceil(q / patch.across)
-        each = ceil(tiles / min(tiles, arch.sms // chunks))
+        shares, n, down, across = tiles_of(op, program, patch)
+        tiles = n * down * across
+        each = ceil(tiles / min(tiles, arch.sms // shares))
         depth = ((patch.chunks - 1) * 4 + patch.last) * patch.taps
         multiplying = patch.blocks * depth * max(patch.columns, NARROW) * MULTIPLYING / CYCLES
         copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
@@ -230,30 +229,22 @@ class ConvHalo(Kernel):
         assert isinstance(op, Conv)
         patch = patch_of(op, program, config)
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
-        n, stored, p, q = y.padded
-        across, down, chunks = ceil(q / patch.across), ceil(p / patch.down), ceil(stored / patch.columns)
-        tiles = n * across * down
+        shares, n, down, across = tiles_of(op, program, patch)
+        tiles = n * down * across
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
-        depth, results = patch.taps * problem.padded, (patch.columns, SIDE, 2, 1)
-        weights = TiledMap(
-            w.name,
-            0,
-            (depth, w.shape[0], 1),
-            (2 * w.strides[0] if w.shape[0] > 1 else 16, 16),
-            (DEPTH, patch.columns, 1),
-            (1, 1, 1),
-        )
+        extents, step = (patch.taps * problem.padded, w.shape[0], 1), 2 * w.strides[0] if w.shape[0] > 1 else 16
+        results = patch.columns, SIDE, 2, 1
         maps = (
             _map(x, problem.channels, (DEPTH, patch.pitch, patch.rows, 1), 128),
-            weights,
-            _map(y, stored, results, 2 * patch.columns),
+            TiledMap(w.name, 0, extents, (step, 16), (DEPTH, patch.columns, 1), (1, 1, 1)),
+            _map(y, y.padded[1], results, 2 * patch.columns),
             *(_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)),
         )
         numbers = (
-            *(tiles, chunks, *divider(chunks), across, *divider(across), down, *divider(down), *op.pads[:2]),
-            *(problem.padded, p),
+            *(tiles, shares, *divider(shares), across, *divider(across), down, *divider(down), *op.pads[:2]),
+            *(problem.padded, y.shape[2]),
         )
         stages = patch.stages(arch)
         launch = Launch(
@@ -262,7 +253,7 @@ class ConvHalo(Kernel):
                 channels=patch.channels, added=patch.added, stages=stages, constant=w.storage in program.constants,
                 epilogue=spec.params,
             ),
-            grid=(chunks * min(tiles, arch.sms // chunks), 1, 1),
+            grid=(shares * min(tiles, arch.sms // shares), 1, 1),
             block=THREADS,
             args=(*maps, *map(I32, numbers), *spec.args),
             smem=patch.smem(stages),
@@ -341,13 +332,19 @@ WEIGHTS = 185_000
 
 START_US = 1.7
 
-NUMBERS = "tiles, chunks, chunks_m, chunks_s, across, across_m, across_s, down, down_m, down_s, top, left_pad, padded, P"
+NUMBERS = "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s, top, left_pad, padded, P"
 
 
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:
     w, added = program.tensors[op.w], bool(epilogue.loads_by_row(op, program))
     tile = config["across"], config["down"], config["columns"]
     return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], added)
+
+
+def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, int]:
+    """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
+    n, stored, p, q = program.tensors[op.y].padded
+    return ceil(stored / patch.columns), n, ceil(p / patch.down), ceil(q / patch.across)
 
 
 def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:
@@ -526,9 +523,9 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         *(f"    prefetch_map({name})" for name in "xwy"),
         "cuda.syncthreads()",
         "block = i32(cuda.blockIdx.x)",
-        "tile = divide(block, chunks_m, chunks_s)",
-        f"first = i32((block - tile * chunks) * i32({patch.columns}))",
-        "stride = divide(i32(cuda.gridDim.x), chunks_m, chunks_s)",
+        "tile = divide(block, shares_m, shares_s)",
+        f"first = i32((block - tile * shares) * i32({patch.columns}))",
+        "stride = divide(i32(cuda.gridDim.x), shares_m, shares_s)",
         "slot = i32(0)",
         "group = i32(warp >> i32(2))",
         f"if group == i32({GROUPS}):",
