@@ -12,10 +12,12 @@ from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels.conv_halo import ConvHalo, patch_of, steps
+from tccompile.reference import compute
 from tccompile.schedule import candidates
 from tests.gpu.cases import conv
 from tests.kernels import machine
 from tests.kernels.support import check
+from tests.networks import relative_error
 
 KERNEL = ConvHalo()
 ARCH = ARCHS["sm_90a"]
@@ -56,6 +58,18 @@ def test_values(program, across: int, down: int, columns: int, blocks: int) -> N
 def test_all_blocks_have_work() -> None:
     check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
           run=partial(machine.run, arch=ARCH))  # fmt: skip
+
+
+def test_computed_weights_come_after_the_launches_before() -> None:
+    """What is no constant is read behind griddepcontrol.wait."""
+    program = conv("computed weights", (1, 24, 9, 12), 24, (3, 3), ep="bias relu")
+    values = {name: np.array(recipe.values) for name, recipe in program.constants.items()}
+    expected = compute(program.ops[0], program, values)
+    computed = replace(program, constants={name: recipe for name, recipe in program.constants.items() if name != "w"})
+    work = KERNEL.work(computed.ops[0], computed, {"across": 8, "down": 8, "columns": 32}, ARCH)
+    assert relative_error(machine.run(work, program, values, "y", ARCH).result(), expected) <= 5e-4
+    text = machine.ptx_of(work.launches[0].code, ARCH)
+    assert text.index("griddepcontrol.wait") < text.index("cp.async.bulk.tensor.3d")
 
 
 def test_taps_begin_at_their_pixels() -> None:
