@@ -70,6 +70,11 @@ def _einsum(edit: Editor, m: Einsum, operands: list[tuple[str, gs.Tensor]], resu
     return edit.add("Einsum", [t for _, t in operands], m.node, [extents[c] for c in result], into, equation=equation)
 
 
+def _reshape(edit: Editor, node: gs.Node, x: gs.Tensor, shape: list[int]) -> gs.Tensor:
+    attrs = {"allowzero": 1} if 0 in shape else {}
+    return edit.add("Reshape", [x, shape_constant(edit, shape, node)], node, shape, **attrs)
+
+
 def _check(edit: Editor, m: Einsum) -> str | None:
     if len(set(m.result)) < len(m.result):
         return f"a letter is twice in the result ({m.result})"
@@ -98,8 +103,7 @@ def _apply_diagonal(edit: Editor, m: Einsum) -> None:
     rest = [a for a in range(len(letters)) if a not in (first, second)]
     lead, n = [x.shape[a] for a in rest], x.shape[first]
     x = edit.add("Transpose", [x], m.node, [*lead, n, n], perm=[*rest, first, second])
-    attrs = {"allowzero": 1} if 0 in x.shape else {}
-    x = edit.add("Reshape", [x, shape_constant(edit, [*lead, n * n], m.node)], m.node, [*lead, n * n], **attrs)
+    x = _reshape(edit, m.node, x, [*lead, n * n])
     starts, ends, axes, steps = (shape_constant(edit, [v], m.node) for v in (0, n * n, len(rest), n + 1))
     x = edit.add("Slice", [x, starts, ends, axes, steps], m.node, [*lead, n])
     operands = list(zip(m.terms, m.node.inputs, strict=True))
@@ -120,9 +124,8 @@ def _apply_stretched(edit: Editor, m: Einsum) -> None:
     i, c = found
     letters, x = m.terms[i], m.node.inputs[i]
     shape = [n for letter, n in zip(letters, x.shape, strict=True) if letter != c]
-    attrs = {"allowzero": 1} if 0 in shape else {}
     operands = list(zip(m.terms, m.node.inputs, strict=True))
-    operands[i] = letters.replace(c, ""), edit.add("Reshape", [x, shape_constant(edit, shape, m.node)], m.node, shape, **attrs)
+    operands[i] = letters.replace(c, ""), _reshape(edit, m.node, x, shape)
     _einsum(edit, m, operands, m.result, m.node.outputs[0])
 
 
@@ -166,10 +169,6 @@ def _apply(edit: Editor, m: Einsum) -> None:
         perm = [letters.index(c) for c in order]
         return edit.add("Transpose", [x], node, [extent[c] for c in order], into=into, perm=perm)
 
-    def shaped(x: gs.Tensor, shape: list[int]) -> gs.Tensor:
-        attrs = {"allowzero": 1} if 0 in shape else {}
-        return edit.add("Reshape", [x, shape_constant(edit, shape, node)], node, shape, **attrs)
-
     if len(m.terms) == 1:
         x, letters = summed(node.inputs[0], m.terms[0], m.result)
         ordered(x, letters, m.result, into=y)
@@ -183,11 +182,11 @@ def _apply(edit: Editor, m: Einsum) -> None:
     inner = [c for c in p if c in q and c not in m.result]
     lead = [extent[c] for c in batch]
     k, rows_n, columns_n = (math.prod(extent[c] for c in letters) for letters in (inner, rows, columns))
-    left = shaped(ordered(a, p, "".join([*batch, *rows, *inner])), [*lead, rows_n, k])
-    right = shaped(ordered(b, q, "".join([*batch, *inner, *columns])), [*lead, k, columns_n])
+    left = _reshape(edit, node, ordered(a, p, "".join([*batch, *rows, *inner])), [*lead, rows_n, k])
+    right = _reshape(edit, node, ordered(b, q, "".join([*batch, *inner, *columns])), [*lead, k, columns_n])
     product = edit.add("MatMul", [left, right], node, [*lead, rows_n, columns_n])
     whole = "".join([*batch, *rows, *columns])
-    ordered(shaped(product, [extent[c] for c in whole]), whole, m.result, into=y)
+    ordered(_reshape(edit, node, product, [extent[c] for c in whole]), whole, m.result, into=y)
 
 
 REWRITES = (
