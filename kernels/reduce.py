@@ -1,8 +1,9 @@
 """Reductions over any axes of tensors of any layout, by groups of threads that share the elements of an output.
 
-There are `T` threads for an output, and 256 / T outputs a block. Where the lanes of y are lanes of x, an output is 8 of them,
-read as one vector; otherwise an output is one number. Where there are too few outputs to fill the GPU, the elements of each are
-split between blocks: partial results go to the workspace, and the block that arrives last combines them, in a fixed order.
+There are `T` threads for an output, and as many outputs a block as it has threads for. Where the lanes of y are lanes of x, an
+output is 8 of them, read as one vector; otherwise an output is one number. Where there are too few outputs to fill the GPU, a
+block has few of them and many threads, which read all elements at once; or the elements of each are split between blocks:
+partial results go to the workspace, and the block that arrives last combines them, in a fixed order.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ from tccompile.program import Op, Program, Reduce
 
 THREADS = 256
 
+BESIDE, NARROW = 8, 2
+"""Vectors of neighbouring outputs that a block has: 128 bytes of a row, or a sector of 32."""
+
+MANY_THREADS = 1024
+
 COMBINE = {"add": "{} + {}", "mul": "{} * {}", "min": "minimum({}, {})", "max": "maximum({}, {})"}
 
 IDENTITY = {
@@ -75,6 +81,7 @@ class Shares:
     by_k     whether neighbouring threads read neighbouring elements of an output, not neighbouring outputs
     threads  T, a power of 2
     outputs  including those that are padding
+    block    threads of a block
     """
 
     lanes: int
@@ -85,10 +92,11 @@ class Shares:
     by_k: bool
     threads: int
     outputs: int
+    block: int = THREADS
 
     @property
     def blocks(self) -> int:
-        return -(-self.outputs * self.threads // THREADS)
+        return -(-self.outputs * self.threads // self.block)
 
 
 class ReduceKernel(Kernel):
@@ -102,8 +110,10 @@ class ReduceKernel(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Reduce)
-        yield {"splits": 1}
         shares = describe(op, program)
+        yield {"splits": 1}
+        if shares.lanes == 8 and shares.blocks < arch.sms:
+            yield from ({"splits": 1, "threads": threads} for threads in (THREADS, MANY_THREADS))
         step = shares.threads * shares.vector
         most = -(-shares.inner.size // (4 * step))  # so that each thread has some elements
         splits = min(-(-2 * arch.sms // max(shares.blocks, 1)), most, 1024)
@@ -112,9 +122,9 @@ class ReduceKernel(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Reduce)
-        shares, splits = describe(op, program), config["splits"]
+        shares, splits = describe(op, program, config.get("threads")), config["splits"]
         steps = -(-shares.inner.size // (shares.threads * shares.vector * splits))
-        waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
+        waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // shares.block)))
         latency = waves * (1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)  # four loads in flight a thread
         return LAUNCH_US + max(traffic_us(op, program, arch), latency) + (2.0 if splits > 1 else 0.0)
 
@@ -126,7 +136,7 @@ class ReduceKernel(Kernel):
         frame = epilogue.frame_of(op, program)
         lane = frame[-1]
         assert lane is not None
-        shares, dtype = describe(op, program), _accumulator(op)
+        shares, dtype = describe(op, program, config.get("threads")), _accumulator(op)
         spec = epilogue.describe(op, program, frame, shares.width)
         step = shares.threads * shares.vector
         share = -(-shares.inner.size // config["splits"])
@@ -146,6 +156,7 @@ class ReduceKernel(Kernel):
             rows=shares.rows.depth,
             inner=shares.inner.depth,
             split=splits > 1,
+            block=shares.block,
             epilogue=spec.params,
         )
         groups = -(-y.padded[lane] // shares.width)
@@ -155,7 +166,7 @@ class ReduceKernel(Kernel):
         launch = Launch(
             params,
             grid=(shares.blocks, splits, 1),
-            block=THREADS,
+            block=shares.block,
             args=(
                 *(Ptr(op.x), Scratch(), Counters()),
                 *map(I32, (*numbers, step_c)),
@@ -168,7 +179,7 @@ class ReduceKernel(Kernel):
             return Work((launch,))
         return Work(
             (launch,),
-            scratch=shares.blocks * THREADS // shares.threads * splits * shares.lanes * dtype.size,
+            scratch=shares.blocks * shares.block // shares.threads * splits * shares.lanes * dtype.size,
             counters=4 * shares.blocks,
         )
 
@@ -199,14 +210,17 @@ class ReduceKernel(Kernel):
         fixed = (types.int64,) * 3 + (types.int32,) * (PARAMS.count(",") - 2)
         loop_args = unravel_args(params["rows"]), unravel_args(params["inner"])
         signature = types.void(*fixed, *(types.int32,) * sum(loop_args), *extra)
-        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, THREADS)
+        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, params["block"])
 
 
 PARAMS = "x, scratch, counters, outputs, groups, K, chunk, splits, bits, present, xc"
 
 
-def describe(op: Reduce, program: Program) -> Shares:
-    """How the op's work is shared out between threads."""
+def describe(op: Reduce, program: Program, block: int | None = None) -> Shares:
+    """How the op's work is shared out between threads.
+
+    block  threads of one that has few outputs, each of them a vector; None: as many as are best for many outputs
+    """
     x, y = program.tensors[op.x], program.tensors[op.y]
     frame = epilogue.frame_of(op, program)
     lane = frame[-1]
@@ -220,9 +234,9 @@ def describe(op: Reduce, program: Program) -> Shares:
     unit = inner.strides[0][-1] == 1
     if lane not in op.axes and vectors(x, lane, 8) and is_vector_type(x) and x.shape[lane] > 1 and y.padded[lane] % 8 == 0:
         outputs = row_count * (y.padded[lane] // 8)
-        neighbours = min(8, power(outputs))  # 128 bytes of a row
-        threads = min(THREADS // neighbours, power(inner.size))
-        return Shares(8, 8, 1, rows, inner, False, threads, outputs)
+        neighbours, block = min(NARROW if block else BESIDE, power(outputs)), block or THREADS
+        threads = min(block // neighbours, power(inner.size))
+        return Shares(8, 8, 1, rows, inner, False, threads, outputs, block)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
     vector = 1
@@ -257,21 +271,21 @@ def _result_type(op: Reduce) -> DType:
 def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
     """The kernel's source.
 
-    Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
+    Block: outputs o = blockIdx.x * (its threads / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
     """
-    lanes, vector, combine = params["lanes"], params["vector"], COMBINE[params["combine"]]
+    lanes, vector, combine, block = params["lanes"], params["vector"], COMBINE[params["combine"]], params["block"]
     identity = IDENTITY[params["combine"], acc]
     accs = [f"a{i}" for i in range(lanes)]
     listed = ", ".join(accs)
     if params["by_k"]:  # stride: how far apart the threads of an output are
-        order = ["t = tid & (T - 1)", "o = blockIdx * (i32(256) >> bits) + (tid >> bits)", "stride = i32(1)"]
+        order = ["t = tid & (T - 1)", f"o = blockIdx * (i32({block}) >> bits) + (tid >> bits)", "stride = i32(1)"]
     else:
-        order = ["stride = i32(256) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
+        order = [f"stride = i32({block}) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
     lines = [
         "tid, blockIdx, split = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)",
         "T = i32(1) << bits",
         *order,
-        f"shared = cuda.shared.array({THREADS * lanes}, {'f32' if acc is DType.F32 else 'i64'})",
+        f"shared = cuda.shared.array({block * lanes}, {'f32' if acc is DType.F32 else 'i64'})",
         "m = o // groups",
         f"c = (o - m * groups) * i32({params['width']})",
         *(f"{a} = {identity}" for a in accs),
@@ -304,7 +318,7 @@ def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[st
             lines.append(f"        {target} = {combine.format(target, taken)}")
     lines.append(f"        k = i32(k + i32({reads * vector}) * T)")
     threads = params["threads"]
-    halves = exchange(accs, combine, threads, THREADS) if threads else tree(accs, combine, THREADS)
+    halves = exchange(accs, combine, threads, block) if threads else tree(accs, combine, block)
     lines += halves
     finish = Lines()
     results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]
