@@ -8,6 +8,7 @@ from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.conv_patch import ConvPatch
+from tccompile.kernels.conv_stem import ConvStem
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.depthwise_mma import DepthwiseMma
@@ -35,6 +36,7 @@ KERNELS: tuple[Kernel, ...] = (
     *GEMV,
     ConvPatch(),
     ConvHalo(),
+    ConvStem(),
     DepthwiseSm90(),
     DepthwiseMma(),
     *MMA,

@@ -38,7 +38,7 @@ FLAT = 32
 """Steps of 4 quads up to which they may begin in different taps: each takes a register for where it lies."""
 
 AT_ONCE = 4
-"""Vectors that a thread has on their way to shared memory."""
+"""Vectors that a thread has on their way to shared memory, pixels or weights."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ one waiting for the other; each turn of its threads through its weights."""
 
 
 class ConvPatch(Kernel):
-    """Conv in one group of an image with at most 4 channels, or with at most 32 output channels, by mma.sync from sm_80 on."""
+    """Conv in one group of an image with at most 4 channels, or with at most 32 output channels, by mma.sync from sm_75 on."""
 
     name = "conv_patch"
     realises = Conv
@@ -160,19 +160,19 @@ class ConvPatch(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if instruction_of(arch) != "mma.m16n8k16":
-            return f"{arch.name} has no Tensor Core instruction of 16 rows and 16 of K"
+        if instruction_of(arch) not in ("mma.m16n8k16", "mma.m16n8k8"):
+            return f"{arch.name} has no Tensor Core instruction of 16 rows"
         x, w = program.tensors[op.x], program.tensors[op.w]
         if op.groups != 1:
             return f"it has {op.groups} groups; the kernel takes one"
         outputs, channels = w.shape[:2]
         if channels > FEW_INPUTS and outputs > FEW_OUTPUTS:
             return f"{channels} input and {outputs} output channels; it takes up to {FEW_INPUTS} inputs or {FEW_OUTPUTS} outputs"
-        if not x.dtype is w.dtype is DType.F16:
+        if w.dtype is not DType.F16 or x.dtype not in (DType.F16, DType.F32):
             return f"its input is {x.dtype.value} and its weights {w.dtype.value}; Tensor Cores are fed with float16"
-        if channels > FEW_INPUTS and not _vectors(x, 2 * QUAD):
+        if channels > FEW_INPUTS and (x.dtype is DType.F32 or not vectors_of(x, 2 * QUAD)):
             return f"the channels of {x.name} do not lie in aligned vectors of 8"
-        if not _vectors(w, 2 * QUAD):
+        if not vectors_of(w, 2 * QUAD):
             return f"the channels of {w.name} do not lie in aligned vectors of 8"
         if not any(True for _ in self.configs(op, program, arch)):
             return f"its filter and a patch of {x.name} do not fit {arch.smem_block} bytes of shared memory"
@@ -267,7 +267,7 @@ class ConvPatch(Kernel):
             "pixels": ptx.pixels(patch.mi, 8 * patch.strides[1] * patch.pixel),
             "weights": ptx.weights(patch.outputs // 8),
             "keep": ptx.keep(4 * patch.mi),
-            "multiply": ptx.multiply(patch.mi, patch.groups, patch.blocks),
+            "multiply": ptx.multiply(instruction_of(arch), patch.mi, patch.groups, patch.blocks),
             "part": hopper.part(8 * patch.mi * patch.outputs // 8, 8 * patch.blocks),
             "halves": mma.halves,
             "read_half": memory.load(DType.F16, guarded=True, space="global.nc"),
@@ -296,7 +296,7 @@ def _pixels(op: Op, program: Program) -> tuple[int, int, int]:
     return shape[0], *_pair(shape[2:], 1)
 
 
-def _vectors(t: Tensor, n: int) -> bool:
+def vectors_of(t: Tensor, n: int) -> bool:
     """Whether channels are neighbours, in vectors of n elements at aligned addresses."""
     return t.strides[1] == 1 and all(s % n == 0 for s in (t.offset, *(t.strides[a] for a in range(t.rank) if a != 1)))
 
@@ -310,7 +310,7 @@ def _patch(op: Op, program: Program, config: Config) -> Patch:
         _pair(op.strides, 1),
         _pair(op.dilations, 1),
         w.shape[1],
-        x.dtype is DType.F16 and _vectors(x, QUAD if w.shape[1] <= QUAD else 2 * QUAD) and w.shape[1] > 2,
+        x.dtype is DType.F16 and vectors_of(x, QUAD if w.shape[1] <= QUAD else 2 * QUAD) and w.shape[1] > 2,
         next(n for n in (8, 16, 32, COLUMNS) if n >= min(stored, COLUMNS)),
         int(config["rows"]),  # type: ignore[arg-type]
         int(config["columns"]) // 16,  # type: ignore[arg-type]
@@ -361,7 +361,7 @@ def lines(patch: Patch, x: DType) -> list[str]:
     return out + [f"    {line}" for line in inner]
 
 
-def _split(name: str, n: int, whole: str, rest: str) -> list[str]:
+def split(name: str, n: int, whole: str, rest: str) -> list[str]:
     """whole, rest = divmod(name, n)"""
     if n == 1:
         return [f"{whole} = {name}", f"{rest} = i32(0)"]
@@ -372,8 +372,8 @@ def _split(name: str, n: int, whole: str, rest: str) -> list[str]:
 def _tap_of(patch: Patch, quad: str) -> list[str]:
     """r, s (of its first tap) and c (a quad of channels) of a quad of K."""
     return [
-        *_split(quad, patch.quads, "tap", "c"),
-        *_split("tap", patch.across, "r", "s"),
+        *split(quad, patch.quads, "tap", "c"),
+        *split("tap", patch.across, "r", "s"),
         f"s = i32(s * i32({patch.together}))",
     ]
 
@@ -385,35 +385,40 @@ def _weights(patch: Patch) -> list[str]:
     """
     blocks, depth = patch.blocks, 4 * patch.steps
     words = 2 * min(blocks, 2)  # of a lane's vector
-    total = patch.outputs * depth
-    inner = [
-        *_split("at", depth, "o", "k"),
-        *_tap_of(patch, "k"),
-        "source = w + (i64(first + o) * i64(wo) + i64(r) * i64(wr) + i64(s) * i64(ws)) * i64(2)",
-        f"inside = within(i32(first + o), i32(0), outputs) & within(k, i32(0), i32({patch.depth}))",
-    ]
-    if patch.together == 1:
-        # A pixel may have more quads than w's channels, padding included.
-        inner.append("u0, u1 = read_quad(source + i64(c) * i64(8), i32(inside & within(c << i32(2), i32(0), padded)))")
-    else:
-        slots = [(i, c) for i in range(patch.together) for c in range(patch.channels)]
-        for slot, (i, c) in enumerate(slots):
-            ok = f"inside & within(i32(s + i32({i})), i32(0), i32({patch.taps[1]}))"
-            inner.append(f"f{slot} = read_half(source + i64({i}) * i64(ws) * i64(2) + i64({2 * c}), i32({ok}))")
-        inner += [f"f{slot} = f32(0)" for slot in range(len(slots), QUAD)]
-        inner.append("u0, u1 = halves(f0, f1), halves(f2, f3)")
-    group, lanes = 8 * blocks, patch.lanes
-    inner += [
-        *_split("o", group, "number", "o"),
-        *_split("o", lanes, "i", "j"),
-        "b = j >> i32(1)",
-        "step = k >> i32(2)",
-        "to = ((i * i32(2) + (j & i32(1))) << i32(2)) + (k & i32(3))",  # the lane
-        f"to = i32(((step * i32({patch.groups}) + number) * i32({max(1, blocks // 2)}) + (b >> i32(1))) * i32(32) + to)",
-        f"put2(i32(filters + to * i32({4 * words}) + (b & i32(1)) * i32(8)), u0, u1)",
-        f"at = i32(at + i32({patch.threads}))",
-    ]
-    return ["at = tid", f"while at < i32({total}):", *(f"    {line}" for line in inner)]
+    group, lanes, total = 8 * blocks, patch.lanes, patch.outputs * depth
+    each = min(AT_ONCE, -(-total // patch.threads))
+    out, puts = [], []
+    for turn in range(each):
+        out += [f"k = i32(at + i32({turn * patch.threads}))", *split("k", depth, "o", "k")]
+        out += [
+            *_tap_of(patch, "k"),
+            "source = w + (i64(first + o) * i64(wo) + i64(r) * i64(wr) + i64(s) * i64(ws)) * i64(2)",
+            f"inside = within(i32(first + o), i32(0), outputs) & within(k, i32(0), i32({patch.depth}))",
+            f"inside = inside & within(o, i32(0), i32({patch.outputs}))",
+        ]
+        names = f"u{turn}, v{turn}"
+        if patch.together == 1:
+            # A pixel may have more quads than w's channels, padding included.
+            out.append(f"{names} = read_quad(source + i64(c) * i64(8), i32(inside & within(c << i32(2), i32(0), padded)))")
+        else:
+            slots = [(i, c) for i in range(patch.together) for c in range(patch.channels)]
+            for slot, (i, c) in enumerate(slots):
+                ok = f"inside & within(i32(s + i32({i})), i32(0), i32({patch.taps[1]}))"
+                out.append(f"f{slot} = read_half(source + i64({i}) * i64(ws) * i64(2) + i64({2 * c}), i32({ok}))")
+            out += [f"f{slot} = f32(0)" for slot in range(len(slots), QUAD)]
+            out.append(f"{names} = halves(f0, f1), halves(f2, f3)")
+        out += [
+            *split("o", group, "number", "o"),
+            *split("o", lanes, "i", "j"),
+            "b = j >> i32(1)",
+            "step = k >> i32(2)",
+            "to = ((i * i32(2) + (j & i32(1))) << i32(2)) + (k & i32(3))",  # the lane
+            f"to = i32(((step * i32({patch.groups}) + number) * i32({max(1, blocks // 2)}) + (b >> i32(1))) * i32(32) + to)",
+            f"to{turn} = i32(filters + to * i32({4 * words}) + (b & i32(1)) * i32(8))",
+        ]
+        puts += [f"if at < i32({total - turn * patch.threads}):", f"    put2(to{turn}, {names})"]
+    loop = [*out, *puts, f"at = i32(at + i32({each * patch.threads}))"]
+    return ["at = tid", f"while at < i32({total}):", *(f"    {line}" for line in loop)]
 
 
 def offsets(patch: Patch) -> tuple[tuple[int, int, int, int], ...]:
@@ -446,8 +451,8 @@ def _fill(patch: Patch, x: DType) -> list[str]:
     whole = total % (each * patch.threads) == 0
     out, puts = [], []
     for turn in range(each):
-        out += [f"k = i32(k0 + i32({turn * patch.threads}))", *_split("k", chunks, "pixel", "c")]
-        out += _split("pixel", patch.width, "i", "j")
+        out += [f"k = i32(k0 + i32({turn * patch.threads}))", *split("k", chunks, "pixel", "c")]
+        out += split("pixel", patch.width, "i", "j")
         out += ["h, v = i32(h0 + i), i32(w0 + j)", "present = within(h, i32(0), H)"]
         if not whole:
             out.append(f"present = present & within(k, i32(0), i32({total}))")
@@ -506,7 +511,7 @@ def _results(patch: Patch) -> list[str]:
         "m = i32((n * P + p) * Q + q0 + g)",
         "end = select(p < P, i32((n * P + p + i32(1)) * Q), i32(0))",
         f"for number in range({patch.mi * patch.groups}):",
-        *(f"    {line}" for line in _split("number", patch.groups, "i", "group")),
+        *(f"    {line}" for line in split("number", patch.groups, "i", "group")),
         "    i = i32(m + i * i32(16))",
         "    if i < end:",
         f"        c = i32(first + group * i32({8 * patch.blocks}) + t * i32({patch.lanes}))",

@@ -1,15 +1,15 @@
 """Reductions over any axes of tensors of any layout, by groups of threads that share the elements of an output.
 
-There are `T` threads for an output, and as many outputs a block as it has threads for. Where the lanes of y are lanes of x, an
-output is 8 of them, read as one vector; otherwise an output is one number. Where there are too few outputs to fill the GPU, a
-block has few of them and many threads, which read all elements at once; or the elements of each are split between blocks:
-partial results go to the workspace, and the block that arrives last combines them, in a fixed order.
+There are `T` threads for an output, and 256 / T outputs a block. Where the lanes of y are lanes of x, an output is 8 of them,
+read as one vector; otherwise an output is one number. Where there are too few outputs to fill the GPU, a block has fewer of them,
+and so more threads for each; or the elements of each are split between blocks: partial results go to the workspace, and the
+block that arrives last combines them, in a fixed order.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -51,9 +51,10 @@ from tccompile.program import Op, Program, Reduce
 THREADS = 256
 
 BESIDE, NARROW = 8, 2
-"""Vectors of neighbouring outputs that a block has: 128 bytes of a row, or a sector of 32."""
+"""Outputs of a block that are neighbouring vectors: 128 bytes of a row, or a sector of 32."""
 
-MANY_THREADS = 1024
+LANES = 8
+"""Of a vector."""
 
 COMBINE = {"add": "{} + {}", "mul": "{} * {}", "min": "minimum({}, {})", "max": "maximum({}, {})"}
 
@@ -73,7 +74,7 @@ IDENTITY = {
 class Shares:
     """How the work is shared out.
 
-    lanes    numbers of an output: 8 (the lanes of a vector) or 1
+    lanes    numbers of an output: LANES (of a vector) or 1
     width    lanes that it stores: more than 1 number only because y's single lane is padded to 8
     vector   neighbouring elements of an output that a thread reads at once
     rows     loops over y's rows, moving in x
@@ -81,7 +82,6 @@ class Shares:
     by_k     whether neighbouring threads read neighbouring elements of an output, not neighbouring outputs
     threads  T, a power of 2
     outputs  including those that are padding
-    block    threads of a block
     """
 
     lanes: int
@@ -92,11 +92,10 @@ class Shares:
     by_k: bool
     threads: int
     outputs: int
-    block: int = THREADS
 
     @property
     def blocks(self) -> int:
-        return -(-self.outputs * self.threads // self.block)
+        return -(-self.outputs * self.threads // THREADS)
 
 
 class ReduceKernel(Kernel):
@@ -112,8 +111,8 @@ class ReduceKernel(Kernel):
         assert isinstance(op, Reduce)
         shares = describe(op, program)
         yield {"splits": 1}
-        if shares.lanes == 8 and shares.blocks < arch.sms:
-            yield from ({"splits": 1, "threads": threads} for threads in (THREADS, MANY_THREADS))
+        if shares.lanes == LANES and shares.blocks < arch.sms:
+            yield {"splits": 1, "beside": NARROW}
         step = shares.threads * shares.vector
         most = -(-shares.inner.size // (4 * step))  # so that each thread has some elements
         splits = min(-(-2 * arch.sms // max(shares.blocks, 1)), most, 1024)
@@ -122,11 +121,14 @@ class ReduceKernel(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Reduce)
-        shares, splits = describe(op, program, config.get("threads")), config["splits"]
+        shares, splits = describe(op, program, config.get("beside", BESIDE)), config["splits"]
         steps = -(-shares.inner.size // (shares.threads * shares.vector * splits))
-        waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // shares.block)))
-        latency = waves * (1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)  # four loads in flight a thread
-        return LAUNCH_US + max(traffic_us(op, program, arch), latency) + (2.0 if splits > 1 else 0.0)
+        waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
+        # Four loads in flight a thread; vectors of lanes measured on an H200, to 5 %
+        latency = waves * ((0.075 * steps - 0.15) if shares.lanes > 1 else 1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)
+        return (
+            LAUNCH_US + max(traffic_us(op, program, arch), latency) + ((1.1 if shares.lanes > 1 else 2.0) if splits > 1 else 0.0)
+        )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Reduce)
@@ -136,7 +138,7 @@ class ReduceKernel(Kernel):
         frame = epilogue.frame_of(op, program)
         lane = frame[-1]
         assert lane is not None
-        shares, dtype = describe(op, program, config.get("threads")), _accumulator(op)
+        shares, dtype = describe(op, program, config.get("beside", BESIDE)), _accumulator(op)
         spec = epilogue.describe(op, program, frame, shares.width)
         step = shares.threads * shares.vector
         share = -(-shares.inner.size // config["splits"])
@@ -152,11 +154,10 @@ class ReduceKernel(Kernel):
             width=shares.width,
             vector=shares.vector,
             by_k=shares.by_k,
-            threads=shares.threads if shares.by_k and dtype is DType.F32 else 0,  # what an exchange within warps must know
+            threads=shares.threads if _exchanges(shares, dtype) else 0,
             rows=shares.rows.depth,
             inner=shares.inner.depth,
             split=splits > 1,
-            block=shares.block,
             epilogue=spec.params,
         )
         groups = -(-y.padded[lane] // shares.width)
@@ -166,7 +167,7 @@ class ReduceKernel(Kernel):
         launch = Launch(
             params,
             grid=(shares.blocks, splits, 1),
-            block=shares.block,
+            block=THREADS,
             args=(
                 *(Ptr(op.x), Scratch(), Counters()),
                 *map(I32, (*numbers, step_c)),
@@ -179,7 +180,7 @@ class ReduceKernel(Kernel):
             return Work((launch,))
         return Work(
             (launch,),
-            scratch=shares.blocks * shares.block // shares.threads * splits * shares.lanes * dtype.size,
+            scratch=shares.blocks * THREADS // shares.threads * splits * shares.lanes * dtype.size,
             counters=4 * shares.blocks,
         )
 
@@ -210,17 +211,14 @@ class ReduceKernel(Kernel):
         fixed = (types.int64,) * 3 + (types.int32,) * (PARAMS.count(",") - 2)
         loop_args = unravel_args(params["rows"]), unravel_args(params["inner"])
         signature = types.void(*fixed, *(types.int32,) * sum(loop_args), *extra)
-        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, params["block"])
+        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, THREADS)
 
 
 PARAMS = "x, scratch, counters, outputs, groups, K, chunk, splits, bits, present, xc"
 
 
-def describe(op: Reduce, program: Program, block: int | None = None) -> Shares:
-    """How the op's work is shared out between threads.
-
-    block  threads of one that has few outputs, each of them a vector; None: as many as are best for many outputs
-    """
+def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
+    """How the op's work is shared out between threads, if outputs are vectors at least for `beside` of them in a block."""
     x, y = program.tensors[op.x], program.tensors[op.y]
     frame = epilogue.frame_of(op, program)
     lane = frame[-1]
@@ -232,11 +230,16 @@ def describe(op: Reduce, program: Program, block: int | None = None) -> Shares:
     inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
     row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
     unit = inner.strides[0][-1] == 1
-    if lane not in op.axes and vectors(x, lane, 8) and is_vector_type(x) and x.shape[lane] > 1 and y.padded[lane] % 8 == 0:
-        outputs = row_count * (y.padded[lane] // 8)
-        neighbours, block = min(NARROW if block else BESIDE, power(outputs)), block or THREADS
-        threads = min(block // neighbours, power(inner.size))
-        return Shares(8, 8, 1, rows, inner, False, threads, outputs, block)
+    if (
+        lane not in op.axes
+        and vectors(x, lane, LANES)
+        and is_vector_type(x)
+        and x.shape[lane] > 1
+        and y.padded[lane] % LANES == 0
+    ):
+        outputs = row_count * (y.padded[lane] // LANES)
+        threads = min(THREADS // min(beside, power(outputs)), power(inner.size))
+        return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
     vector = 1
@@ -259,6 +262,11 @@ def describe(op: Reduce, program: Program, block: int | None = None) -> Shares:
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
 
 
+def _exchanges(shares: Shares, acc: DType) -> bool:
+    """Whether an output's threads combine what they have by exchanges within warps, for which their number must be known."""
+    return acc is DType.F32 and (shares.by_k or (shares.lanes == LANES and shares.threads > LANES))
+
+
 def _accumulator(op: Reduce) -> DType:
     return DType.F32 if op.pre.dtype is DType.F32 else DType.I64
 
@@ -271,21 +279,23 @@ def _result_type(op: Reduce) -> DType:
 def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
     """The kernel's source.
 
-    Block: outputs o = blockIdx.x * (its threads / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
+    Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
     """
-    lanes, vector, combine, block = params["lanes"], params["vector"], COMBINE[params["combine"]], params["block"]
-    identity = IDENTITY[params["combine"], acc]
+    lanes, vector, combine = params["lanes"], params["vector"], COMBINE[params["combine"]]
+    identity, threads = IDENTITY[params["combine"], acc], params["threads"]
+    gathers = threads and not params["by_k"]
+    room = THREADS * lanes + (gathered_room(threads) if gathers else 0)
     accs = [f"a{i}" for i in range(lanes)]
     listed = ", ".join(accs)
     if params["by_k"]:  # stride: how far apart the threads of an output are
-        order = ["t = tid & (T - 1)", f"o = blockIdx * (i32({block}) >> bits) + (tid >> bits)", "stride = i32(1)"]
+        order = ["t = tid & (T - 1)", "o = blockIdx * (i32(256) >> bits) + (tid >> bits)", "stride = i32(1)"]
     else:
-        order = [f"stride = i32({block}) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
+        order = ["stride = i32(256) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
     lines = [
         "tid, blockIdx, split = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)",
         "T = i32(1) << bits",
         *order,
-        f"shared = cuda.shared.array({block * lanes}, {'f32' if acc is DType.F32 else 'i64'})",
+        f"shared = cuda.shared.array({room}, {'f32' if acc is DType.F32 else 'i64'})",
         "m = o // groups",
         f"c = (o - m * groups) * i32({params['width']})",
         *(f"{a} = {identity}" for a in accs),
@@ -317,8 +327,10 @@ def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[st
             taken = f"select({valid}, {_renamed(term, prefix)}, {identity})"
             lines.append(f"        {target} = {combine.format(target, taken)}")
     lines.append(f"        k = i32(k + i32({reads * vector}) * T)")
-    threads = params["threads"]
-    halves = exchange(accs, combine, threads, block) if threads else tree(accs, combine, block)
+    if gathers:
+        halves = gather(accs, combine, threads)
+    else:
+        halves = exchange(accs, combine, threads, THREADS) if threads else tree(accs, combine, THREADS)
     lines += halves
     finish = Lines()
     results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]
@@ -348,6 +360,37 @@ def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[st
         *(f"    {line}" for line in halves),
         *(f"    {line}" for line in stored),
     ]
+
+
+def gather(accs: Sequence[str], combine: str, threads: int) -> list[str]:
+    """Text that combines the vectors of an output's `threads` threads, those at o + t * stride, through `shared`.
+
+    Each of a vector's lanes becomes the matter of a part of the threads, which are neighbours: they read the lane of all
+    vectors, and exchange the rest. So a number takes a few exchanges, where a tree would take as many barriers as levels. The
+    thread t = 0 ends up with the results. `shared` has a row of numbers for each lane, and `gathered_room` more.
+    """
+    each, stride = threads // LANES, THREADS // threads
+    rest = THREADS * LANES
+    results = rest + THREADS // 32
+    return [
+        *(f"shared[i32({i * THREADS}) + tid] = {a}" for i, a in enumerate(accs)),
+        "cuda.syncthreads()",
+        f"number = tid >> i32({each.bit_length() - 1})",  # lane · stride + o
+        f"at = (number >> i32({stride.bit_length() - 1})) * i32({THREADS}) + (number & i32({stride - 1}))",
+        f"at = i32(at + (tid & i32({each - 1})) * i32({stride}))",
+        "total = shared[at]",
+        *(f"total = {combine.format('total', f'shared[at + i32({i * each * stride})]')}" for i in range(1, LANES)),
+        *exchange(["total"], combine, each, THREADS, rest),
+        f"if tid & i32({each - 1}) == 0:",
+        f"    shared[i32({results}) + number] = total",
+        "cuda.syncthreads()",
+        *(f"{a} = shared[i32({results + i * stride}) + (tid & i32({stride - 1}))]" for i, a in enumerate(accs)),
+    ]
+
+
+def gathered_room(threads: int) -> int:
+    """Numbers that `gather` needs beside the vectors: one of each warp, and the results."""
+    return THREADS // 32 + LANES * (THREADS // threads)
 
 
 def _renamed(text: str, prefix: str) -> str:

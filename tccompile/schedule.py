@@ -6,6 +6,8 @@ a Conv or Gemm without Tensor Cores, what their kernels asked for and did not ge
 
 The cost is the op's time where it runs alone. Beside others it is the time by which the inference would end later, and what
 the others lose: see `Company`.
+
+A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError, UnsupportedError
+from tccompile.expr import identity_view
+from tccompile.fuse.editor import canonical_view
+from tccompile.fuse.unfold import FEW
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.program import Conv, Gemm, Op, Program, earlier, needs, renamed
+from tccompile.program import Conv, Gemm, Op, Pointwise, Program, earlier, needs, renamed
 from tccompile.timings import NO_TIMINGS, Timing, Timings, source
 
 
@@ -33,8 +38,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
+    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason.
 
+    op  the program's, or one that reads what another only copies
+    """
+
+    op: Op
     kernel: Kernel
     config: Config
     work: Work
@@ -71,17 +80,45 @@ def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timin
             known[alike] = candidates(op, program, arch)
         ranked.append(known[alike])
     choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(program.ops, ranked, strict=True)]
+    for i, (copy, conv) in uncopied(program).items():
+        direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
+        if direct.cost < choices[i].cost + choices[copy].cost:
+            reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
+            choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason)
+            choices[i], ranked[i] = direct, within
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
     ends: list[float] = []
-    for i, (op, own) in enumerate(zip(program.ops, reads, strict=True)):
+    for i, own in enumerate(reads):
         begin = max((ends[k] for k in own), default=0.0)
-        if others[i]:
+        if others[i] and choices[i].work.launches:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
-            choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
+            choices[i] = choose(choices[i].op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
     return choices
+
+
+def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
+    """Convolutions of few channels of a copy of a model input that only they read, by their numbers: the copy's number, and the
+    convolution of the input itself. Its values are rounded to the weights' type, as in the copy, or not at all."""
+    found: dict[int, tuple[int, Conv]] = {}
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(program.ops):
+        for name in op.inputs:
+            readers.setdefault(program.tensors[name].storage, []).append(i)
+    for copy, op in enumerate(program.ops):
+        if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.y in program.outputs:
+            continue
+        (view,), x = op.views, program.tensors[op.views[0].tensor]
+        whole = canonical_view(identity_view(x.name, x.rank), x.shape)
+        is_copy = x.name in program.inputs and x.dtype.is_float and canonical_view(view, x.shape) == whole
+        if not is_copy or len(readers.get(op.y, ())) != 1:
+            continue
+        conv = program.ops[i := readers[op.y][0]]
+        if isinstance(conv, Conv) and conv.x == op.y and conv.groups == 1 and program.tensors[conv.w].shape[1] <= FEW:
+            found[i] = copy, replace(conv, x=x.name)
+    return found
 
 
 def company(program: Program, times: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -94,7 +131,7 @@ def company(program: Program, times: Sequence[float]) -> tuple[list[float], list
     for i in reversed(range(count)):
         for k in reads[i]:
             latest[k] = min(latest[k], latest[i] - times[i])
-    haste = [max(0.0, 1.0 - (latest[i] - begin[i] - times[i]) / times[i]) for i in range(count)]
+    haste = [max(0.0, 1.0 - (latest[i] - begin[i] - times[i]) / times[i]) if times[i] else 0.0 for i in range(count)]
     others, running = [0.0] * count, list[int]()
     for i in sorted(range(count), key=lambda i: begin[i]):
         running = [k for k in running if begin[k] + times[k] > begin[i]]
@@ -191,7 +228,7 @@ def choose(
         reason += " beside others"
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
-    return Choice(kernel, config, work, cost, reason)
+    return Choice(op, kernel, config, work, cost, reason)
 
 
 def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:

@@ -34,7 +34,7 @@ from tccompile.place import place
 from tccompile.plan import Entry, Image, Plan, pack_constant
 from tccompile.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
 from tccompile.reference.storage import elements, from_storage, to_storage
-from tccompile.schedule import Candidate, Choice, candidates
+from tccompile.schedule import Candidate, Choice, candidates, uncopied
 from tccompile.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
 from tccompile.weights import Source, evaluate, sources_of
 
@@ -147,7 +147,7 @@ def trials_of(programs: Sequence[Program], arch: Arch, table: Table, count: int 
     kernels = {k.name: k for k in KERNELS}
     found: dict[str, Trial] = {}
     for program in programs:
-        for op in program.ops:
+        for op in (*program.ops, *(conv for _, conv in uncopied(program).values())):
             name = key(op, program)
             if name in found or (name in table.ops and is_current(table.ops[name], kernels)):
                 continue
@@ -301,7 +301,10 @@ def _entry(
 ) -> Entry:
     """The steps of a candidate, each after the one before."""
     placement = place(program, works)
-    choices = [Choice(candidate.kernel, candidate.config, w, candidate.cost, "measured now") for w in works]
+    choices = [
+        Choice(op, candidate.kernel, candidate.config, w, candidate.cost, "measured now")
+        for op, w in zip(program.ops, works, strict=True)
+    ]
     made = section(Build(arch.name, "cubin", choices, placement), images, index)
     chain = tuple(replace(step, after=(i - 1,) if i else ()) for i, step in enumerate(made.steps))
     return Entry(program, (replace(made, steps=chain),))

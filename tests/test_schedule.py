@@ -11,8 +11,8 @@ from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
 from tccompile.expr import DType, Epilogue, identity_view, load
 from tccompile.kernels.spec import Launch, Work, code
-from tccompile.program import Gemm, Op, Pointwise, Program, dense
-from tccompile.schedule import ALONE, Company, candidates, choose, company, schedule, share
+from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense
+from tccompile.schedule import ALONE, Company, candidates, choose, company, schedule, share, uncopied
 from tccompile.weights import Source
 
 ARCH = ARCHS["sm_90a"]
@@ -34,6 +34,43 @@ def projections(count: int) -> Program:
         ops.append(Gemm(nodes=(f"gemm{i}",), y=f"y{i}", a="h", b=f"w{i}"))
     constants = {f"w{i}": Source(f"w{i}", (1024, 1024), "float16") for i in range(count)}
     return Program(("x",), tuple(f"y{i}" for i in range(count)), tensors, constants, tuple(ops))
+
+
+def first_layer(readers: int = 1, channels: int = 3, dtype: DType = DType.F32, size: int = 64) -> Program:
+    """Convolutions of the copy of a model input, in NHWC and fp16."""
+    nhwc = (0, 2, 3, 1)
+    tensors = {
+        "x": dense("x", (1, channels, size, size), dtype, pad=1),
+        "h": dense("h", (1, channels, size, size), DType.F16, nhwc),
+        "w": dense("w", (32, channels, 3, 3), DType.F16, nhwc),
+    }
+    ops: list[Op] = [Pointwise(nodes=("copy",), y="h", epilogue=Epilogue(load(0), (identity_view("x", 4),)))]
+    for i in range(readers):
+        tensors[f"y{i}"] = dense(f"y{i}", (1, 32, size, size), DType.F16, nhwc)
+        conv = Conv(nodes=(f"conv{i}",), y=f"y{i}", x="h", w="w", strides=(1, 1), pads=(1, 1), dilations=(1, 1))
+        ops += [conv, Pointwise(nodes=("out",), y=f"z{i}", epilogue=Epilogue(load(0), (identity_view(f"y{i}", 4),)))]
+        tensors[f"z{i}"] = dense(f"z{i}", (1, 32, size, size), DType.F32, pad=1)
+    outputs = tuple(f"z{i}" for i in range(readers))
+    return Program(("x",), outputs, tensors, {"w": Source("w", (32, channels, 3, 3), "float32")}, tuple(ops))
+
+
+def test_a_first_layer_reads_the_model_input_itself_where_a_kernel_can() -> None:
+    program = first_layer()
+    copy, conv, _ = schedule(program, ARCH)
+    assert not copy.work.launches and "y0 is computed from x itself" in copy.reason
+    assert conv.op.inputs == ("x", "w") and conv.kernel.name == "conv_stem" and conv.work.launches
+
+
+def test_a_first_layer_reads_a_copy_where_that_is_faster() -> None:
+    """Volta's kernels take NHWC in fp16, and CUDA cores take longer."""
+    program = first_layer(size=512)
+    copy, conv, _ = schedule(program, ARCHS["sm_70"])
+    assert copy.work.launches and conv.op.inputs == ("h", "w") and conv.kernel.tensor_cores
+
+
+@pytest.mark.parametrize("program", [first_layer(2), first_layer(channels=5), first_layer(dtype=DType.I32)])
+def test_copies_that_others_read_of_many_channels_or_of_integers_stay(program: Program) -> None:
+    assert not uncopied(program)
 
 
 def test_a_chain_is_alone() -> None:

@@ -480,8 +480,8 @@ def test_times_that_come_with_tccompile() -> None:
     program = to_program(skeleton("resnet18"), {}, options, Dump(None))
     known = timings(None, options.archs)
     (build,) = to_builds(program, options, Dump(None), known=known)
-    for op, choice in zip(program.ops, build.choices, strict=True):
-        if isinstance(op, Conv | Gemm):
+    for choice in build.choices:
+        if isinstance(op := choice.op, Conv | Gemm):
             assert choice.reason.startswith("measured"), op.nodes
             times = known.of(op, program, SM90).times.values()
             assert choice.cost == min(t.us for t in times) or choice.reason.endswith("beside others"), op.nodes

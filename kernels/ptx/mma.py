@@ -167,7 +167,7 @@ def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: i
     return unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
-def _mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
+def mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
     """One instruction: the accumulators plus a @ bᵀ. It stays where all of the warp's lanes run it together."""
     n, types_ = len(acc), "row.col.f32.f16.f16.f32"
     names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
@@ -186,15 +186,15 @@ def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: li
 
     if instruction == "mma.m8n8k4":
         for k in range(0, 8, 2):
-            acc = _mma(builder, "m8n8k4", acc, a[k : k + 2], b[k : k + 2])
+            acc = mma(builder, "m8n8k4", acc, a[k : k + 2], b[k : k + 2])
         return acc
     out = []
     for half in range(2):  # columns 0-7 and 8-15
         part, bs = acc[4 * half : 4 * half + 4], b[2 * half : 2 * half + 2]
         if instruction == "mma.m16n8k16":
-            part = _mma(builder, "m16n8k16", part, a, bs)
+            part = mma(builder, "m16n8k16", part, a, bs)
         else:
-            part = _mma(builder, "m16n8k8", _mma(builder, "m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
+            part = mma(builder, "m16n8k8", mma(builder, "m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
         out += part
     return out
 
@@ -263,10 +263,10 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
                 rows = [left[i] for i in range(t, len(left), tiles)]
                 columns = [right[i] for i in range(t, len(right), tiles)]
                 if taps == 2 and instruction == "mma.m16n8k16":
-                    ours = _mma(builder, "m16n8k16", ours, rows, columns)
+                    ours = mma(builder, "m16n8k16", ours, rows, columns)
                 else:
                     for k in range(taps):
-                        ours = _mma(builder, "m16n8k8", ours, rows[2 * k : 2 * k + 2], columns[k : k + 1])
+                        ours = mma(builder, "m16n8k8", ours, rows[2 * k : 2 * k + 2], columns[k : k + 1])
                 for i, v in zip(at, ours, strict=True):
                     values[i] = v
             return packed(builder, values)

@@ -14,8 +14,9 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from tccompile.kernels.ptx.core import f32, i32, packed, u32, unpacked
+from tccompile.kernels.ptx.mma import mma
 
-I32, F32 = ir.IntType(32), ir.FloatType()
+I32 = ir.IntType(32)
 
 
 def _load(builder: ir.IRBuilder, words: int, address: Any, offset: int) -> list:
@@ -103,8 +104,8 @@ def keep(words: int) -> Any:
 
 
 @cache
-def multiply(mi: int, groups: int, blocks: int) -> Any:
-    """The device function acc, pixels, weights → acc plus the products of one step of 4 quads of K.
+def multiply(instruction: str, mi: int, groups: int, blocks: int) -> Any:
+    """The device function acc, pixels, weights → acc plus the products of one step of 4 quads of K, by mma.m16n8k16 or m16n8k8.
 
     acc: of sixteen i of pixels and group of `blocks` column blocks, one after the other, the lane's columns 2t and 2t + 1 of each
     block of pixel g, then of pixel g + 8.
@@ -113,11 +114,9 @@ def multiply(mi: int, groups: int, blocks: int) -> Any:
     ty, left, right = types.UniTuple(f32, count), types.UniTuple(u32, 4 * mi), types.UniTuple(u32, 2 * groups * blocks)
 
     def product(builder: ir.IRBuilder, acc: list, a: list, b: list) -> list:
-        operands = "{$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $13}, {$4, $5, $6, $7}"
-        text = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {operands};"
-        function = ir.FunctionType(ir.LiteralStructType([F32] * 4), [F32] * 4 + [I32] * 6)
-        asm = ir.InlineAsm(function, text, ",".join(["=f"] * 4 + ["f"] * 4 + ["r"] * 6), side_effect=False)
-        return unpacked(builder, builder.call(asm, [*acc, *a, *b]), 4)
+        if instruction == "mma.m16n8k8":  # the first halves of quads are a step of their own
+            return mma(builder, "m16n8k8", mma(builder, "m16n8k8", acc, a[:2], b[:1]), a[2:], b[1:])
+        return mma(builder, "m16n8k16", acc, a, b)
 
     @intrinsic
     def multiplied(typingctx, acc, a, b):

@@ -32,24 +32,18 @@ TAPS = 3
 ROWS = 5
 """Filter rows from which unfolding outputs pays: below, the second pass over memory costs more than the gathers saved."""
 
-LONG, MIDDLE = 128, 32
-"""Taps beyond which a filter is unfolded although its windows overlap: more than a patch's kernel takes; and, where pixels are
-few, more than its blocks should wait for."""
+LONG = 128
+"""Taps beyond which a filter is unfolded although its windows overlap: more than a patch's kernel takes."""
 
 PIXELS = 1 << 14
-"""Output pixels from which a second pass is short beside the convolution, and the weights' way to each block."""
+"""Output pixels from which a second pass is short beside the convolution."""
 
 
 def unfold_inputs(program: Program) -> Program:
     """The program in which convolutions of few channels read columns (g filter rows × S taps × C channels) that a step writes."""
     tensors, constants, ops = dict(program.tensors), dict(program.constants), []
     for op in program.ops:
-        if (
-            not isinstance(op, Conv)
-            or op.groups != 1
-            or op.w not in constants
-            or not _few_inputs(op, tensors[op.w], program.op_shape(op))
-        ):
+        if not isinstance(op, Conv) or op.groups != 1 or op.w not in constants or not _few_inputs(op, tensors[op.w]):
             ops.append(op)
             continue
         x, w, y = tensors[op.x], tensors[op.w], program.op_shape(op)
@@ -112,10 +106,9 @@ def _inside(index: Index, extent: int, shape: tuple[int, ...]) -> tuple[Range, .
     return () if low >= 0 and high < extent else (Range(index, 0, extent),)
 
 
-def _few_inputs(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
+def _few_inputs(op: Conv, w: Tensor) -> bool:
     """Whether it pays that taps become channels."""
-    taps = math.prod(w.shape[2:])
-    apart = op.strides[-1] >= w.shape[-1] or taps > (LONG if math.prod(y[2:]) * y[0] >= PIXELS else MIDDLE)
+    apart = op.strides[-1] >= w.shape[-1] or math.prod(w.shape[2:]) > LONG
     return w.shape[1] <= FEW and w.shape[-1] >= TAPS and apart
 
 

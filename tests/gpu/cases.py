@@ -176,16 +176,17 @@ def conv(
     source: str = "own",
     weights: DType | None = None,
 ) -> Program:
-    """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), or plain;
-    `weights`: their type, if it is another one. Kernels may take groups together, as in a network.
+    """x (N, C, …spatial); `to` as `_destination` takes it; `source`: own, slice, odd (slices at channels 16 and 3), plain, or
+    planes (plain, and fp32 whatever `dtype`); `weights`: their type, if it is another one. Kernels may take groups together, as
+    in a network.
     """
     b = Builder(case)
     spatial = len(window)
     order = NHWC if spatial == 2 else NWC
     pads = tuple((w - 1) * dilation // 2 if pad is None else pad for w in window)
     out = (x[0], o, *(extent(n, p, p, w, stride, dilation) for n, p, w in zip(x[2:], pads, window, strict=True)))
-    if source == "plain":  # as a model input
-        b.values("x", b.rng.standard_normal(x), dtype, pad=1)
+    if source in ("plain", "planes"):  # as a model input
+        b.values("x", b.rng.standard_normal(x), F32 if source == "planes" else dtype, pad=1)
     elif source == "own":
         b.normal("x", x, dtype, order)
     else:
@@ -765,6 +766,10 @@ CASES: Cases = {
     "conv_9x9": _case(conv, (1, 3, 30, 45), 32, (9, 9), pad=0),
     "conv_11x11_stride4": _case(conv, (2, 3, 57, 60), 64, (11, 11), stride=4, pad=2, ep="bias relu"),
     "conv_plain_fp16": _case(conv, (2, 3, 20, 22), 24, (3, 3), stride=2, ep="bias relu", source="plain"),
+    "conv_planes": _case(conv, (2, 3, 37, 60), 72, (7, 7), stride=2, ep="bias relu", source="planes"),
+    "conv_planes_of_many_tiles": _case(conv, (3, 3, 150, 271), 32, (3, 3), ep="bias silu", source="planes"),
+    "conv_planes_of_1": _case(conv, (1, 1, 33, 47), 64, (5, 5), ep="bias tanh", source="planes", to="tail"),
+    "conv_planes_of_4": _case(conv, (1, 4, 40, 41), 40, (3, 4), stride=2, pad=0, ep="", source="planes", to="slice"),
     "conv_1d_1_channel": _case(conv, (2, 1, 300), 48, (10,), stride=5, ep="bias relu"),
     "conv_9x9_to_27": _case(conv, (1, 32, 30, 37), 27, (1, 9), pad=0, ep=""),
     "conv_groups_4": _case(conv, (1, 64, 14, 14), 64, (3, 3), groups=4, ep="bias relu"),

@@ -864,12 +864,15 @@ class Machine:
     # wgmma
 
     def matrix(self, descriptor: int, rows: int, k_major: bool) -> np.ndarray:
-        """What a descriptor leads to: (rows, 16 of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128."""
-        width = {1: 128, 2: 64, 3: 32}[descriptor >> 62]
+        """What a descriptor leads to: (rows, 16 of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128. Without
+        one, 8 rows of 16 bytes lie side by side, and `leading` bytes on those of the next 8 of K."""
+        width = {0: 16, 1: 128, 2: 64, 3: 32}[descriptor >> 62]
         assert k_major or width == 128
         start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
         r, k = np.arange(rows)[:, None], np.arange(16)
-        if k_major:
+        if width == 16:
+            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * 16 + k // 8 * (leading << 4) + k % 8 * 2
+        elif k_major:
             at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + 2 * k
         else:
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2

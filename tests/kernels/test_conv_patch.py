@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from tccompile.expr import DType
 from tccompile.kernels.conv_patch import ConvPatch, Patch
 from tccompile.schedule import choose
 from tests.gpu.cases import conv
-from tests.kernels import simulator
+from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, check
 
 KERNEL = ConvPatch()
@@ -35,6 +37,17 @@ KERNEL = ConvPatch()
 )
 def test_values(program, rows: int, columns: int) -> None:
     check(KERNEL, program, {"rows": rows, "columns": columns})
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+def test_values_by_machine_code(arch: str) -> None:
+    """mma.m16n8k8 and m16n8k16, steps that begin in different taps and rows of whole ones"""
+    run = partial(machine.run, arch=ARCHS[arch])
+    for program in (
+        conv("planes", (1, 3, 12, 20), 20, (5, 5), stride=2, source="planes"),
+        conv("few outputs", (1, 32, 6, 18), 9, (3, 3)),
+    ):
+        check(KERNEL, program, {"rows": 4, "columns": 16}, arch=ARCHS[arch], run=run)
 
 
 def test_what_lies_beyond_the_filter_need_not_be_finite() -> None:
@@ -63,18 +76,17 @@ def test_says_why_not(program, reason: str) -> None:
     assert reason in KERNEL.supports(program.ops[0], program, ARCH)
 
 
-def test_needs_an_instruction_of_16_of_k() -> None:
+def test_needs_an_instruction_of_16_rows() -> None:
     program = conv("first", (1, 3, 9, 9), 8, (3, 3))
     takes = [name for name, arch in ARCHS.items() if KERNEL.supports(program.ops[0], program, arch) is None]
-    assert takes == ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+    assert takes == ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 
 
 @pytest.mark.parametrize("name", ["7x7, stride 2", "3x3, stride 2", "9x9"])
 def test_first_layers_are_left_to_it(name: str) -> None:
     taps, stride = int(name[0]), 2 if "stride" in name else 1
     program = conv(name, (32, 3, 224, 224), 64, (taps, taps), stride=stride, ep="bias relu")
-    for arch in ("sm_80", "sm_90a"):
-        assert choose(program.ops[0], program, ARCHS[arch]).kernel.name == "conv_patch"
+    assert choose(program.ops[0], program, ARCHS["sm_80"]).kernel.name == "conv_patch"
 
 
 def test_quads_of_a_pixel_do_not_share_banks() -> None:
@@ -84,7 +96,7 @@ def test_quads_of_a_pixel_do_not_share_banks() -> None:
         assert len({(pixel * patch.pixel + 8 * lane) // 4 % 32 for pixel in range(4) for lane in range(4)}) == 16
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
 def test_compiles(arch: str) -> None:
     """The most registers: steps that begin in different taps and many columns; and rows of whole steps"""
     for program in (conv("few inputs", (4, 3, 224, 224), 64, (7, 7), stride=2), conv("few outputs", (1, 32, 99, 99), 27, (3, 3))):

@@ -11,7 +11,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels.loops import Loops, loops
-from tccompile.kernels.reduce import ReduceKernel, describe
+from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe
 from tccompile.program import Reduce
 from tests.gpu.cases import NHWC, program_of, reduce
 from tests.kernels.support import ARCH, cases_of, check
@@ -64,11 +64,11 @@ def test_blocks_cover_outputs_and_elements(case: str) -> None:
     program = program_of(case)
     (op,) = program.ops
     for config in KERNEL.configs(op, program, ARCH):
-        shares = describe(op, program, config.get("threads"))
+        shares = describe(op, program, config.get("beside", BESIDE))
         work = KERNEL.work(op, program, config, ARCH)
         (launch,) = work.launches
         outputs, _, k, chunk, splits, bits, _, _ = (a.value for a in launch.args[3:11])
-        assert 1 << bits == shares.threads and launch.grid[0] * (shares.block >> bits) >= outputs
+        assert 1 << bits == shares.threads and launch.grid[0] * (THREADS >> bits) >= outputs
         assert launch.grid[1] == splits and (splits - 1) * chunk < k <= splits * chunk
         assert chunk % shares.vector == 0
         if splits > 1:

@@ -1,0 +1,498 @@
+"""Convolution of few input channels on Hopper: wgmma reads overlapping windows of the image where they lie in shared memory.
+
+A pixel is 4 halves, its channels and zeros. Without swizzle wgmma takes the rows of its left operand 16 bytes apart, in groups
+of 8, and of each 16 bytes of K after the other, wherever these begin: they may overlap. So where a window begins 2 pixels after
+the one before it, K is a row of the filter as it lies in the image, tap after tap, and the next row is the next row of the
+image: nothing is gathered. That is so with a stride of 2; with a stride of 1 the windows of every other pixel are read, and
+those between them from a second copy of the image, one pixel further on.
+
+A block's threads read the image in any layout and type, as fp32 in planes for instance, round it to fp16 and write the patch
+under the block's tile, its copies side by side. While a tile is multiplied they ask for the next one's pixels. A warpgroup has
+16 columns and 8 rows of output pixels, as two products of 64. Weights lie in shared memory for all of a block's tiles; the
+blocks of a multiprocessor overlap what each of them does in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from tccompile.arch import KIB, Arch
+from tccompile.expr import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import divider
+from tccompile.kernels.conv_patch import split, vectors_of
+from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
+from tccompile.program import Conv, Op, Program, Tensor
+
+PIXEL = 4
+"""Halves: channels and zeros."""
+
+SIDE = 8
+"""Pixels along both sides of what one wgmma takes."""
+
+ACROSS = 2 * SIDE
+"""Output pixels along a row of a tile: two products."""
+
+WARPGROUPS = (1, 2)
+"""Of a block, one below the other."""
+
+COLUMNS = (16, 32, 64)
+"""Output channels of a block."""
+
+BUFFERS = 2
+"""Patches: one is read while the next one is written."""
+
+BOXES = 2
+"""Boxes of results of a warp: one is filled while the other one is stored."""
+
+REGISTERS, MORE_REGISTERS = 128, 168
+"""Of a thread; more where it holds many pixels beside the results of 64 channels."""
+
+MANY_WORDS = 8
+"""Words of pixels."""
+
+
+@dataclass(frozen=True)
+class Stem:
+    """A block's tile, and the layout of shared memory: weights, patches, boxes of results.
+
+    taps, strides  (along H, along W)
+    channels       of the image
+    vector         whether a pixel is read at once, as 4 halves; else channel by channel
+    columns        output channels of a block
+    groups         its warpgroups
+    """
+
+    taps: tuple[int, int]
+    strides: tuple[int, int]
+    channels: int
+    vector: bool
+    columns: int
+    groups: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups
+
+    @property
+    def phases(self) -> int:
+        """Copies of a patch: pixels that lie between one of a product and the next."""
+        return 2 // self.strides[1]
+
+    @property
+    def across(self) -> int:
+        """Taps of a filter row, with those of zeros that fill 16 of K."""
+        return ceil(self.taps[1] / 4) * 4
+
+    @property
+    def width(self) -> int:
+        """Pixels of a patch's row that are read."""
+        return (ACROSS - 1) * self.strides[1] + self.across
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from row to row: rows begin at multiples of 16."""
+        return 8 * (self.width + self.width % 2)
+
+    @property
+    def height(self) -> int:
+        return (SIDE * self.groups - 1) * self.strides[0] + self.taps[0]
+
+    @property
+    def copy(self) -> int:
+        """Bytes of one copy of a patch."""
+        return self.pitch * self.height
+
+    @property
+    def patch(self) -> int:
+        return self.phases * self.copy
+
+    @property
+    def quads(self) -> int:
+        """Taps of all rows: of each a pixel's 4 weights for each column."""
+        return self.taps[0] * self.across
+
+    @property
+    def weights(self) -> int:
+        """Bytes."""
+        return self.quads * 8 * self.columns
+
+    @property
+    def box(self) -> int:
+        """Bytes of a box of results: 16 pixels."""
+        return 16 * 2 * self.columns
+
+    @property
+    def smem(self) -> int:
+        """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
+        return self.first_box + 4 * self.groups * BOXES * self.box + KIB
+
+    @property
+    def first_box(self) -> int:
+        return ceil((self.weights + BUFFERS * self.patch) / KIB) * KIB
+
+    @property
+    def turns(self) -> int:
+        """In which a block's threads read a patch, a pixel each."""
+        return ceil(self.width * self.height / self.threads)
+
+    @property
+    def by_registers(self) -> int:
+        """Blocks of a multiprocessor that its registers are shared out to."""
+        many = self.columns > 32 and self.turns * (2 if self.vector else self.channels) > MANY_WORDS
+        return 65536 // ((MORE_REGISTERS if many else REGISTERS) * self.threads)
+
+    def resident(self, arch: Arch) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        return min(arch.smem_sm // (self.smem + KIB), self.by_registers)
+
+    @property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """Of each 16 of K, where its operands begin: in the row of a pixel's first tap, and among the weights."""
+        rows, fours = self.taps[0], self.across // 4
+        return tuple((r * self.pitch + 32 * i, (r * fours + i) * 32 * self.columns) for r in range(rows) for i in range(fours))
+
+
+class ConvStem(Kernel):
+    """Conv of an image with at most 4 channels, with a stride of 1 or 2 along rows, to NHWC in fp16, by wgmma."""
+
+    name = "conv_stem"
+    realises = Conv
+    tensor_cores = True
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Conv)
+        if arch.mma != "wgmma":
+            return f"{arch.name} has no wgmma instructions"
+        x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
+        if x.rank != 4 or op.groups > 1 or max(op.dilations) > 1 or op.strides[1] > 2:
+            return "it takes images and filters with a stride of 1 or 2 along rows, without dilations and groups"
+        if w.shape[1] > PIXEL:
+            return f"{w.shape[1]} input channels; it takes up to {PIXEL}"
+        if w.dtype is not DType.F16 or x.dtype not in (DType.F16, DType.F32):
+            return f"its input is {x.dtype.value} and its weights {w.dtype.value}; Tensor Cores are fed with float16"
+        if not vectors_of(w, 8):
+            return f"the channels of {w.name} do not lie in aligned vectors of 8"
+        if y.storage in program.inputs or y.storage in program.outputs:
+            return f"{y.name} is a model output, whose address may change; tensor maps hold addresses"
+        if 0 in (*x.shape, *y.shape):
+            return "an extent is 0"
+        if y.shape[3] < 2:
+            return f"{y.name} has one column"
+        if y.dtype is not DType.F16:
+            return f"{y.name} is {y.dtype.value}; the copy engine stores float16"
+        frame = epilogue.frame_of(op, program)
+        if (reason := refusal(op, program, frame)) is not None:
+            return reason
+        _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
+        if shuffle or mode != "vector":
+            return f"the channels of {y.name} do not lie in aligned vectors of 8, as the copy engine stores them"
+        if rows == "general":
+            return f"the pixels of {y.name} do not lie at one stride"
+        if epilogue.loads_by_row(op, program):
+            return "its epilogue reads a tensor for each pixel"
+        if next(self.configs(op, program, arch), None) is None:
+            return f"its filter and patches of {x.name} do not fit {arch.smem_block} bytes of shared memory"
+        return None
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Conv)
+        stored = program.tensors[op.y].padded[1]
+        for columns in COLUMNS:
+            for groups in WARPGROUPS:
+                config = {"columns": columns, "warpgroups": groups}
+                stem = _stem(op, program, config)
+                if (columns == COLUMNS[0] or columns < 2 * stored) and stem.smem <= arch.smem_block and stem.resident(arch):
+                    yield config
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Conv)
+        stem = _stem(op, program, config)
+        shares, n, down, across = _tiles(op, program, stem)
+        tiles, resident = n * down * across * shares, stem.resident(arch)
+        together = min(resident, max(1.0, tiles / arch.sms))
+        waves = tiles / (arch.sms * resident)
+        turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
+        multiplying = 2 * stem.groups * len(stem.steps) * (MULTIPLYING + MORE * stem.columns) / CYCLES
+        putting = PUTTING * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
+        issuing = (putting + STORING * 128 * stem.groups * stem.columns) / (128 * CYCLES)
+        weights = WEIGHT_US * ceil(stem.quads * stem.columns / stem.threads)
+        computing = START_US + weights + turns * max((multiplying + issuing) * together, LEAST_US)
+        moving = traffic_us(op, program, arch) * (1 + PARTS * (1 - 1 / shares))
+        return LAUNCHING_US + max(computing, moving) + 0.16 * min(computing, moving)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Conv)
+        stem = _stem(op, program, config)
+        x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
+        shares, n, down, across = _tiles(op, program, stem)
+        tiles = n * down * across
+        spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
+        maps = tuple(_map(y, stem, phase) for phase in range(stem.phases))
+        numbers = (
+            *(tiles, shares, *divider(shares), across, *divider(across), down, *divider(down)),
+            *(*x.shape[2:], *op.pads[:2], x.strides[0], x.strides[1], x.strides[2], x.strides[3]),
+            *(w.shape[0], w.strides[0], w.strides[2], w.strides[3], y.shape[2]),
+        )
+        launch = Launch(
+            code(
+                self.name, x=x.dtype.value, taps=stem.taps, strides=stem.strides, channels=stem.channels, vector=stem.vector,
+                columns=stem.columns, groups=stem.groups, epilogue=spec.params,
+            ),
+            grid=(shares * min(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
+            block=stem.threads,
+            args=(*maps, Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
+            smem=stem.smem,
+        )  # fmt: skip
+        return Work((launch,))
+
+    def build(self, arch: Arch, **params: Value) -> Function:
+        from numba import cuda
+        from numba.cuda import types
+
+        from tccompile.kernels.device_math import inline
+        from tccompile.kernels.ptx import hopper, memory, mma
+        from tccompile.kernels.ptx.core import i32, instruction, u32, u64
+
+        stem, x = stem_of(params), DType(params["x"])
+        results, extra = epilogue.build_results(params["epilogue"])
+
+        @inline
+        def base():
+            return i32((hopper.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
+
+        @inline
+        def operand(half, address):
+            return half | (u64(address & i32(0x3FFFF)) >> u64(4))
+
+        scope = {
+            "base": base,
+            "operand": operand,
+            "results": results,
+            "accumulators": hopper.accumulators(stem.columns),
+            "multiply": hopper.multiply(stem.columns, stem.steps, (True, True)),
+            "ended": hopper.wgmma_wait_all,
+            "left": types.uint64(hopper.descriptor(0, 16, stem.strides[0] * stem.pitch)),
+            "right": types.uint64(hopper.descriptor(0, 16 * stem.columns, 16 * SIDE)),
+            "u64": u64,
+            "again": instruction("mov.b32 $0, $1;", i32, i32),
+            "halves": mma.halves,
+            "read_quad": memory.load_words(2, space="global.nc"),
+            "read_x": memory.load(x, guarded=True, space="global.nc"),
+            "put": mma.store_shared_words(2),
+            "one_box_left": hopper.boxes_read(BOXES - 1),
+            "boxes_read": hopper.boxes_read(0),
+            **{name: getattr(hopper, name) for name in CALLED},
+        }
+        maps = ", ".join(f"y{phase}" for phase in range(stem.phases))
+        body = device("conv_stem", f"{maps}, x, w, numbers, e", lines(stem, x), **scope)
+        count = NUMBERS.count(",") + 1
+        signature = types.void(*(types.uint64,) * stem.phases, *(types.int64,) * 2, *(types.int32,) * count, *extra)
+        function = entry(body, stem.phases + 2, count, len(extra))
+        return Function(function, signature, stem.threads, stem.by_registers)
+
+
+CYCLES = 1660
+"""Of a microsecond, at the clock that a GPU keeps under load."""
+
+# Fitted to 148 times of 30 convolutions on an H200, from which estimates are 10 % off; choices are 4 % slower than the best.
+MULTIPLYING, MORE = 19.0, 0.3
+"""Cycles of a product of 64 pixels by 16 of K, which is bound by shared memory, and more for each output channel."""
+
+PUTTING, STORING = 17.5, 1.7
+"""Instructions of a pixel of a patch for each channel that is read and each copy that is written, and of a result."""
+
+WEIGHT_US = 0.028
+"""Of each turn of a block's threads through its weights."""
+
+PARTS = 0.38
+"""More of the traffic where several blocks share a pixel's channels: each reads the image, and lines are stored in parts."""
+
+START_US, LEAST_US, LAUNCHING_US = 0.3, 0.25, 1.6
+"""Until a block begins; of a tile, at least; of the launch."""
+
+CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
+          "store_matrices")  # fmt: skip
+"""Instructions that the kernel's text calls by their names."""
+
+NUMBERS = (
+    "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s, H, W, top, left_pad, xn, xc, xh, xw, "
+    "outputs, wo, wr, ws, P"
+)
+
+
+def _stem(op: Conv, program: Program, config: Config) -> Stem:
+    x, w = program.tensors[op.x], program.tensors[op.w]
+    vector = x.dtype is DType.F16 and vectors_of(x, PIXEL)
+    (r, s), (down, along) = w.shape[2:], op.strides
+    return Stem((r, s), (down, along), w.shape[1], vector, int(config["columns"]), int(config["warpgroups"]))  # type: ignore[call-overload]
+
+
+def stem_of(params: dict[str, Any]) -> Stem:
+    """The stem of a code's parameters."""
+    return Stem(**{name: params[name] for name in ("taps", "strides", "channels", "vector", "columns", "groups")})
+
+
+def _tiles(op: Conv, program: Program, stem: Stem) -> tuple[int, int, int, int]:
+    """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
+    n, stored, p, q = program.tensors[op.y].padded
+    return ceil(stored / stem.columns), n, ceil(p / (SIDE * stem.groups)), ceil(q / ACROSS)
+
+
+def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
+    """Of (channels, columns, rows, images): of every column, or of every other one from the first or second on."""
+    n, _, p, q = y.shape
+    apart = tuple(2 * y.strides[a] if y.shape[a] > 1 else 16 for a in (3, 2, 0))
+    extents = (y.padded[1], max(1, ceil((q - phase) / stem.phases)), p, n)
+    strides = (stem.phases * apart[0], *apart[1:])
+    box = stem.columns, SIDE, 2, 1
+    offset = 2 * phase * y.strides[3] if q > phase else 0
+    return TiledMap(y.name, offset, extents, strides, box, (1, 1, 1, 1), 2 * stem.columns)
+
+
+# --- The code --------------------------------------------------------------------------------------------------------
+
+
+def lines(stem: Stem, x: DType) -> list[str]:
+    """The kernel's source. x: (N, C, H, W) at any strides; w: [O][R][S][C]; y0, y1: maps of (channels, columns, rows, images)."""
+    loop = [
+        f"patch = i32(memory + i32({stem.weights}) + turn * i32({stem.patch}))",
+        *_put(stem),
+        "fence_copies()",
+        "cuda.syncthreads()",  # the patch is whole; and all have read the one before it, which the next one takes the place of
+        "column0, row0, image0 = column, row, image",
+        "tile = i32(tile + stride)",
+        *_place(stem),
+        *_read(stem, x),  # before the products, which need registers for their results
+        f"a = operand(left, i32(patch + group * i32({SIDE * stem.strides[0] * stem.pitch})))",
+    ]
+    for block in range(2):
+        at = block * (stem.copy if stem.phases == 2 else 16 * SIDE)
+        loop.append(f"acc{block} = multiply(accumulators(), a + u64({at >> 4}), b, i32(0))")
+    loop += [
+        "ended()",
+        *_results(stem),
+        "turn = i32(turn ^ i32(1))",
+    ]
+    return [
+        f"{NUMBERS} = numbers",
+        "tid = i32(cuda.threadIdx.x)",
+        "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
+        "memory = base()",
+        "group = i32(warp >> i32(2))",
+        "block = i32(cuda.blockIdx.x)",
+        "tile = divide(block, shares_m, shares_s)",
+        f"first = i32((block - tile * shares) * i32({stem.columns}))",
+        "stride = divide(i32(cuda.gridDim.x), shares_m, shares_s)",
+        "if tid == 0:",
+        *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
+        *_weights(stem),
+        f"own = i32(memory + i32({stem.first_box}) + warp * i32({BOXES * stem.box}))",
+        f"key = i32(((lane & i32(15)) >> i32({7 - stem.columns.bit_length()})) & i32({stem.columns // 8 - 1}))",
+        "c = i32(first + (lane & i32(3)) * i32(2))",
+        "b = operand(right, memory)",
+        "wait_for_earlier_grids()",
+        "let_later_grids_start()",
+        *_place(stem),
+        *_read(stem, x),
+        "turn = i32(0)",
+        "while tile < tiles:",
+        *(f"    {line}" for line in loop),
+        "if lane == 0:",
+        "    boxes_read()",
+    ]
+
+
+def _weights(stem: Stem) -> list[str]:
+    """The block's weights: of each two taps, the quads of 4 channels of all columns, side by side for a column."""
+    total = stem.quads * stem.columns
+    reads, puts = [], ["own_tid = again(tid)"]
+    for turn in range(ceil(total / stem.threads)):
+
+        def quad(number: str, turn: int = turn) -> list[str]:
+            return [f"k = i32({number} + i32({turn * stem.threads}))", *split("k", stem.quads, "o", "t")]
+
+        reads += [*quad("tid"), *split("t", stem.across, "r", "s")]
+        inside = (
+            f"within(i32(first + o), i32(0), outputs) & within(s, i32(0), i32({stem.taps[1]})) & within(k, i32(0), i32({total}))"
+        )
+        reads.append("source = w + (i64(first + o) * i64(wo) + i64(r) * i64(wr) + i64(s) * i64(ws)) * i64(2)")
+        reads.append(f"p{turn}, q{turn} = read_quad(source, i32({inside}))")
+        puts += quad("own_tid")
+        puts.append(f"to = i32(memory + (t >> i32(1)) * i32({16 * stem.columns}) + o * i32(16) + (t & i32(1)) * i32(8))")
+        put, left = f"put(to, p{turn}, q{turn})", total - turn * stem.threads
+        puts += [put] if left >= stem.threads else [f"if own_tid < i32({left}):", f"    {put}"]
+    return reads + puts
+
+
+def _place(stem: Stem) -> list[str]:
+    """A tile's image, and its first column and row."""
+    return [
+        "band = divide(tile, across_m, across_s)",
+        "image = divide(band, down_m, down_s)",
+        f"column = i32((tile - band * across) * i32({ACROSS}))",
+        f"row = i32((band - image * down) * i32({SIDE * stem.groups}))",
+    ]
+
+
+def _read(stem: Stem, x: DType) -> list[str]:
+    """A thread's pixels of a tile's patch, as two words each: zeros beside the image, and where there are no more tiles."""
+    out = [
+        f"h0, w0 = i32(row * i32({stem.strides[0]}) - top), i32(column * i32({stem.strides[1]}) - left_pad)",
+        f"base_x = x + i64(image) * (i64(xn) * i64({x.size}))",
+        "more = within(tile, i32(0), tiles)",
+        "own_tid = again(tid)",
+    ]
+    for turn in range(stem.turns):
+        out += [
+            f"k = i32(own_tid + i32({turn * stem.threads}))",
+            *split("k", stem.width, "i", "j"),
+            "h, v = i32(h0 + i), i32(w0 + j)",
+        ]
+        out.append("present = i32(more & within(h, i32(0), H) & within(v, i32(0), W))")
+        out.append(f"line = base_x + (i64(i32(h * xh)) + i64(i32(v * xw))) * i64({x.size})")
+        if stem.vector:
+            out.append(f"p{turn}, q{turn} = read_quad(line, present)")
+            continue
+        for c in range(stem.channels):
+            out.append(f"f{turn}_{c} = read_x(line + i64(i32(xc * i32({c}))) * i64({x.size}), present)")
+    return out
+
+
+def _put(stem: Stem) -> list[str]:
+    """Writes what `_read` read to the patch, to both copies if there are two."""
+    out = ["own_tid = again(tid)"]
+    for turn in range(stem.turns):
+        if not stem.vector:
+            values = [f"f{turn}_{c}" if c < stem.channels else "f32(0)" for c in range(PIXEL)]
+            out.append(f"p{turn}, q{turn} = halves({values[0]}, {values[1]}), halves({values[2]}, {values[3]})")
+        puts = [f"to = i32(patch + i * i32({stem.pitch}) + j * i32(8))", f"put(to, p{turn}, q{turn})"]
+        if stem.phases == 2:
+            puts += ["if j > i32(0):", f"    put(i32(to + i32({stem.copy - 8})), p{turn}, q{turn})"]
+        left = stem.width * stem.height - turn * stem.threads
+        out += [f"k = i32(own_tid + i32({turn * stem.threads}))", *split("k", stem.width, "i", "j")]
+        out += puts if left >= stem.threads else [f"if own_tid < i32({left}):", *(f"    {line}" for line in puts)]
+    return out
+
+
+def _results(stem: Stem) -> list[str]:
+    """A warp's two boxes of 8 columns and 2 rows: through the epilogue, to shared memory and from there to y."""
+    out = [f"row0 = i32(row0 + group * i32({SIDE}) + (warp & i32(3)) * i32(2))"]
+    for block in range(2):
+        column = "i32(column0 >> i32(1))" if stem.phases == 2 else f"i32(column0 + i32({block * SIDE}))"
+        out += ["if row0 < P:", "    if lane == 0:", "        one_box_left()", "    sync_warp()"]
+        out.append(f"    put_at = i32(own + i32({block * stem.box}))")
+        out.append(f"    at = i32(put_at + (lane & i32(15)) * i32({2 * stem.columns}) + ((lane >> i32(4)) ^ key) * i32(16))")
+        for sixteen in range(stem.columns // 16):
+            for half, name in enumerate("vu"):
+                values = f"acc{block}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
+                out.append(f"    {name} = results({values}, i32(c + i32({16 * sixteen + 8 * half})), e)")
+            numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
+            out.append(f"    store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
+        out += ["    fence_copies()", "    sync_warp()", "    if lane == 0:"]
+        out.append(f"        store_box4(y{block if stem.phases == 2 else 0}, put_at, first, {column}, row0, image0)")
+    return out
