@@ -10,12 +10,15 @@ channels stay in shared memory for all of its tiles, and are copied while the la
 A block has two warpgroups, each with a tile of its own: while one stores its results, the other one multiplies. One thread of a
 further warp has boxes copied, a tile's 64 channels after the other, into the rings of buffers that the warpgroups have; two
 barriers of each buffer say when it is full, and when it has been read.
+
+Results leave in boxes where the copy engine can store them. Others, such as a model's output, in float32 and each channel by
+itself, are stored by threads, from their registers: few output channels are little to store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
@@ -36,11 +39,11 @@ DEPTH = 64
 TILES = ((8, 8), (16, 8), (8, 16), (16, 16))
 """Columns and rows of the image in a tile."""
 
-COLUMNS = (16, 32, 64)
-"""Output channels of a block."""
+COLUMNS = (8, 16, 32, 64)
+"""Output channels of a block; boxes of results have 16 and more."""
 
-MOST_ACCUMULATORS = 64
-"""Of a thread."""
+MOST_BOXED, MOST_STORED = 64, 32
+"""Accumulators of a thread, whose results leave in boxes or which stores them itself: that is text for each, long to compile."""
 
 LEAST, MOST = 16, 192
 """Input channels. With 256, im2col took 0.55 to 0.98 of the time in five of six convolutions (H200); why has not been found."""
@@ -65,7 +68,8 @@ class Patch:
     columns         output channels of a block
     height, width   of the filter
     channels        of the input
-    added           whether something that differs by pixel is added to results
+    boxed           whether results leave in boxes
+    added           whether something that differs by pixel is added to them there
     """
 
     across: int
@@ -74,6 +78,7 @@ class Patch:
     height: int
     width: int
     channels: int
+    boxed: bool
     added: bool
 
     @property
@@ -133,6 +138,8 @@ class Patch:
     @property
     def boxes_out(self) -> int:
         """Boxes of a warp: all of a tile's where something is added, which comes into their places meanwhile."""
+        if not self.boxed:
+            return 0
         return self.blocks if self.added else BOXES
 
     @property
@@ -151,7 +158,7 @@ class Patch:
 
 
 class ConvHalo(Kernel):
-    """Conv with stride 1 and a filter of several taps, NHWC, in fp16, by TMA and wgmma."""
+    """Conv with stride 1 and a filter of several taps, of an fp16 image in NHWC, by TMA and wgmma."""
 
     name = "conv_halo"
     realises: type[Op] = Conv
@@ -169,46 +176,30 @@ class ConvHalo(Kernel):
             return problem
         if reason := unfit(problem):
             return reason
-        by_pixel = [load.tensor for load in epilogue.loads_by_row(op, program)]
-        for t in (x, w, y, *by_pixel):
-            if t.storage in program.inputs or t.storage in program.outputs:
+        for t in (x, w):
+            if _may_move(t, program):
                 return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
         if 0 in (*x.shape, *y.shape):
             return "an extent is 0"
         if not LEAST <= problem.channels <= MOST:
             return f"{problem.channels} input channels; it takes {LEAST} to {MOST}"
-        if y.dtype is not DType.F16:
-            return f"{y.name} is {y.dtype.value}; the copy engine stores float16"
-        frame = epilogue.frame_of(op, program)
-        if (reason := refusal(op, program, frame)) is not None:
+        if (reason := refusal(op, program, epilogue.frame_of(op, program))) is not None:
             return reason
-        _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
-        if shuffle or mode != "vector":
-            return f"the channels of {y.name} do not lie in aligned vectors of 8, as the copy engine stores them"
-        if rows == "general":
-            return f"the pixels of {y.name} do not lie at one stride"
-        loads = epilogue.loads_by_row(op, program)
-        if len(loads) > 1:
-            return f"its epilogue reads {len(loads)} tensors for each pixel; the kernel takes one"
-        for load in loads:
-            if load.step is None or not load.vector or load.tensor.dtype is not DType.F16:
-                return f"its epilogue reads {load.tensor.name} for each pixel, whose channels do not lie in vectors of 8 float16"
         if next(self.configs(op, program, arch), None) is None:
-            return (
-                f"the weights of {min(COLUMNS)} output channels and two boxes do not fit {arch.smem_block} bytes of shared memory"
-            )
+            least = columns_of(is_boxed(op, program))[0]
+            return f"the weights of {least} output channels and two boxes do not fit {arch.smem_block} bytes of shared memory"
         return None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
-        stored = program.tensors[op.y].padded[1]
-        for columns in COLUMNS:
-            if columns > 16 and columns >= 2 * stored:
-                continue
+        least, *wider = columns_of(is_boxed(op, program))
+        stored = epilogue.lane_groups(op, program, epilogue.frame_of(op, program), 1)
+        for columns in (least, *(n for n in wider if n < 2 * stored)):
             for across, down in TILES:
                 config = {"across": across, "down": down, "columns": columns}
                 patch = patch_of(op, program, config)
-                fits = patch.blocks * columns // 2 <= MOST_ACCUMULATORS and patch.stages(arch)
+                most = MOST_BOXED if patch.boxed else MOST_STORED
+                fits = patch.blocks * columns // 2 <= most and patch.stages(arch)
                 if fits and ceil(stored / columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
                     yield config
 
@@ -221,7 +212,9 @@ class ConvHalo(Kernel):
         depth = ((patch.chunks - 1) * 4 + patch.last) * patch.taps
         multiplying = patch.blocks * depth * max(patch.columns, NARROW) * MULTIPLYING / CYCLES
         copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
-        computing = each * max(multiplying, copying) + patch.weights / WEIGHTS
+        accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
+        storing = patch.blocks * patch.columns * STORING * accesses / CYCLES
+        computing = each * max(multiplying + storing, copying) + patch.weights / WEIGHTS
         moving = traffic_us(op, program, arch)
         return START_US + max(computing, moving) + 0.43 * min(computing, moving)
 
@@ -236,22 +229,23 @@ class ConvHalo(Kernel):
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
         extents, step = (patch.taps * problem.padded, w.shape[0], 1), 2 * w.strides[0] if w.shape[0] > 1 else 16
         results = patch.columns, SIDE, 2, 1
-        maps = (
+        maps = [
             _map(x, problem.channels, (DEPTH, patch.pitch, patch.rows, 1), 128),
             TiledMap(w.name, 0, extents, (step, 16), (DEPTH, patch.columns, 1), (1, 1, 1)),
-            _map(y, y.padded[1], results, 2 * patch.columns),
-            *(_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)),
-        )
+        ]
+        if patch.boxed:
+            maps.append(_map(y, y.padded[1], results, 2 * patch.columns))
+            maps += [_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)]
         numbers = (
             *(tiles, shares, *divider(shares), across, *divider(across), down, *divider(down), *op.pads[:2]),
-            *(problem.padded, y.shape[2]),
+            *(problem.padded, *problem.pixels[1 : 2 if patch.boxed else 3]),
         )
         stages = patch.stages(arch)
         launch = Launch(
             code(
                 self.name, across=patch.across, down=patch.down, columns=patch.columns, height=patch.height, width=patch.width,
-                channels=patch.channels, added=patch.added, stages=stages, constant=w.storage in program.constants,
-                epilogue=spec.params,
+                channels=patch.channels, boxed=patch.boxed, added=patch.added, stages=stages,
+                constant=w.storage in program.constants, epilogue=spec.params,
             ),
             grid=(shares * min(tiles, arch.sms // shares), 1, 1),
             block=THREADS,
@@ -268,8 +262,8 @@ class ConvHalo(Kernel):
         from tccompile.kernels.ptx import hopper
         from tccompile.kernels.ptx.core import i32, instruction, u32, u64, void
 
-        patch = Patch(*(params[name] for name in ("across", "down", "columns", "height", "width", "channels", "added")))
-        results, extra = epilogue.build_results(params["epilogue"])
+        patch = Patch(*(params[field.name] for field in fields(Patch)))
+        ending, extra = epilogue.build_results(params["epilogue"]) if patch.boxed else epilogue.build(params["epilogue"], 2)
 
         @inline
         def base():
@@ -282,7 +276,7 @@ class ConvHalo(Kernel):
         scope = {
             "base": base,
             "operand": operand,
-            "results": results,
+            "results" if patch.boxed else "store": ending,
             "accumulators": hopper.accumulators(patch.columns),
             "multiply": hopper.multiply(patch.columns, steps(patch, DEPTH // 16), (True, True)),
             "multiply_last": hopper.multiply(patch.columns, steps(patch, patch.last), (True, True)),
@@ -295,9 +289,9 @@ class ConvHalo(Kernel):
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},
         }
-        maps = ["x", "w", "y", *(["z"] if patch.added else [])]
+        maps = ["x", "w", *(["y"] if patch.boxed else []), *(["z"] if patch.added else [])]
         body = device("conv_halo", f"{', '.join(maps)}, numbers, e", lines(patch, params["stages"], params["constant"]), **scope)
-        count = NUMBERS.count(",") + 1
+        count = numbers_of(patch).count(",") + 1
         signature = types.void(*(types.uint64,) * len(maps), *(types.int32,) * count, *extra)
         return Function(entry(body, len(maps), count, len(extra)), signature, THREADS)
 
@@ -311,6 +305,10 @@ MULTIPLYING, NARROW = 0.44, 48
 
 COPYING, BEYOND = 1.33, 3.6
 """Cycles of a pixel of a box, and more for one that reaches beyond the channels."""
+
+STORING = 12
+"""Cycles that threads take for 64 pixels of each output channel, to store them and for each tensor that is read by pixel: about
+what their accesses to parts of lines take the L1 cache, not measured."""
 
 WEIGHTS = 185_000
 """Bytes of weights that come in a microsecond, as far as launches before do not hide it."""
@@ -327,16 +325,45 @@ CALLED = (
 NUMBERS = "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s, top, left_pad, padded, P"
 
 
+def numbers_of(patch: Patch) -> str:
+    """Names of the launch's numbers."""
+    return NUMBERS if patch.boxed else f"{NUMBERS}, Q"
+
+
+def columns_of(boxed: bool) -> tuple[int, ...]:
+    """Those of `COLUMNS` that a block may have."""
+    return COLUMNS[1:] if boxed else COLUMNS
+
+
+def is_boxed(op: Conv, program: Program) -> bool:
+    """Whether the copy engine can store y, and read what is added to it: one tensor of float16 at most, in vectors of 8 channels
+    and with its pixels at one stride, as those of y."""
+    y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
+    _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, epilogue.frame_of(op, program)).params
+    if shuffle or mode != "vector" or rows == "general" or len(loads) > 1:
+        return False
+    if any(load.step is None or not load.vector for load in loads):
+        return False
+    return all(t.dtype is DType.F16 and not _may_move(t, program) for t in (y, *(load.tensor for load in loads)))
+
+
+def _may_move(t: Tensor, program: Program) -> bool:
+    """Whether its address may change, which tensor maps hold."""
+    return t.storage in program.inputs or t.storage in program.outputs
+
+
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:
-    w, added = program.tensors[op.w], bool(epilogue.loads_by_row(op, program))
+    w, boxed = program.tensors[op.w], is_boxed(op, program)
     tile = config["across"], config["down"], config["columns"]
-    return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], added)
+    added = boxed and bool(epilogue.loads_by_row(op, program))
+    return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], boxed, added)
 
 
 def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, int]:
     """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
-    n, stored, p, q = program.tensors[op.y].padded
-    return ceil(stored / patch.columns), n, ceil(p / patch.down), ceil(q / patch.across)
+    n, _, p, q = program.op_shape(op)
+    shares = epilogue.lane_groups(op, program, epilogue.frame_of(op, program), patch.columns)
+    return shares, n, ceil(p / patch.down), ceil(q / patch.across)
 
 
 def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:
@@ -367,11 +394,6 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
     buffers, ring = GROUPS * stages, patch.weights
     staged = ring + buffers * patch.slot
     barriers = staged + WARPS * patch.staged
-
-    def result(block: int) -> tuple[str, str]:
-        """The first column and row of a warp's box of results."""
-        along, below = block % (patch.across // SIDE) * SIDE, block // (patch.across // SIDE) * SIDE
-        return f"i32(column + i32({along}))", f"i32(row + i32({below}) + warp * i32(2))"
 
     def onward(indent: str) -> list[str]:
         """Text that goes one buffer on."""
@@ -429,51 +451,21 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         return [indent + t for t in text]
 
     release = "barrier_arrive(i32(empty + before * i32(8)))"
-    rows_alike, keys = 7 - patch.columns.bit_length(), patch.columns // 8 - 1
-    ask = [
-        "if lane == 0:",
-        "    boxes_read()",
-        f"    barrier_expect(landed, i32({patch.staged}))",
-    ]
-    store = ["barrier_wait(landed, turn)"] if patch.added else []
-    for block in blocks:
-        along, below = result(block)
-        ask.append(f"    copy_box4(i32(own + i32({block * patch.box_out})), z, landed, first, {along}, {below}, image)")
-        store.append(f"if {below} < P:")
-        if not patch.added:
-            store += ["    if lane == 0:", "        one_box_left()", "    sync_warp()"]
-        store.append(f"    box = i32(own + {f'i32({block})' if patch.added else 'turn'} * i32({patch.box_out}))")
-        store.append(f"    at = i32(box + (lane & i32(15)) * i32({2 * patch.columns}) + ((lane >> i32(4)) ^ key) * i32(16))")
-        for sixteen in range(patch.columns // 16):
-            if patch.added:
-                store.append(f"    read = load_matrices(i32(at ^ i32({32 * sixteen})))")
-            for half, name in enumerate("vu"):
-                values = f"acc{block}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
-                more = f", read[{4 * half}:{4 * half + 4}]" if patch.added else ""
-                store.append(f"    {name} = results({values}{more}, i32(c + i32({16 * sixteen + 8 * half})), e)")
-            numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
-            store.append(f"    store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
-        store += ["    fence_copies()", "    sync_warp()", "    if lane == 0:"]
-        store.append(f"        store_box4(y, box, first, {along}, {below}, image)")
-        store += [] if patch.added else ["    turn = i32(turn ^ i32(1))"]
-    if patch.added:
-        store.append("turn = i32(turn ^ i32(1))")
+    landed = f"i32(there + i32({8 * (chunks + 2 * buffers)}) + warp * i32(8))"
+    ahead, ask, store, after = by_boxes(patch, staged, landed) if patch.boxed else by_threads(patch)
     consume = [
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
         "parity = i32(0)",
         "tile = i32(tile + group * stride)",
         f"mine = i32(group * i32({stages}))",
-        f"own = i32(memory + i32({staged}) + warp * i32({patch.staged}))",
-        *([f"landed = i32(there + i32({8 * (chunks + 2 * buffers)}) + warp * i32(8))"] if patch.added else []),
+        *ahead,
         "warp = i32(warp & i32(3))",
-        f"key = i32(((lane & i32(15)) >> i32({rows_alike})) & i32({keys}))",
         "c = i32(first + (lane & i32(3)) * i32(2))",
-        "turn = i32(0)",
         "leads = (tid & i32(127)) == 0",
         "while tile < tiles:",
         *place("    "),
-        *(f"    {line}" for line in (ask if patch.added else [])),
+        *(f"    {line}" for line in ask),
         *(f"    acc{block} = accumulators()" for block in blocks),
         "    before = mine",
         "    chunk = i32(0)",
@@ -499,11 +491,10 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         *onward("    "),
         *(f"    {t}" for t in store),
         f"    tile = i32(tile + i32({GROUPS}) * stride)",
-        "if lane == 0:",
-        "    boxes_read()",
+        *after,
     ]
     return [
-        f"{NUMBERS} = numbers",
+        f"{numbers_of(patch)} = numbers",
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "memory = base()",
@@ -512,7 +503,7 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         "if tid == 0:",
         *(f"    barrier_init(i32(there + i32({8 * i})), i32(1))" for i in range(chunks + 2 * buffers + WARPS * patch.added)),
         "    fence_barrier_init()",
-        *(f"    prefetch_map({name})" for name in "xwy"),
+        *(f"    prefetch_map({name})" for name in ("xwy" if patch.boxed else "xw")),
         "cuda.syncthreads()",
         "block = i32(cuda.blockIdx.x)",
         "tile = divide(block, shares_m, shares_s)",
@@ -526,3 +517,64 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         "else:",
         *(f"    {line}" for line in consume),
     ]
+
+
+Ending = tuple[list[str], list[str], list[str], list[str]]
+"""Text of what becomes of results: ahead of all tiles, ahead of a tile's products, behind them, and behind all tiles."""
+
+
+def _result(patch: Patch, block: int) -> tuple[str, str]:
+    """The first column and row of the pixels of which a warp has results: two rows of `SIDE`."""
+    along, below = block % (patch.across // SIDE) * SIDE, block // (patch.across // SIDE) * SIDE
+    return f"i32(column + i32({along}))", f"i32(row + i32({below}) + warp * i32(2))"
+
+
+def by_boxes(patch: Patch, staged: int, landed: str) -> Ending:
+    """Results go to a warp's boxes, which the copy engine stores."""
+    rows_alike, keys = 7 - patch.columns.bit_length(), patch.columns // 8 - 1
+    ahead = [
+        f"own = i32(memory + i32({staged}) + warp * i32({patch.staged}))",
+        *([f"landed = {landed}"] if patch.added else []),
+        f"key = i32(((lane & i32(15)) >> i32({rows_alike})) & i32({keys}))",
+        "turn = i32(0)",
+    ]
+    ask = [
+        "if lane == 0:",
+        "    boxes_read()",
+        f"    barrier_expect(landed, i32({patch.staged}))",
+    ]
+    store = ["barrier_wait(landed, turn)"] if patch.added else []
+    for block in range(patch.blocks):
+        along, below = _result(patch, block)
+        ask.append(f"    copy_box4(i32(own + i32({block * patch.box_out})), z, landed, first, {along}, {below}, image)")
+        store.append(f"if {below} < P:")
+        if not patch.added:
+            store += ["    if lane == 0:", "        one_box_left()", "    sync_warp()"]
+        store.append(f"    box = i32(own + {f'i32({block})' if patch.added else 'turn'} * i32({patch.box_out}))")
+        store.append(f"    at = i32(box + (lane & i32(15)) * i32({2 * patch.columns}) + ((lane >> i32(4)) ^ key) * i32(16))")
+        for sixteen in range(patch.columns // 16):
+            if patch.added:
+                store.append(f"    read = load_matrices(i32(at ^ i32({32 * sixteen})))")
+            for half, name in enumerate("vu"):
+                values = f"acc{block}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
+                more = f", read[{4 * half}:{4 * half + 4}]" if patch.added else ""
+                store.append(f"    {name} = results({values}{more}, i32(c + i32({16 * sixteen + 8 * half})), e)")
+            numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
+            store.append(f"    store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
+        store += ["    fence_copies()", "    sync_warp()", "    if lane == 0:"]
+        store.append(f"        store_box4(y, box, first, {along}, {below}, image)")
+        store += [] if patch.added else ["    turn = i32(turn ^ i32(1))"]
+    if patch.added:
+        store.append("turn = i32(turn ^ i32(1))")
+    return ahead, ask if patch.added else [], store, ["if lane == 0:", "    boxes_read()"]
+
+
+def by_threads(patch: Patch) -> Ending:
+    """Lanes store what they have: of a pixel, and of the one in the row below, two neighbours of every 8 channels."""
+    store = ["column, end = i32(column + (lane >> i32(2))), i32((image + i32(1)) * P * Q)"]
+    for block in range(patch.blocks):
+        along, below = _result(patch, block)
+        store += [f"if {along} < Q and {below} < P:", f"    m = i32((image * P + {below}) * Q + {along})"]
+        for eight in range(patch.columns // 8):
+            store.append(f"    store(acc{block}[{4 * eight}:{4 * eight + 4}], m, Q, end, i32(c + i32({8 * eight})), e)")
+    return [], [], [*store, "sync_warp()"], []  # a warp multiplies together

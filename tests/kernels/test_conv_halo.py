@@ -11,7 +11,7 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
-from tccompile.kernels.conv_halo import ConvHalo, patch_of, steps
+from tccompile.kernels.conv_halo import ConvHalo, is_boxed, patch_of, steps
 from tccompile.reference import compute
 from tccompile.schedule import candidates
 from tests.gpu.cases import conv
@@ -47,6 +47,17 @@ def on(blocks: int):
         (conv("a residual", (2, 72, 17, 17), 40, (3, 3), ep="bias residual"), 16, 8, 32, 4),
         (conv("a residual of 100 channels", (1, 16, 10, 9), 100, (2, 2), ep="bias residual"), 8, 8, 64, 2),
         (conv("slices", (2, 24, 11, 12), 24, (3, 3), ep="bias relu", source="slice", to="slice"), 8, 8, 32, 2),
+        (conv("three channels of an output", (2, 72, 19, 21), 3, (3, 3), ep="bias tanh", to="output"), 8, 8, 8, 3),
+        (conv("one channel of an output", (3, 16, 9, 7), 1, (5, 5), ep="", to="output"), 8, 16, 8, 2),
+        (conv("nine channels, shuffled", (1, 32, 17, 18), 9, (3, 3), ep="bias shuffle3", to="output"), 8, 8, 16, 2),
+        (conv("shuffled in two shares", (1, 32, 9, 11), 12, (3, 3), ep="bias shuffle", to="output"), 16, 16, 8, 2),
+        (conv("an output of 40 channels", (1, 24, 17, 10), 40, (2, 2), ep="bias residual", to="output"), 8, 8, 32, 2),
+        (conv("float32 and its padding", (1, 40, 12, 9), 19, (3, 3), ep="bias relu", to="fp32"), 16, 8, 16, 2),
+        (conv("float32 with a residual", (2, 16, 9, 10), 20, (1, 7), ep="bias residual", to="fp32"), 8, 8, 32, 2),
+        (conv("two residuals", (1, 64, 10, 17), 24, (3, 3), ep="residual residual bias"), 16, 16, 16, 2),
+        (conv("odd slices", (1, 72, 9, 10), 5, (3, 3), ep="bias relu", to="odd"), 8, 8, 8, 2),
+        (conv("shuffled with padding", (1, 16, 9, 10), 36, (3, 3), ep="bias shuffle3"), 8, 8, 64, 1),
+        (conv("rows of tokens", (2, 24, 9, 7), 40, (3, 3), ep="bias residual", to="tokens"), 8, 8, 16, 3),
     ],
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
 )
@@ -89,18 +100,36 @@ def test_taps_begin_at_their_pixels() -> None:
         (conv("1x1", (1, 16, 9, 9), 16, (1, 1)), "several taps"),
         (conv("a line", (1, 16, 9), 16, (3,)), "it takes images"),
         (conv("fp32", (1, 16, 9, 9), 16, (3, 3), dtype=DType.F32), "Tensor Cores are fed with float16"),
-        (conv("to fp32", (1, 16, 9, 9), 16, (3, 3), to="fp32"), "the copy engine stores float16"),
-        (conv("output", (1, 16, 9, 9), 16, (3, 3), to="output"), "model input or output"),
-        (conv("shuffle", (1, 16, 9, 9), 36, (3, 3), ep="shuffle3"), "aligned vectors of 8"),
-        (conv("large", (1, 192, 30, 30), 32, (7, 7)), "do not fit"),
+        (replace(conv("input", (1, 16, 9, 9), 16, (3, 3)), inputs=("x",)), "model input or output"),
+        (conv("large", (1, 192, 30, 30), 32, (7, 7)), "the weights of 16 output channels and two boxes do not fit"),
+        (conv("large, output", (1, 192, 30, 30), 3, (9, 9), to="output"), "the weights of 8 output channels"),
         (conv("few channels", (1, 8, 9, 9), 16, (3, 3)), "8 input channels; it takes 16 to 192"),
         (conv("many channels", (1, 256, 9, 9), 16, (3, 3)), "256 input channels; it takes 16 to 192"),
-        (conv("tokens", (2, 24, 9, 7), 40, (3, 3), to="tokens"), "do not lie at one stride"),
     ],
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
 )
 def test_says_why_not(program, reason: str) -> None:
     assert reason in str(KERNEL.supports(program.ops[0], program, ARCH))
+
+
+@pytest.mark.parametrize(
+    ("program", "boxed", "columns"),
+    [
+        (conv("boxes", (1, 16, 20, 20), 3, (3, 3)), True, {16}),
+        (conv("residual", (1, 16, 20, 20), 24, (3, 3), ep="bias residual"), True, {16, 32}),
+        (conv("residuals", (1, 16, 20, 20), 24, (3, 3), ep="residual residual"), False, {8, 16, 32}),
+        (conv("fp32", (1, 16, 20, 20), 24, (3, 3), to="fp32"), False, {8, 16, 32}),
+        (conv("output", (1, 16, 20, 20), 3, (3, 3), to="output"), False, {8}),
+        (conv("shuffle", (1, 16, 20, 20), 9, (3, 3), ep="shuffle3"), False, {8, 16}),
+        (conv("odd", (1, 16, 20, 20), 16, (3, 3), to="odd"), False, {8, 16}),
+        (conv("tokens", (2, 16, 20, 20), 16, (3, 3), to="tokens"), False, {8, 16}),
+    ],
+    ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
+)
+def test_results_leave_in_boxes_where_the_copy_engine_can_store_them(program, boxed: bool, columns: set[int]) -> None:
+    op = program.ops[0]
+    assert is_boxed(op, program) == boxed
+    assert {config["columns"] for config in KERNEL.configs(op, program, ARCH)} == columns
 
 
 def test_needs_wgmma() -> None:
@@ -115,12 +144,27 @@ def test_few_output_channels_of_large_images_are_left_to_it(x, o) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "o", "across", "down", "columns", "ep"),
-    [(160, 32, 16, 8, 32, "bias relu"), (64, 64, 16, 8, 64, "bias residual")],
+    ("x", "o", "ep"),
+    [((1, 64, 720, 1280), 3, "bias"), ((1, 128, 512, 512), 3, "bias"), ((1, 32, 360, 640), 9, "bias shuffle3")],
 )
-def test_compiles_without_spills(channels: int, o: int, across: int, down: int, columns: int, ep: str) -> None:
+def test_last_layers_of_large_images_are_left_to_it(x, o: int, ep: str) -> None:
+    program = conv("last layer", x, o, (3, 3), ep=ep, to="output")
+    assert candidates(program.ops[0], program, ARCH)[0].kernel.name == "conv_halo"
+
+
+@pytest.mark.parametrize(
+    ("channels", "o", "across", "down", "columns", "ep", "to"),
+    [
+        (160, 32, 16, 8, 32, "bias relu", "own"),
+        (64, 64, 16, 8, 64, "bias residual", "own"),
+        (128, 3, 16, 16, 8, "bias tanh", "output"),
+        (64, 64, 8, 8, 64, "bias residual gelu", "fp32"),
+        (32, 9, 16, 16, 16, "bias shuffle3", "output"),
+    ],
+)
+def test_compiles_without_spills(channels: int, o: int, across: int, down: int, columns: int, ep: str, to: str) -> None:
     """`resources` raises on spills and on serialised wgmma"""
-    program = conv("compiled", (1, channels, 60, 60), o, (3, 3), ep=ep)
+    program = conv("compiled", (1, channels, 60, 60), o, (3, 3), ep=ep, to=to)
     config = {"across": across, "down": down, "columns": columns}
     (launch,) = KERNEL.work(program.ops[0], program, config, ARCH).launches
     assert resources(launch.code, ARCH).stack == 0
