@@ -13,6 +13,10 @@ barriers of each buffer say when it is full, and when it has been read.
 
 Results leave in boxes where the copy engine can store them. Others, such as a model's output, in float32 and each channel by
 itself, are stored by threads, from their registers: few output channels are little to store.
+
+Few output channels are also little to multiply with: what takes time is to read pixels from shared memory, once for each tap. All
+taps of few channels fit in the columns of one product, of all pixels of the box as they lie. What a tap gives for a pixel belongs
+to a result some rows and pixels away, and goes there through shared memory, where threads add up their pixels' taps ("spread").
 """
 
 from __future__ import annotations
@@ -42,8 +46,9 @@ TILES = ((8, 8), (16, 8), (8, 16), (16, 16))
 COLUMNS = (8, 16, 32, 64)
 """Output channels of a block; boxes of results have 16 and more."""
 
-MOST_BOXED, MOST_STORED = 64, 32
-"""Accumulators of a thread, whose results leave in boxes or which stores them itself: that is text for each, long to compile."""
+MOST_BOXED, MOST_STORED, MOST_SPREAD = 64, 32, 96
+"""Accumulators of a thread: whose results leave in boxes; which stores them itself (that is text for each, long to compile); and
+where they are taps' parts of results."""
 
 LEAST, MOST = 16, 192
 """Input channels. With 256, im2col took 0.55 to 0.98 of the time in five of six convolutions (H200); why has not been found."""
@@ -52,6 +57,9 @@ MOST_STAGES = 4
 
 GROUPS = 2
 """Warpgroups that multiply."""
+
+GROUP = 128
+"""Threads of a warpgroup."""
 
 WARPS = 4 * GROUPS
 THREADS = 32 * (WARPS + 1)
@@ -70,6 +78,7 @@ class Patch:
     channels        of the input
     boxed           whether results leave in boxes
     added           whether something that differs by pixel is added to them there
+    spread          whether taps are columns of a product, which takes the box's pixels as they lie
     """
 
     across: int
@@ -80,11 +89,27 @@ class Patch:
     channels: int
     boxed: bool
     added: bool
+    spread: bool
+
+    @property
+    def pixels(self) -> int:
+        """Of a tile."""
+        return self.across * self.down
 
     @property
     def blocks(self) -> int:
         """Products of 64 pixels."""
-        return self.across * self.down // SIDE**2
+        return ceil((self.pitch * self.rows if self.spread else self.pixels) / SIDE**2)
+
+    @property
+    def wide(self) -> int:
+        """Columns of a product."""
+        return ceil(self.taps * self.columns / 8) * 8 if self.spread else self.columns
+
+    @property
+    def most(self) -> int:
+        """Accumulators that a thread may have."""
+        return MOST_SPREAD if self.spread else MOST_BOXED if self.boxed else MOST_STORED
 
     @property
     def chunks(self) -> int:
@@ -117,8 +142,8 @@ class Patch:
 
     @property
     def slot(self) -> int:
-        """Bytes of a buffer: swizzles repeat after 1 KiB."""
-        return -(-self.box // KIB) * KIB
+        """Bytes of a buffer, all that products read: swizzles repeat after 1 KiB."""
+        return self.blocks * SIDE**2 * 2 * DEPTH if self.spread else -(-self.box // KIB) * KIB
 
     @property
     def tap(self) -> int:
@@ -126,9 +151,14 @@ class Patch:
         return self.columns * 2 * DEPTH
 
     @property
+    def filters(self) -> int:
+        """Bytes of all taps' weights, of 64 channels."""
+        return self.wide * 2 * DEPTH if self.spread else self.taps * self.tap
+
+    @property
     def weights(self) -> int:
         """Bytes of all."""
-        return self.chunks * self.taps * self.tap
+        return self.chunks * self.filters
 
     @property
     def box_out(self) -> int:
@@ -138,14 +168,19 @@ class Patch:
     @property
     def boxes_out(self) -> int:
         """Boxes of a warp: all of a tile's where something is added, which comes into their places meanwhile."""
-        if not self.boxed:
-            return 0
         return self.blocks if self.added else BOXES
 
     @property
+    def parts(self) -> int:
+        """Bytes of a column of a warpgroup's parts: four numbers more than pixels, so that a warp's meet no bank twice."""
+        return 4 * (self.blocks * SIDE**2 + 4)
+
+    @property
     def staged(self) -> int:
-        """Bytes of a warp's boxes."""
-        return self.boxes_out * self.box_out
+        """Bytes that a warp has for results: of boxes, or a quarter of its warpgroup's parts."""
+        if self.spread:
+            return self.wide * self.parts // 4
+        return self.boxes_out * self.box_out if self.boxed else 0
 
     def smem(self, stages: int) -> int:
         """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
@@ -192,16 +227,24 @@ class ConvHalo(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
-        least, *wider = columns_of(is_boxed(op, program))
+        boxed = is_boxed(op, program)
+        least, *wider = columns_of(boxed)
         stored = epilogue.lane_groups(op, program, epilogue.frame_of(op, program), 1)
-        for columns in (least, *(n for n in wider if n < 2 * stored)):
-            for across, down in TILES:
-                config = {"across": across, "down": down, "columns": columns}
-                patch = patch_of(op, program, config)
-                most = MOST_BOXED if patch.boxed else MOST_STORED
-                fits = patch.blocks * columns // 2 <= most and patch.stages(arch)
-                if fits and ceil(stored / columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
-                    yield config
+        tiled = [
+            {"across": across, "down": down, "columns": columns}
+            for columns in (least, *(n for n in wider if n < 2 * stored))
+            for across, down in TILES
+        ]
+        spread = [
+            {"across": across, "down": down, "columns": stored, "spread": True}
+            for across, down in TILES
+            if not boxed and across * down >= GROUP
+        ]
+        for config in [*tiled, *spread]:
+            patch = patch_of(op, program, config)
+            fits = patch.blocks * patch.wide // 2 <= patch.most and patch.stages(arch)
+            if fits and ceil(stored / patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
+                yield config
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
@@ -209,11 +252,12 @@ class ConvHalo(Kernel):
         shares, n, down, across = tiles_of(op, program, patch)
         tiles = n * down * across
         each = ceil(tiles / min(tiles, arch.sms // shares))
-        depth = ((patch.chunks - 1) * 4 + patch.last) * patch.taps
-        multiplying = patch.blocks * depth * max(patch.columns, NARROW) * MULTIPLYING / CYCLES
+        depth = ((patch.chunks - 1) * 4 + patch.last) * (1 if patch.spread else patch.taps)
+        multiplying = patch.blocks * depth * max(patch.wide, NARROW) * MULTIPLYING / CYCLES
         copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
-        storing = patch.blocks * patch.columns * STORING * accesses / CYCLES
+        adding = (patch.wide * patch.parts + 4 * patch.taps * patch.columns * patch.pixels) / 128 if patch.spread else 0
+        storing = (adding + patch.pixels / SIDE**2 * patch.columns * STORING * accesses) / CYCLES
         computing = each * max(multiplying + storing, copying) + patch.weights / WEIGHTS
         moving = traffic_us(op, program, arch)
         return START_US + max(computing, moving) + 0.43 * min(computing, moving)
@@ -227,12 +271,8 @@ class ConvHalo(Kernel):
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
-        extents, step = (patch.taps * problem.padded, w.shape[0], 1), 2 * w.strides[0] if w.shape[0] > 1 else 16
         results = patch.columns, SIDE, 2, 1
-        maps = [
-            _map(x, problem.channels, (DEPTH, patch.pitch, patch.rows, 1), 128),
-            TiledMap(w.name, 0, extents, (step, 16), (DEPTH, patch.columns, 1), (1, 1, 1)),
-        ]
+        maps = [_map(x, problem.channels, (DEPTH, patch.pitch, patch.rows, 1), 128), _map_weights(problem, patch)]
         if patch.boxed:
             maps.append(_map(y, y.padded[1], results, 2 * patch.columns))
             maps += [_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)]
@@ -244,7 +284,7 @@ class ConvHalo(Kernel):
         launch = Launch(
             code(
                 self.name, across=patch.across, down=patch.down, columns=patch.columns, height=patch.height, width=patch.width,
-                channels=patch.channels, boxed=patch.boxed, added=patch.added, stages=stages,
+                channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, stages=stages,
                 constant=w.storage in program.constants, epilogue=spec.params,
             ),
             grid=(shares * min(tiles, arch.sms // shares), 1, 1),
@@ -260,10 +300,11 @@ class ConvHalo(Kernel):
 
         from tccompile.kernels.device_math import inline
         from tccompile.kernels.ptx import hopper
-        from tccompile.kernels.ptx.core import i32, instruction, u32, u64, void
+        from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
 
         patch = Patch(*(params[field.name] for field in fields(Patch)))
-        ending, extra = epilogue.build_results(params["epilogue"]) if patch.boxed else epilogue.build(params["epilogue"], 2)
+        rows = 1 if patch.spread else 2
+        ending, extra = (epilogue.build_results if patch.boxed else epilogue.build)(params["epilogue"], rows)
 
         @inline
         def base():
@@ -277,18 +318,21 @@ class ConvHalo(Kernel):
             "base": base,
             "operand": operand,
             "results" if patch.boxed else "store": ending,
-            "accumulators": hopper.accumulators(patch.columns),
-            "multiply": hopper.multiply(patch.columns, steps(patch, DEPTH // 16), (True, True)),
-            "multiply_last": hopper.multiply(patch.columns, steps(patch, patch.last), (True, True)),
+            "accumulators": hopper.accumulators(patch.wide),
+            "multiply": hopper.multiply(patch.wide, steps(patch, DEPTH // 16), (True, True)),
+            "multiply_last": hopper.multiply(patch.wide, steps(patch, patch.last), (True, True)),
             "ended": hopper.wgmma_wait_all,
             "ended_before": instruction(f"wgmma.wait_group.sync.aligned {patch.blocks};", void),
-            "left": types.uint64(hopper.descriptor(128, 0, patch.pitch * 2 * DEPTH)),
+            "left": types.uint64(hopper.descriptor(128, 0, (SIDE if patch.spread else patch.pitch) * 2 * DEPTH)),
             "right": types.uint64(hopper.descriptor(128, 0, SIDE * 2 * DEPTH)),
             "u64": u64,
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},
         }
+        if patch.spread:
+            scope["put_parts"] = instruction(put_parts(patch), void, u32, *(f32,) * (patch.wide // 2))
+            scope["sums"] = instruction(sums(patch), (f32,) * patch.columns, u32)
         maps = ["x", "w", *(["y"] if patch.boxed else []), *(["z"] if patch.added else [])]
         body = device("conv_halo", f"{', '.join(maps)}, numbers, e", lines(patch, params["stages"], params["constant"]), **scope)
         count = numbers_of(patch).count(",") + 1
@@ -318,7 +362,7 @@ START_US = 1.7
 CALLED = (
     "uniform", "barrier_init", "barrier_arrive", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",
     "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "copy_box", "copy_box4", "store_box4",
-    "store_matrices", "load_matrices",
+    "store_matrices", "load_matrices", "sync_group",
 )  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
@@ -356,7 +400,7 @@ def patch_of(op: Conv, program: Program, config: Config) -> Patch:
     w, boxed = program.tensors[op.w], is_boxed(op, program)
     tile = config["across"], config["down"], config["columns"]
     added = boxed and bool(epilogue.loads_by_row(op, program))
-    return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], boxed, added)
+    return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], boxed, added, "spread" in config)
 
 
 def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, int]:
@@ -368,6 +412,8 @@ def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, i
 
 def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:
     """Of the products of a box of channels, where their operands begin: at a tap's pixel, and at its weights."""
+    if patch.spread:
+        return tuple((32 * i, 32 * i) for i in range(sixteens))
     places = [(r, s, i) for r in range(patch.height) for s in range(patch.width) for i in range(sixteens)]
     return tuple(((r * patch.pitch + s) * 2 * DEPTH + 32 * i, (r * patch.width + s) * patch.tap + 32 * i) for r, s, i in places)
 
@@ -379,6 +425,16 @@ def _map(t: Tensor, channels: int, box: tuple[int, ...], swizzle: int) -> TiledM
     return TiledMap(t.name, 0, extents, strides, box, (1, 1, 1, 1), swizzle)
 
 
+def _map_weights(problem: Problem, patch: Patch) -> TiledMap:
+    """Of (taps · channels, output channels), or of (channels, taps, output channels)."""
+    w, ones = problem.w, (1, 1, 1)
+    step = 2 * w.strides[0] if w.shape[0] > 1 else 16
+    if patch.spread:
+        extents = problem.padded, patch.taps, w.shape[0]
+        return TiledMap(w.name, 0, extents, (2 * problem.padded, step), (DEPTH, patch.taps, patch.columns), ones)
+    return TiledMap(w.name, 0, (patch.taps * problem.padded, w.shape[0], 1), (step, 16), (DEPTH, patch.columns, 1), ones)
+
+
 def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle: int) -> TiledMap:
     """The same of what is added to y, whose pixels lie `step` elements apart, one after the other."""
     _, channels, p, q = y.shape
@@ -388,8 +444,8 @@ def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle:
 
 
 def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
-    """The kernel's source. x, y: maps of (channels, columns, rows, images); w: of (taps · channels, output channels); z: as y,
-    what is added to it."""
+    """The kernel's source. x, y: maps of (channels, columns, rows, images); w: as `_map_weights` has it; z: as y, what is added
+    to it."""
     chunks, taps, blocks = patch.chunks, patch.taps, range(patch.blocks)
     buffers, ring = GROUPS * stages, patch.weights
     staged = ring + buffers * patch.slot
@@ -413,6 +469,10 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
     weights = []
     for chunk in range(chunks):
         weights.append(f"barrier_expect(i32(there + i32({8 * chunk})), i32({taps * patch.tap}))")
+        if patch.spread:
+            at = f"i32(memory + i32({chunk * patch.filters}))"
+            weights.append(f"copy_box({at}, w, i32(there + i32({8 * chunk})), i32({DEPTH * chunk}), i32(0), first)")
+            continue
         for tap in range(taps):
             at = f"i32(memory + i32({(chunk * taps + tap) * patch.tap}))"
             k = f"i32(i32({tap}) * padded + i32({DEPTH * chunk}))"
@@ -442,17 +502,20 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
             "buffer = i32(mine + slot)",
             "barrier_wait(i32(full + buffer * i32(8)), parity)",
             f"a = operand(left, i32(memory + i32({ring}) + buffer * i32({patch.slot})))",
-            f"b = operand(right, i32(memory + i32(chunk) * i32({taps * patch.tap})))",
+            f"b = operand(right, i32(memory + i32(chunk) * i32({patch.filters})))",
         ]
         for block in blocks:
             along, below = block % (patch.across // SIDE), block // (patch.across // SIDE)
-            at = (below * SIDE * patch.pitch + along * SIDE) * 2 * DEPTH >> 4
+            pixel = block * SIDE**2 if patch.spread else below * SIDE * patch.pitch + along * SIDE
+            at = pixel * 2 * DEPTH >> 4
             text.append(f"acc{block} = {name}(acc{block}, a + u64({at}), b, i32(chunk))")
         return [indent + t for t in text]
 
     release = "barrier_arrive(i32(empty + before * i32(8)))"
     landed = f"i32(there + i32({8 * (chunks + 2 * buffers)}) + warp * i32(8))"
-    ahead, ask, store, after = by_boxes(patch, staged, landed) if patch.boxed else by_threads(patch)
+    ahead, ask, store, after = (
+        by_boxes(patch, staged, landed) if patch.boxed else by_sums(patch, staged) if patch.spread else by_threads(patch)
+    )
     consume = [
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
@@ -578,3 +641,49 @@ def by_threads(patch: Patch) -> Ending:
         for eight in range(patch.columns // 8):
             store.append(f"    store(acc{block}[{4 * eight}:{4 * eight + 4}], m, Q, end, i32(c + i32({8 * eight})), e)")
     return [], [], [*store, "sync_warp()"], []  # a warp multiplies together
+
+
+def by_sums(patch: Patch, staged: int) -> Ending:
+    """Parts of results go to shared memory, a column a row there; a thread adds up the taps of its pixels, and stores them."""
+    ahead = [
+        f"own = i32(memory + i32({staged}) + group * i32({4 * patch.staged}))",
+        f"at = i32(own + (lane & i32(3)) * i32({2 * patch.parts}) + ((warp & i32(3)) * i32(16) + (lane >> i32(2))) * i32(4))",
+        f"along, below = tid & i32({patch.across - 1}), (tid & i32({GROUP - 1})) >> i32({patch.across.bit_length() - 1})",
+        "meeting = i32(group + i32(1))",
+    ]
+    store = ["sync_group(meeting)"]  # nobody reads the parts before any more
+    for block in range(patch.blocks):
+        values = ", ".join(f"acc{block}[{i}]" for i in range(patch.wide // 2))
+        store.append(f"put_parts(i32(at + i32({4 * SIDE**2 * block})), {values})")
+    store += ["sync_group(meeting)", "column = i32(column + along)"]
+    for turn in range(patch.pixels // GROUP):
+        store += [
+            f"line = i32(below + i32({turn * GROUP // patch.across}))",
+            "if column < Q and row + line < P:",
+            f"    sum = sums(i32(own + (line * i32({patch.pitch}) + along) * i32(4))) + (f32(0),)",
+            "    m = i32((image * P + row + line) * Q + column)",
+            *(f"    store(sum[{c} : {c + 2}], m, i32({c}), e)" for c in range(0, patch.columns, 2)),
+        ]
+    return ahead, [], [*store, "sync_warp()"], []
+
+
+def put_parts(patch: Patch) -> str:
+    """PTX that writes a thread's accumulators of a product to shared memory, from the address $0 on."""
+    puts = [
+        f"st.shared.f32 [$0+{(8 * (i // 4) + i % 2) * patch.parts + 32 * (i % 4 // 2)}], ${i + 1};"
+        for i in range(patch.wide // 2)
+    ]
+    return " ".join(puts)
+
+
+def sums(patch: Patch) -> str:
+    """PTX that adds up a pixel's taps, of each column of a block; the pixel's first tap of the first column lies at the address
+    behind them."""
+    text = ["{ .reg .f32 part;"]
+    for column in range(patch.columns):
+        for tap in range(patch.taps):
+            at = (column * patch.taps + tap) * patch.parts + 4 * (tap // patch.width * patch.pitch + tap % patch.width)
+            to = "part" if tap else f"${column}"
+            text.append(f"ld.shared.f32 {to}, [${patch.columns}+{at}];")
+            text += [f"add.f32 ${column}, ${column}, part;"] if tap else []
+    return " ".join([*text, "}"])

@@ -66,6 +66,22 @@ def test_values(program, across: int, down: int, columns: int, blocks: int) -> N
     check(KERNEL, program, config, arch=ARCH, run=on(blocks))
 
 
+@pytest.mark.parametrize(
+    ("program", "across", "down", "blocks"),
+    [
+        (conv("three channels of an output", (2, 72, 19, 21), 3, (3, 3), ep="bias tanh", to="output"), 16, 8, 3),
+        (conv("one channel, three boxes", (3, 130, 19, 10), 1, (1, 3), ep="", to="output"), 16, 16, 1),
+        (conv("shuffled", (1, 72, 17, 18), 4, (3, 3), ep="bias shuffle", to="output"), 8, 16, 2),
+        (conv("odd slices", (2, 24, 25, 34), 5, (2, 2), ep="bias residual relu", to="odd"), 16, 8, 4),
+    ],
+    ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
+)
+def test_values_of_taps_that_are_columns(program, across: int, down: int, blocks: int) -> None:
+    config = {"across": across, "down": down, "columns": program.op_shape(program.ops[0])[1], "spread": True}
+    assert config in list(KERNEL.configs(program.ops[0], program, ARCH))
+    check(KERNEL, program, config, arch=ARCH, run=on(blocks))
+
+
 def test_all_blocks_have_work() -> None:
     check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
           run=partial(machine.run, arch=ARCH))  # fmt: skip
@@ -129,7 +145,7 @@ def test_says_why_not(program, reason: str) -> None:
 def test_results_leave_in_boxes_where_the_copy_engine_can_store_them(program, boxed: bool, columns: set[int]) -> None:
     op = program.ops[0]
     assert is_boxed(op, program) == boxed
-    assert {config["columns"] for config in KERNEL.configs(op, program, ARCH)} == columns
+    assert {config["columns"] for config in KERNEL.configs(op, program, ARCH) if "spread" not in config} == columns
 
 
 def test_needs_wgmma() -> None:
@@ -153,19 +169,22 @@ def test_last_layers_of_large_images_are_left_to_it(x, o: int, ep: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "o", "across", "down", "columns", "ep", "to"),
+    ("channels", "o", "across", "down", "columns", "ep", "to", "more"),
     [
-        (160, 32, 16, 8, 32, "bias relu", "own"),
-        (64, 64, 16, 8, 64, "bias residual", "own"),
-        (128, 3, 16, 16, 8, "bias tanh", "output"),
-        (64, 64, 8, 8, 64, "bias residual gelu", "fp32"),
-        (32, 9, 16, 16, 16, "bias shuffle3", "output"),
+        (160, 32, 16, 8, 32, "bias relu", "own", {}),
+        (64, 64, 16, 8, 64, "bias residual", "own", {}),
+        (128, 3, 16, 16, 8, "bias tanh", "output", {}),
+        (64, 64, 8, 8, 64, "bias residual gelu", "fp32", {}),
+        (32, 9, 16, 16, 16, "bias shuffle3", "output", {}),
+        (64, 7, 16, 8, 7, "bias residual gelu", "output", {"spread": True}),
     ],
 )
-def test_compiles_without_spills(channels: int, o: int, across: int, down: int, columns: int, ep: str, to: str) -> None:
+def test_compiles_without_spills(
+    channels: int, o: int, across: int, down: int, columns: int, ep: str, to: str, more: dict[str, bool]
+) -> None:
     """`resources` raises on spills and on serialised wgmma"""
     program = conv("compiled", (1, channels, 60, 60), o, (3, 3), ep=ep, to=to)
-    config = {"across": across, "down": down, "columns": columns}
+    config = {"across": across, "down": down, "columns": columns, **more}
     (launch,) = KERNEL.work(program.ops[0], program, config, ARCH).launches
     assert resources(launch.code, ARCH).stack == 0
     assert np.prod(launch.grid) <= ARCH.sms and launch.smem <= ARCH.smem_block
