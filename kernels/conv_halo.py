@@ -172,7 +172,7 @@ class Patch:
 
     @property
     def parts(self) -> int:
-        """Bytes of a column of a warpgroup's parts: four numbers more than pixels, so that a warp's meet no bank twice."""
+        """Bytes of a column of a warpgroup's parts: four numbers more than pixels, so that a warp's writes meet no bank twice."""
         return 4 * (self.blocks * SIDE**2 + 4)
 
     @property
@@ -256,7 +256,8 @@ class ConvHalo(Kernel):
         multiplying = patch.blocks * depth * max(patch.wide, NARROW) * MULTIPLYING / CYCLES
         copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
-        adding = (patch.wide * patch.parts + 4 * patch.taps * patch.columns * patch.pixels) / 128 if patch.spread else 0
+        # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
+        adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
         storing = (adding + patch.pixels / SIDE**2 * patch.columns * STORING * accesses) / CYCLES
         computing = each * max(multiplying + storing, copying) + patch.weights / WEIGHTS
         moving = traffic_us(op, program, arch)
