@@ -50,6 +50,10 @@ MOST_BOXED, MOST_STORED, MOST_SPREAD = 64, 32, 96
 """Accumulators of a thread: whose results leave in boxes; which stores them itself (that is text for each, long to compile); and
 where they are taps' parts of results."""
 
+MOST_STEPS = 80
+"""Products of a box and 64 pixels, of tiles with more pixels that threads store: the compiler keeps what each begins with in
+registers, and at 84 spilled others."""
+
 LEAST, MOST = 16, 192
 """Input channels. With 256, im2col took 0.55 to 0.98 of the time in five of six convolutions (H200); why has not been found."""
 
@@ -242,8 +246,9 @@ class ConvHalo(Kernel):
         ]
         for config in [*tiled, *spread]:
             patch = patch_of(op, program, config)
+            short = boxed or patch.blocks == 1 or len(steps(patch, DEPTH // 16 if patch.chunks > 1 else patch.last)) <= MOST_STEPS
             fits = patch.blocks * patch.wide // 2 <= patch.most and patch.stages(arch)
-            if fits and ceil(stored / patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
+            if short and fits and ceil(stored / patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
                 yield config
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:

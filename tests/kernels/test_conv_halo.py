@@ -148,6 +148,15 @@ def test_results_leave_in_boxes_where_the_copy_engine_can_store_them(program, bo
     assert {config["columns"] for config in KERNEL.configs(op, program, ARCH) if "spread" not in config} == columns
 
 
+def test_long_filters_have_small_tiles() -> None:
+    """With more pixels, what their products begin with would spill."""
+    sides = [
+        {(c["across"], c["down"]) for c in KERNEL.configs(p.ops[0], p, ARCH) if "spread" not in c}
+        for p in (conv("filter", (1, 64, 60, 60), 1, (5, s), to="output") for s in (4, 5))
+    ]
+    assert sides == [{(8, 8), (16, 8), (8, 16), (16, 16)}, {(8, 8)}]
+
+
 def test_needs_wgmma() -> None:
     program = conv("3x3", (1, 16, 9, 9), 16, (3, 3))
     assert [n for n, arch in ARCHS.items() if KERNEL.supports(program.ops[0], program, arch) is None] == ["sm_90a"]
