@@ -258,12 +258,14 @@ class ConvHalo(Kernel):
         tiles = n * down * across
         each = ceil(tiles / min(tiles, arch.sms // shares))
         depth = ((patch.chunks - 1) * 4 + patch.last) * (1 if patch.spread else patch.taps)
-        multiplying = patch.blocks * depth * max(patch.wide, NARROW) * MULTIPLYING / CYCLES
+        multiplying = patch.blocks * depth * max(patch.wide, NARROW if patch.boxed else NARROW_STORED) * MULTIPLYING / CYCLES
         copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
         # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
         adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
-        storing = (adding + patch.pixels / SIDE**2 * patch.columns * STORING * accesses) / CYCLES
+        storing = (
+            adding + patch.pixels / SIDE**2 * patch.columns * (SHUFFLING if op.epilogue.shuffle > 1 else STORING) * accesses
+        ) / CYCLES
         computing = each * max(multiplying + storing, copying) + patch.weights / WEIGHTS
         moving = traffic_us(op, program, arch)
         return START_US + max(computing, moving) + 0.43 * min(computing, moving)
@@ -356,9 +358,12 @@ MULTIPLYING, NARROW = 0.44, 48
 COPYING, BEYOND = 1.33, 3.6
 """Cycles of a pixel of a box, and more for one that reaches beyond the channels."""
 
-STORING = 12
-"""Cycles that threads take for 64 pixels of each output channel, to store them and for each tensor that is read by pixel: about
-what their accesses to parts of lines take the L1 cache, not measured."""
+NARROW_STORED = 30
+"""The same where threads store results (46 times of 10 convolutions)."""
+
+STORING, SHUFFLING = 12, 26
+"""Cycles that threads take for 64 pixels of each output channel, to store them and for each tensor that is read by pixel; more
+where they lie apart."""
 
 WEIGHTS = 185_000
 """Bytes of weights that come in a microsecond, as far as launches before do not hide it."""
