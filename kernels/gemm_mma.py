@@ -519,7 +519,7 @@ def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, mov
     rates, resident = rates_of(tile, arch, problem.linear, loads), resident_of(tile, arch)
     if min(problem.rows, problem.columns) <= 16:  # a step's operand comes from memory, not from L2
         rates = replace(rates, step_us=max(rates.step_us, LATENCY_US / max(1, stages_of(tile, arch) - 1)))
-    time = time_us(problem, arch, rates, tile.bm, tile.bn, tile.bk, splits, resident, moving)
+    time = time_us(problem, arch, rates, tile.bm, tile.bn, tile.bk, -(-problem.depth // tile.bk), splits, resident, moving)
     blocks = math.prod(tiles(problem, tile.bm, tile.bn)) * splits * problem.batches
     few = moving > 20 and splits > 1 and blocks <= 2 * arch.sms and min(problem.rows, problem.columns) > 8  # where measured
     return time * FEW_STREAMS if few else time

@@ -314,7 +314,7 @@ def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, moving: float) 
     share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
     resident = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024)))
     rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=0.0)
-    return time_us(problem, arch, rates, tile.bm, tile.bn, BK, splits, resident, moving)
+    return time_us(problem, arch, rates, tile.bm, tile.bn, BK, _steps(problem), splits, resident, moving)
 
 
 class GemmSimt(_Simt):

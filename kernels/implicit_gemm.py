@@ -383,16 +383,16 @@ REDUCE_US = 1.7
 
 
 def time_us(
-    problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, splits: int, resident: int, moving: float
+    problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, steps: int, splits: int, resident: int, moving: float
 ) -> float:
-    """Time of a grid of tiles of bm×bn in which each block takes steps of bk, `resident` blocks a multiprocessor, in µs.
+    """Time of a grid of tiles of bm×bn, each of `steps` of bk in so many splits, `resident` blocks a multiprocessor, in µs.
 
     Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
     through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory, `moving`, if that is longer; they overlap
     but in part. Fitted to an H100 and an H200.
     """
     tm, tn = tiles(problem, bm, bn)
-    splits, each = split_steps(-(-problem.depth // bk), splits)
+    splits, each = split_steps(steps, splits)
     blocks = tm * tn * splits * problem.batches
     work = 2.0 * bm * bn * bk / rates.flops_us
     full, rest = divmod(blocks, arch.sms * resident)
