@@ -111,13 +111,16 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
         if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.y in program.outputs:
             continue
         (view,), x = op.views, program.tensors[op.views[0].tensor]
+        if x.name not in program.inputs or not x.dtype.is_float or program.tensors[op.y].shape != x.shape:
+            continue
         whole = canonical_view(identity_view(x.name, x.rank), x.shape)
-        is_copy = x.name in program.inputs and x.dtype.is_float and canonical_view(view, x.shape) == whole
-        if not is_copy or len(readers.get(op.y, ())) != 1:
+        if canonical_view(view, x.shape) != whole or len(readers.get(op.y, ())) != 1:
             continue
         conv = program.ops[i := readers[op.y][0]]
         if isinstance(conv, Conv) and conv.x == op.y and conv.groups == 1 and program.tensors[conv.w].shape[1] <= FEW:
-            found[i] = copy, replace(conv, x=x.name)
+            direct = replace(conv, x=x.name)
+            if op.y not in direct.inputs:  # nor adds it to its result
+                found[i] = copy, direct
     return found
 
 

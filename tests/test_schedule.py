@@ -9,7 +9,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
-from tccompile.expr import DType, Epilogue, identity_view, load
+from tccompile.expr import ACC, DType, Epilogue, call, identity_view, load
 from tccompile.kernels.spec import Launch, Work, code
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense
 from tccompile.schedule import ALONE, Company, candidates, choose, company, schedule, share, uncopied
@@ -68,7 +68,19 @@ def test_a_first_layer_reads_a_copy_where_that_is_faster() -> None:
     assert copy.work.launches and conv.op.inputs == ("h", "w") and conv.kernel.tensor_cores
 
 
-@pytest.mark.parametrize("program", [first_layer(2), first_layer(channels=5), first_layer(dtype=DType.I32)])
+def added() -> Program:
+    """A convolution whose result the copy that it reads is added to."""
+    program = first_layer(channels=3)
+    copy, conv, *rest = program.ops
+    expr = call("add", ACC, load(0))
+    tensors = dict(program.tensors) | {"w": replace(program.tensors["w"], shape=(3, 3, 3, 3), padded=(3, 8, 3, 3))}
+    tensors["y0"] = dense("y0", (1, 3, 64, 64), DType.F16, (0, 2, 3, 1))
+    tensors["z0"] = dense("z0", (1, 3, 64, 64), DType.F32, pad=1)
+    conv = replace(conv, epilogue=Epilogue(expr, (identity_view("h", 4),)))
+    return replace(program, tensors=tensors, ops=(copy, conv, *rest))
+
+
+@pytest.mark.parametrize("program", [added(), first_layer(2), first_layer(channels=5), first_layer(dtype=DType.I32)])
 def test_copies_that_others_read_of_many_channels_or_of_integers_stay(program: Program) -> None:
     assert not uncopied(program)
 
