@@ -27,7 +27,7 @@ from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
-from tccompile.kernels import epilogue
+from tccompile.kernels import boxes, epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
@@ -303,28 +303,16 @@ class ConvHalo(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba import cuda
         from numba.cuda import types
 
-        from tccompile.kernels.device_math import inline
         from tccompile.kernels.ptx import hopper
-        from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+        from tccompile.kernels.ptx.core import f32, instruction, u32, u64, void
 
         patch = Patch(*(params[field.name] for field in fields(Patch)))
         rows = 1 if patch.spread else 2
         ending, extra = (epilogue.build_results if patch.boxed else epilogue.build)(params["epilogue"], rows)
 
-        @inline
-        def base():
-            return i32((hopper.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
-
-        @inline
-        def operand(half, address):
-            return half | (u64(address & i32(0x3FFFF)) >> u64(4))
-
         scope = {
-            "base": base,
-            "operand": operand,
             "results" if patch.boxed else "store": ending,
             "accumulators": hopper.accumulators(patch.wide),
             "multiply": hopper.multiply(patch.wide, steps(patch, DEPTH // 16), (True, True)),
@@ -373,7 +361,7 @@ START_US = 1.7
 CALLED = (
     "uniform", "barrier_init", "barrier_arrive", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",
     "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "copy_box", "copy_box4", "store_box4",
-    "store_matrices", "load_matrices", "sync_group",
+    "store_matrices", "load_matrices", "sync_group", "base", "operand",
 )  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
@@ -605,11 +593,10 @@ def _result(patch: Patch, block: int) -> tuple[str, str]:
 
 def by_boxes(patch: Patch, staged: int, landed: str) -> Ending:
     """Results go to a warp's boxes, which the copy engine stores."""
-    rows_alike, keys = 7 - patch.columns.bit_length(), patch.columns // 8 - 1
     ahead = [
         f"own = i32(memory + i32({staged}) + warp * i32({patch.staged}))",
         *([f"landed = {landed}"] if patch.added else []),
-        f"key = i32(((lane & i32(15)) >> i32({rows_alike})) & i32({keys}))",
+        boxes.key(patch.columns),
         "turn = i32(0)",
     ]
     ask = [
@@ -625,17 +612,8 @@ def by_boxes(patch: Patch, staged: int, landed: str) -> Ending:
         if not patch.added:
             store += ["    if lane == 0:", "        one_box_left()", "    sync_warp()"]
         store.append(f"    box = i32(own + {f'i32({block})' if patch.added else 'turn'} * i32({patch.box_out}))")
-        store.append(f"    at = i32(box + (lane & i32(15)) * i32({2 * patch.columns}) + ((lane >> i32(4)) ^ key) * i32(16))")
-        for sixteen in range(patch.columns // 16):
-            if patch.added:
-                store.append(f"    read = load_matrices(i32(at ^ i32({32 * sixteen})))")
-            for half, name in enumerate("vu"):
-                values = f"acc{block}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
-                more = f", read[{4 * half}:{4 * half + 4}]" if patch.added else ""
-                store.append(f"    {name} = results({values}{more}, i32(c + i32({16 * sixteen + 8 * half})), e)")
-            numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
-            store.append(f"    store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
-        store += ["    fence_copies()", "    sync_warp()", "    if lane == 0:"]
+        store += [f"    {line}" for line in boxes.fill(f"acc{block}", patch.columns, patch.added)]
+        store.append("    if lane == 0:")
         store.append(f"        store_box4(y, box, first, {along}, {below}, image)")
         store += [] if patch.added else ["    turn = i32(turn ^ i32(1))"]
     if patch.added:

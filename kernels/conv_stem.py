@@ -21,7 +21,7 @@ from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
-from tccompile.kernels import epilogue
+from tccompile.kernels import boxes, epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
@@ -251,27 +251,15 @@ class ConvStem(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba import cuda
         from numba.cuda import types
 
-        from tccompile.kernels.device_math import inline
         from tccompile.kernels.ptx import hopper, memory, mma
-        from tccompile.kernels.ptx.core import i32, instruction, u32, u64
+        from tccompile.kernels.ptx.core import i32, instruction, u64
 
         stem, x = stem_of(params), DType(params["x"])
         results, extra = epilogue.build_results(params["epilogue"])
 
-        @inline
-        def base():
-            return i32((hopper.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
-
-        @inline
-        def operand(half, address):
-            return half | (u64(address & i32(0x3FFFF)) >> u64(4))
-
         scope = {
-            "base": base,
-            "operand": operand,
             "results": results,
             "accumulators": hopper.accumulators(stem.columns),
             "multiply": hopper.multiply(stem.columns, stem.steps, (True, True)),
@@ -316,7 +304,7 @@ START_US, LEAST_US, LAUNCHING_US = 0.3, 0.25, 1.6
 """Until a block begins; of a tile, at least; of the launch."""
 
 CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
-          "store_matrices")  # fmt: skip
+          "store_matrices", "base", "operand")  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
 NUMBERS = (
@@ -392,7 +380,7 @@ def lines(stem: Stem, x: DType) -> list[str]:
         *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
         *_weights(stem),
         f"own = i32(memory + i32({stem.first_box}) + warp * i32({BOXES * stem.box}))",
-        f"key = i32(((lane & i32(15)) >> i32({7 - stem.columns.bit_length()})) & i32({stem.columns // 8 - 1}))",
+        boxes.key(stem.columns),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         "b = operand(right, memory)",
         "wait_for_earlier_grids()",
@@ -485,14 +473,8 @@ def _results(stem: Stem) -> list[str]:
     for block in range(2):
         column = "i32(column0 >> i32(1))" if stem.phases == 2 else f"i32(column0 + i32({block * SIDE}))"
         out += ["if row0 < P:", "    if lane == 0:", "        one_box_left()", "    sync_warp()"]
-        out.append(f"    put_at = i32(own + i32({block * stem.box}))")
-        out.append(f"    at = i32(put_at + (lane & i32(15)) * i32({2 * stem.columns}) + ((lane >> i32(4)) ^ key) * i32(16))")
-        for sixteen in range(stem.columns // 16):
-            for half, name in enumerate("vu"):
-                values = f"acc{block}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
-                out.append(f"    {name} = results({values}, i32(c + i32({16 * sixteen + 8 * half})), e)")
-            numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
-            out.append(f"    store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
-        out += ["    fence_copies()", "    sync_warp()", "    if lane == 0:"]
-        out.append(f"        store_box4(y{block if stem.phases == 2 else 0}, put_at, first, {column}, row0, image0)")
+        out.append(f"    box = i32(own + i32({block * stem.box}))")
+        out += [f"    {line}" for line in boxes.fill(f"acc{block}", stem.columns)]
+        out.append("    if lane == 0:")
+        out.append(f"        store_box4(y{block if stem.phases == 2 else 0}, box, first, {column}, row0, image0)")
     return out

@@ -359,22 +359,15 @@ class DepthwiseSm90(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba import cuda
         from numba.cuda import types
 
-        from tccompile.kernels.device_math import inline
         from tccompile.kernels.ptx import hopper, memory, mma
-        from tccompile.kernels.ptx.core import i32, u32
 
         walk = Walk(*(params[name] for name in PARAMS))
         kept, results, extra = epilogue.build_kept(params["epilogue"], 4)
 
-        @inline
-        def base():
-            return i32((hopper.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
-
         scope: dict[str, Any] = {
-            "base": base,
+            "base": hopper.base,
             "kept": kept,
             "results": results,
             "uniform": hopper.uniform,

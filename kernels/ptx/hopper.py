@@ -9,9 +9,11 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
+from numba import cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from tccompile.kernels.device_math import inline
 from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u16, u32, u64, unpacked, void
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
@@ -167,6 +169,18 @@ def descriptor(swizzle: int, leading: int, stride: int) -> int:
     """
     mode = {0: 0, 128: 1, 64: 2, 32: 3}[swizzle]
     return mode << 62 | (stride >> 4) << 32 | ((leading >> 4) or 1) << 16
+
+
+@inline
+def base():
+    """The block's shared memory, from the first multiple of 1 KiB on: where swizzled boxes may lie."""
+    return i32((shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
+
+
+@inline
+def operand(half, address):
+    """The descriptor of the matrix at an address, from its constant part."""
+    return half | (u64(address & i32(0x3FFFF)) >> u64(4))
 
 
 @cache
