@@ -248,8 +248,7 @@ def to_builds(
         progress("schedule", number, len(options.archs))
         choices = schedule(program, ARCHS[name], refused, known)
         dump.choices(5, "schedule", name, program, choices)
-        realised = replace(program, ops=tuple(choice.op for choice in choices))
-        placement = place(realised, [choice.work for choice in choices])
+        placement = place(program, [choice.work for choice in choices])
         dump.placement(6, "place", name, program, placement)
         builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
     return builds

@@ -93,11 +93,7 @@ class Area:
 
 
 def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
-    used = {program.tensors[name].storage for op in program.ops for name in op.inputs}
-    used |= {program.tensors[op.y].storage for op, work in zip(program.ops, works, strict=True) if work.launches}
-    never = len(program.ops), len(program.ops)  # what a step without launches does not write, and nobody reads
-    lives = {name: life if name in used else never for name, life in lifetimes(program).items()}
-    areas = [Area(name, _aligned(program.tensors[name].nbytes), *life) for name, life in lives.items()]
+    areas = [Area(name, _aligned(program.tensors[name].nbytes), *life) for name, life in lifetimes(program).items()]
     return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
 
 
@@ -111,7 +107,7 @@ def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
             users[owner] = users.get(owner, 0) | 1 << i
     bits = [users[a.name] if a.name else 1 << a.first for a in areas]
     own = [[i for i in range(a.first, a.last + 1) if b >> i & 1] for a, b in zip(areas, bits, strict=True)]
-    waits = [reduce(and_, (before[i] for i in steps), -1) for steps in own]  # what all users of an area come after
+    waits = [reduce(and_, (before[i] for i in steps)) for steps in own]  # what all users of an area come after
     out: list[set[int]] = [set() for _ in areas]
     for k, j in combinations(range(len(areas)), 2):
         first, second = (k, j) if areas[k].last < areas[j].first else (j, k)

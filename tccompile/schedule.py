@@ -38,12 +38,8 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason.
+    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
 
-    op  the program's, or one that reads what another only copies
-    """
-
-    op: Op
     kernel: Kernel
     config: Config
     work: Work
@@ -79,29 +75,31 @@ def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timin
         if alike not in known:
             known[alike] = candidates(op, program, arch)
         ranked.append(known[alike])
-    choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(program.ops, ranked, strict=True)]
+    ops = list(program.ops)
+    choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(ops, ranked, strict=True)]
     for i, (copy, conv) in uncopied(program).items():
         direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
         if direct.cost < choices[i].cost + choices[copy].cost:
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason)
-            choices[i], ranked[i] = direct, within
+            ops[i], choices[i], ranked[i] = conv, direct, within
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
     ends: list[float] = []
-    for i, own in enumerate(reads):
+    for i, (op, own) in enumerate(zip(ops, reads, strict=True)):
         begin = max((ends[k] for k in own), default=0.0)
         if others[i] and choices[i].work.launches:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
-            choices[i] = choose(choices[i].op, program, arch, refused, timings, beside, ranked[i])
+            choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
     return choices
 
 
 def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
     """Convolutions of few channels of a copy of a model input that only they read, by their numbers: the copy's number, and the
-    convolution of the input itself. Its values are rounded to the weights' type, as in the copy, or not at all."""
+    convolution of the input itself. Its values are rounded to the weights' type, as in the copy, or not at all. The copy keeps
+    its place in memory: the CPU engine makes it, whatever the generation."""
     found: dict[int, tuple[int, Conv]] = {}
     readers: dict[str, list[int]] = {}
     for i, op in enumerate(program.ops):
@@ -231,7 +229,7 @@ def choose(
         reason += " beside others"
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
-    return Choice(op, kernel, config, work, cost, reason)
+    return Choice(kernel, config, work, cost, reason)
 
 
 def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:

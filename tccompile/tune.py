@@ -301,10 +301,7 @@ def _entry(
 ) -> Entry:
     """The steps of a candidate, each after the one before."""
     placement = place(program, works)
-    choices = [
-        Choice(op, candidate.kernel, candidate.config, w, candidate.cost, "measured now")
-        for op, w in zip(program.ops, works, strict=True)
-    ]
+    choices = [Choice(candidate.kernel, candidate.config, w, candidate.cost, "measured now") for w in works]
     made = section(Build(arch.name, "cubin", choices, placement), images, index)
     chain = tuple(replace(step, after=(i - 1,) if i else ()) for i, step in enumerate(made.steps))
     return Entry(program, (replace(made, steps=chain),))

@@ -224,7 +224,9 @@ def test_a_network_of_odd_groups_runs_on_tensor_cores(arch):
     section = plan.entries[0].sections[0]
     program = plan.entries[0].program
     convs = [i for i, op in enumerate(program.ops) if isinstance(op, Conv)]
-    assert len(convs) == 8 and all(section.steps[i].tensor_cores for i in convs)
+    slower = "with them it is estimated to take"
+    assert len(convs) == 8 and all(section.steps[i].tensor_cores or slower in section.steps[i].reason for i in convs)
+    assert sum(section.steps[i].tensor_cores for i in convs) >= 7
     chosen = as_multiplied(plan, section)
     assert sum(a != b for a, b in zip(chosen.ops, program.ops, strict=True)) == 6
     inputs = feeds(model, 1)

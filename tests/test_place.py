@@ -240,15 +240,3 @@ def test_scratch_does_not_touch_what_the_step_reads_or_writes():
                 assert not own & touched(program, placed, name)
     everything = before(placed)  # all scratch lies in the same bytes, so the steps stand in line
     assert all(len(earlier) == i for i, earlier in enumerate(everything))
-
-
-def test_what_nobody_writes_and_reads_takes_no_room():
-    """The copy of an input that a step reads itself: beside it the arena holds what the other steps need, and no more."""
-    nodes = {"copy": "x", "a": "x", "b": "a", "out": "b"}
-    tensors = {n: dense(n, (512,), DType.F16) for n in nodes}
-    tensors |= {n: dense(n, (512,), DType.F16, pad=1) for n in ("x", "out")}
-    ops = [Pointwise(nodes=(y,), y=y, epilogue=Epilogue(load(0), (identity_view(x, 1),))) for y, x in nodes.items()]
-    work = Work((Launch(code("k"), (1, 1, 1), 32, ()),))
-    placed = place(Program(("x",), ("out",), tensors, {}, tuple(ops)), [Work(()), work, work, work])
-    assert placed.arena == 2048 and placed.offsets["copy"] in (0, 1024)
-    assert place(Program(("x",), ("out",), tensors, {}, tuple(ops)), [work] * 4).arena == 3072

@@ -27,6 +27,7 @@ from tccompile.plan import MAGIC, Image
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
+from tccompile.schedule import uncopied
 from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
 from tccompile.weights import Source
 from tests.gpu.cases import program_of
@@ -480,8 +481,9 @@ def test_times_that_come_with_tccompile() -> None:
     program = to_program(skeleton("resnet18"), {}, options, Dump(None))
     known = timings(None, options.archs)
     (build,) = to_builds(program, options, Dump(None), known=known)
-    for choice in build.choices:
-        if isinstance(op := choice.op, Conv | Gemm):
+    direct = {i: conv for i, (_, conv) in uncopied(program).items()}
+    for i, choice in enumerate(build.choices):
+        if isinstance(op := direct.get(i, program.ops[i]), Conv | Gemm):
             assert choice.reason.startswith("measured"), op.nodes
             times = known.of(op, program, SM90).times.values()
             assert choice.cost == min(t.us for t in times) or choice.reason.endswith("beside others"), op.nodes

@@ -96,7 +96,7 @@ def _weights(program: Program) -> dict[str, bytes]:
 
 
 def _entry(program: Program, v: Variant, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Entry:
-    choice = Choice(program.ops[0], v.kernel, v.config, v.work, math.nan, "forced")
+    choice = Choice(v.kernel, v.config, v.work, math.nan, "forced")
     return Entry(program, (section(Build(v.arch.name, v.kind, [choice], place(program, [v.work])), images, index),))
 
 
