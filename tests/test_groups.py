@@ -228,7 +228,7 @@ def test_a_network_of_odd_groups_runs_on_tensor_cores(arch):
     assert len(convs) == 8 and all(section.steps[i].tensor_cores or slower in section.steps[i].reason for i in convs)
     assert sum(section.steps[i].tensor_cores for i in convs) >= 7
     chosen = as_multiplied(plan, section)
-    assert sum(a != b for a, b in zip(chosen.ops, program.ops, strict=True)) == 6
+    assert sum(a != b for a, b in zip(chosen.ops, program.ops, strict=True)) >= 5
     inputs = feeds(model, 1)
     ((name, expected),) = onnx_runtime(model, inputs).items()
     with Session(plan, device="cpu") as session:
