@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from itertools import accumulate, pairwise
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tccompile.arch import ARCHS
-from tccompile.errors import DeviceError, LaunchError
-from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.errors import DeviceError, LaunchError, PlanError
+from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
 
@@ -27,6 +27,9 @@ WARMUP = 3
 
 EARLY_DRIVER = 12030
 """The first driver whose graphs have programmatic edges."""
+
+PARAMETERS_DRIVER = 12040
+"""The first driver that says what a kernel's parameters are."""
 
 SMALL_MAP = 131_072
 """Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
@@ -479,6 +482,9 @@ class _Node:
 
     def __init__(self, engine: GpuEngine, cu: Driver, step: Step, launch: PlacedLaunch, function: Any):
         self.step, self.launch = step, launch
+        if engine.device.driver_version >= PARAMETERS_DRIVER and not _takes(cu, function, launch.args):
+            image = engine.plan.images[launch.image].function
+            raise PlanError(f"step {step.op} hands {len(launch.args)} arguments to kernel {image}, whose code takes others")
         self.early = launch.early and engine.device.driver_version >= EARLY_DRIVER
         self.values = (ctypes.c_uint64 * len(launch.args))()  # a slot of 8 bytes each, whatever the type's size
         self.pointers = (ctypes.c_void_p * len(launch.args))()
@@ -519,6 +525,23 @@ class _Node:
             together.cooperative = 1
             cu.cuGraphKernelNodeSetAttribute(node, cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, together)
         return node
+
+
+def _takes(cu: Driver, function: Any, args: Sequence[PlanArg]) -> bool:
+    """Whether a kernel's parameters are as many as these arguments, and end where they do: the driver reads what it is told."""
+    end = 0
+    for arg in args:
+        size = 4 if isinstance(arg, Int | Float) else 8
+        end = -(-end // size) * size + size
+    try:
+        offset, size = cu.cuFuncGetParamInfo(function, len(args) - 1) if args else (0, 0)
+    except DriverError:
+        return False
+    try:
+        cu.cuFuncGetParamInfo(function, len(args))
+    except DriverError:
+        return offset + size == end
+    return False
 
 
 class Staging:

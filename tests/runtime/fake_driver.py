@@ -22,6 +22,7 @@ class Status(int):
 
 
 OK = Status(0, "CUDA_SUCCESS")
+INVALID_VALUE = Status(1, "CUDA_ERROR_INVALID_VALUE")
 OUT_OF_MEMORY = Status(2, "CUDA_ERROR_OUT_OF_MEMORY")
 NO_DEVICE = Status(100, "CUDA_ERROR_NO_DEVICE")
 INVALID_PTX = Status(218, "CUDA_ERROR_INVALID_PTX")
@@ -258,6 +259,17 @@ class FakeApi:
     def cuTensorMapEncodeIm2col(self, *args: Any) -> TensorMap:
         self.maps.append(("im2col", args))
         return TensorMap([len(self.maps), 1 << 21 | 5, *range(14)])
+
+    def cuFuncGetParamInfo(self, function: int, index: int) -> tuple:
+        """Its offset and size."""
+        end = 0
+        for number, kind in enumerate(self.kernels[self.functions[function]][0]):
+            size = ctypes.sizeof(kind)
+            start = -(-end // size) * size
+            end = start + size
+            if number == index:
+                return OK, start, size
+        return INVALID_VALUE, 0, 0
 
     # --- Graphs
 

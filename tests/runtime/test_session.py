@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tccompile
-from tccompile.errors import DeviceError, InputError, LaunchError, UsageError
+from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError
 from tccompile.expr import DType, Epilogue, broadcast_view, call, identity_view, load
 from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch, Plan, Section, Step
 from tccompile.program import Pointwise, Program, dense
@@ -702,6 +702,26 @@ def test_out_of_memory(fake):
         session.run(None, {"x": x_of()})
     api.failures.clear()
     same(session.run(None, {"x": x_of()}), expected(x_of()))
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: (*a, Int(1)), lambda a: (*a[:-1], a[0]), lambda a: ()])
+def test_arguments_that_the_code_does_not_take(fake, change):
+    """The driver would read as many as the code has parameters, wherever that leads it."""
+    fake()
+    good = plan()
+    (entry,) = good.entries
+    first, *rest = (own := entry.sections[0]).steps
+    (launch,) = first.launches
+    bad = replace(first, launches=(replace(launch, args=change(launch.args)),))
+    damaged = replace(good, entries=(replace(entry, sections=(replace(own, steps=(bad, *rest)),)),))
+    with pytest.raises(PlanError, match=r"step 0 hands \d arguments to kernel tc_add, whose code takes others"):
+        Session(damaged, "gpu")
+
+
+def test_drivers_that_do_not_say_what_code_takes_are_trusted_with_it(fake):
+    api = fake(version=12030)
+    same(Session(plan(), "gpu").run(None, {"x": x_of()}), expected(x_of()))
+    assert "cuFuncGetParamInfo" not in api.calls
 
 
 @pytest.mark.parametrize("call", ["cuGraphAddKernelNode", "instantiate"])
