@@ -10,6 +10,8 @@ A block's threads read the image in any layout and type, as fp32 in planes for i
 under the block's tile, its copies side by side. While a tile is multiplied they ask for the next one's pixels. A warpgroup has
 16 columns and 8 rows of output pixels, as two products of 64. Weights lie in shared memory for all of a block's tiles; the
 blocks of a multiprocessor overlap what each of them does in turn.
+
+The taps that fill up K multiply pixels right of the window by zero: where such a pixel is not finite, the result is NaN.
 """
 
 from __future__ import annotations
@@ -241,7 +243,7 @@ class ConvStem(Kernel):
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, taps=stem.taps, strides=stem.strides, channels=stem.channels, vector=stem.vector,
-                columns=stem.columns, groups=stem.groups, epilogue=spec.params,
+                columns=stem.columns, groups=stem.groups, constant=w.storage in program.constants, epilogue=spec.params,
             ),
             grid=(shares * min(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
             block=stem.threads,
@@ -277,7 +279,7 @@ class ConvStem(Kernel):
             **{name: getattr(hopper, name) for name in CALLED},
         }
         maps = ", ".join(f"y{phase}" for phase in range(stem.phases))
-        body = device("conv_stem", f"{maps}, x, w, numbers, e", lines(stem, x), **scope)
+        body = device("conv_stem", f"{maps}, x, w, numbers, e", lines(stem, x, params["constant"]), **scope)
         count = NUMBERS.count(",") + 1
         signature = types.void(*(types.uint64,) * stem.phases, *(types.int64,) * 2, *(types.int32,) * count, *extra)
         function = entry(body, stem.phases + 2, count, len(extra))
@@ -345,7 +347,7 @@ def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-def lines(stem: Stem, x: DType) -> list[str]:
+def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
     """The kernel's source. x: (N, C, H, W) at any strides; w: [O][R][S][C]; y0, y1: maps of (channels, columns, rows, images)."""
     loop = [
         f"patch = i32(memory + i32({stem.weights}) + turn * i32({stem.patch}))",
@@ -378,12 +380,13 @@ def lines(stem: Stem, x: DType) -> list[str]:
         "stride = divide(i32(cuda.gridDim.x), shares_m, shares_s)",
         "if tid == 0:",
         *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
+        *([] if constant else ["wait_for_earlier_grids()"]),
         *_weights(stem),
         f"own = i32(memory + i32({stem.first_box}) + warp * i32({BOXES * stem.box}))",
         boxes.key(stem.columns),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         "b = operand(right, memory)",
-        "wait_for_earlier_grids()",
+        *(["wait_for_earlier_grids()"] if constant else []),
         "let_later_grids_start()",
         *_place(stem),
         *_read(stem, x),

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import resources
 from tccompile.expr import DType
 from tccompile.kernels.conv_stem import ConvStem, Stem
+from tccompile.reference import compute
 from tccompile.schedule import candidates
 from tests.gpu.cases import conv
 from tests.kernels import machine
 from tests.kernels.support import check
+from tests.networks import relative_error
 
 KERNEL = ConvStem()
 ARCH = ARCHS["sm_90a"]
@@ -52,6 +55,20 @@ def test_values(program, columns: int, groups: int, blocks: int) -> None:
 def test_all_blocks_have_work() -> None:
     program = conv("many blocks", (1, 3, 20, 34), 40, (3, 3), stride=2, ep="bias relu", source="planes")
     check(KERNEL, program, arch=ARCH, run=partial(machine.run, arch=ARCH))
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_computed_weights_come_after_the_launches_before(constant: bool) -> None:
+    """What is no constant is read behind griddepcontrol.wait."""
+    program = conv("weights", (1, 3, 9, 12), 24, (3, 3), ep="bias relu")
+    values = {name: np.array(recipe.values) for name, recipe in program.constants.items()}
+    expected = compute(program.ops[0], program, values)
+    if not constant:
+        program = replace(program, constants={name: recipe for name, recipe in program.constants.items() if name != "w"})
+    work = KERNEL.work(program.ops[0], program, {"columns": 32, "warpgroups": 1}, ARCH)
+    assert relative_error(machine.run(work, program, values, "y", ARCH).result(), expected) <= 5e-4
+    text = machine.ptx_of(work.launches[0].code, ARCH)
+    assert (text.index("griddepcontrol.wait") > text.index("ld.global.v2.b32")) == constant
 
 
 def test_rows_of_the_filter_are_read_as_they_lie() -> None:
