@@ -27,8 +27,7 @@ from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
-from tccompile.kernels import boxes, epilogue
-from tccompile.kernels.codegen import divider
+from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
@@ -285,7 +284,7 @@ class ConvHalo(Kernel):
             maps.append(_map(y, y.padded[1], results, 2 * patch.columns))
             maps += [_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)]
         numbers = (
-            *(tiles, shares, *divider(shares), across, *divider(across), down, *divider(down), *op.pads[:2]),
+            *(*image_walk.numbers(n, down, across, shares), *op.pads[:2]),
             *(problem.padded, *problem.pixels[1 : 2 if patch.boxed else 3]),
         )
         stages = patch.stages(arch)
@@ -365,7 +364,7 @@ CALLED = (
 )  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
-NUMBERS = "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s, top, left_pad, padded, P"
+NUMBERS = f"{image_walk.NUMBERS}, top, left_pad, padded, P"
 
 
 def numbers_of(patch: Patch) -> str:
@@ -455,16 +454,6 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         text = ["slot = i32(slot + i32(1))", f"if slot == i32({stages}):", "    slot, parity = i32(0), i32(parity ^ i32(1))"]
         return [indent + t for t in text]
 
-    def place(indent: str) -> list[str]:
-        """Text for a tile's image, and its first column and row."""
-        text = [
-            "band = divide(tile, across_m, across_s)",
-            "image = divide(band, down_m, down_s)",
-            f"column = i32((tile - band * across) * i32({patch.across}))",
-            f"row = i32((band - image * down) * i32({patch.down}))",
-        ]
-        return [indent + t for t in text]
-
     weights = []
     for chunk in range(chunks):
         weights.append(f"barrier_expect(i32(there + i32({8 * chunk})), i32({taps * patch.tap}))")
@@ -482,7 +471,7 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         *([] if constant else weights),
         "parity, other, other_parity, number = i32(1), i32(0), i32(1), i32(0)",
         "while tile < tiles:",
-        *place("    "),
+        *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
         f"    for chunk in range({chunks}):",
         f"        buffer = i32(number * i32({stages}) + slot)",
         "        barrier_wait(i32(empty + buffer * i32(8)), parity)",
@@ -526,7 +515,7 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         "c = i32(first + (lane & i32(3)) * i32(2))",
         "leads = (tid & i32(127)) == 0",
         "while tile < tiles:",
-        *place("    "),
+        *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
         *(f"    {line}" for line in ask),
         *(f"    acc{block} = accumulators()" for block in blocks),
         "    before = mine",
@@ -567,10 +556,7 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         "    fence_barrier_init()",
         *(f"    prefetch_map({name})" for name in ("xwy" if patch.boxed else "xw")),
         "cuda.syncthreads()",
-        "block = i32(cuda.blockIdx.x)",
-        "tile = divide(block, shares_m, shares_s)",
-        f"first = i32((block - tile * shares) * i32({patch.columns}))",
-        "stride = divide(i32(cuda.gridDim.x), shares_m, shares_s)",
+        *image_walk.begin(patch.columns),
         "slot = i32(0)",
         "group = i32(warp >> i32(2))",
         f"if group == i32({GROUPS}):",

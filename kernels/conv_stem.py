@@ -23,8 +23,7 @@ from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
-from tccompile.kernels import boxes, epilogue
-from tccompile.kernels.codegen import divider
+from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
@@ -236,7 +235,7 @@ class ConvStem(Kernel):
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
         maps = tuple(_map(y, stem, phase) for phase in range(stem.phases))
         numbers = (
-            *(tiles, shares, *divider(shares), across, *divider(across), down, *divider(down)),
+            *image_walk.numbers(n, down, across, shares),
             *(*x.shape[2:], *op.pads[:2], x.strides[0], x.strides[1], x.strides[2], x.strides[3]),
             *(w.shape[0], w.strides[0], w.strides[2], w.strides[3], y.shape[2]),
         )
@@ -309,10 +308,7 @@ CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let
           "store_matrices", "base", "operand")  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
-NUMBERS = (
-    "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s, H, W, top, left_pad, xn, xc, xh, xw, "
-    "outputs, wo, wr, ws, P"
-)
+NUMBERS = f"{image_walk.NUMBERS}, H, W, top, left_pad, xn, xc, xh, xw, outputs, wo, wr, ws, P"
 
 
 def _stem(op: Conv, program: Program, config: Config) -> Stem:
@@ -349,6 +345,7 @@ def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
 
 def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
     """The kernel's source. x: (N, C, H, W) at any strides; w: [O][R][S][C]; y0, y1: maps of (channels, columns, rows, images)."""
+    place = image_walk.place(ACROSS, SIDE * stem.groups)
     loop = [
         f"patch = i32(memory + i32({stem.weights}) + turn * i32({stem.patch}))",
         *_put(stem),
@@ -356,7 +353,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         "cuda.syncthreads()",  # the patch is whole; and all have read the one before it, which the next one takes the place of
         "column0, row0, image0 = column, row, image",
         "tile = i32(tile + stride)",
-        *_place(stem),
+        *place,
         *_read(stem, x),  # before the products, which need registers for their results
         f"a = operand(left, i32(patch + group * i32({SIDE * stem.strides[0] * stem.pitch})))",
     ]
@@ -374,10 +371,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "memory = base()",
         "group = i32(warp >> i32(2))",
-        "block = i32(cuda.blockIdx.x)",
-        "tile = divide(block, shares_m, shares_s)",
-        f"first = i32((block - tile * shares) * i32({stem.columns}))",
-        "stride = divide(i32(cuda.gridDim.x), shares_m, shares_s)",
+        *image_walk.begin(stem.columns),
         "if tid == 0:",
         *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
         *([] if constant else ["wait_for_earlier_grids()"]),
@@ -388,7 +382,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         "b = operand(right, memory)",
         *(["wait_for_earlier_grids()"] if constant else []),
         "let_later_grids_start()",
-        *_place(stem),
+        *place,
         *_read(stem, x),
         "turn = i32(0)",
         "while tile < tiles:",
@@ -418,16 +412,6 @@ def _weights(stem: Stem) -> list[str]:
         put, left = f"put(to, p{turn}, q{turn})", total - turn * stem.threads
         puts += [put] if left >= stem.threads else [f"if own_tid < i32({left}):", f"    {put}"]
     return reads + puts
-
-
-def _place(stem: Stem) -> list[str]:
-    """A tile's image, and its first column and row."""
-    return [
-        "band = divide(tile, across_m, across_s)",
-        "image = divide(band, down_m, down_s)",
-        f"column = i32((tile - band * across) * i32({ACROSS}))",
-        f"row = i32((band - image * down) * i32({SIDE * stem.groups}))",
-    ]
 
 
 def _read(stem: Stem, x: DType) -> list[str]:
