@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu-test backend-test bench bench-models kernels dump clean
+.PHONY: help demo test test-all fuzz check gpu-test backend-test bench bench-models kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,8 +18,15 @@ help:  ## what can be made
 demo: $(READY)  ## compile a small network, run it on a photograph, show the result
 	$(BIN)/python docs/examples/superres/demo.py
 
-test: $(READY)  ## every test that needs no GPU (and those that do, if there is one)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+test: $(READY)  ## what a change usually breaks: every stage, every kernel in some config; tests of a GPU if there is one
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not thorough"
+
+test-all: $(READY)  ## the tests that make test leaves out: every generation, more sizes, layouts and networks
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m thorough
+
+fuzz: $(READY)  ## 100,000 changed plans and as many models: none may be taken wrongly
+	$(BIN)/python -m tests.fuzz.plans
+	$(BIN)/python -m tests.fuzz.models
 
 check: $(READY)  ## lint and types
 	$(BIN)/ruff check .

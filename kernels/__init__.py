@@ -30,6 +30,7 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Kernel
 from tccompile.kernels.top_k import TopKKernel
+from tccompile.kernels.trees import TreesKernel
 
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
@@ -59,6 +60,7 @@ KERNELS: tuple[Kernel, ...] = (
     CumulateKernel(),
     TopKKernel(),
     ScatterKernel(),
+    TreesKernel(),
 )
 
 

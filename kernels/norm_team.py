@@ -118,7 +118,7 @@ class NormTeam(Kernel):
         pixels = ceil(s.chunk / s.threads)  # of a thread
         costly = sum(e.fn not in CHEAP for e in walk(op.epilogue.expr))
         if config["cluster"]:
-            resident = min(arch.smem_sm // (s.smem + 1024), 2048 // config["threads"] // 4)
+            resident = resident_of(s.smem, config["threads"], arch)
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
             together = min(resident, ceil(s.items * s.blocks / arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
@@ -262,6 +262,11 @@ def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
     return _Shares(
         wide, threads, tiles, items, blocks, teams, chunk, turns * threads, groups, max(1, lanes), beside + turns * turn
     )
+
+
+def resident_of(smem: int, threads: int, arch: Arch) -> int:
+    """Blocks of clusters that a multiprocessor has room for: in shared memory, in threads, and in registers, 128 a thread."""
+    return min(arch.smem_sm // (smem + 1024), arch.threads_sm // threads, 512 // threads)
 
 
 def _beside(wide: int, threads: int) -> int:

@@ -46,6 +46,9 @@ from tccompile.program import Op, Pointwise, Program, Tensor
 
 THREADS = 256
 TILE = 64
+NARROW = 4.0
+"""What a thread costs that stores fewer elements at once than it could: it is for expressions that spill otherwise."""
+
 LIMIT = 2**31 - 2**20
 """Bound of everything that is computed in 32 bits; the slack is for the last block's threads."""
 
@@ -288,6 +291,11 @@ def _transposed(plan: _Plan, expr: Expr) -> int | None:
     return contiguous[0]
 
 
+def _lanes(plan: _Plan) -> list[int]:
+    """How many elements a thread may store at once, the most first; with fewer, rich expressions take fewer registers."""
+    return [n for n in (8, 4, 2, 1) if n == 1 or _modes(plan, n)[0] == "vector"]
+
+
 class PointwiseKernel(Kernel):
     """y = expr over views, in any layout and type."""
 
@@ -306,13 +314,15 @@ class PointwiseKernel(Kernel):
         plan = _plan(op, program)
         if _transposed(plan, op.epilogue.expr) is not None:
             yield {"tile": TILE}
-        yield {"lanes": next(n for n in (8, 4, 2, 1) if n == 1 or _modes(plan, n)[0] == "vector")}
+        yield from ({"lanes": n} for n in _lanes(plan))
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         traffic = traffic_us(op, program, arch)
         if "tile" in config:
             return LAUNCH_US + 1.2 * traffic  # 2.3 to 2.9 TB/s on an H100, where a plain copy has 2.9
         plan, lanes = _plan(op, program), int(config["lanes"])  # type: ignore[arg-type]
+        if lanes < _lanes(plan)[0]:
+            return LAUNCH_US + NARROW * traffic
         # Scalar reads over more than one group of lanes: 0.8 to 1.35 TB/s there where the input is large, 2.1 from a cache.
         scattered = plan.padded > lanes > 1 and any(mode == "each" and load.tensor.size for load, mode in _pairs(plan, lanes))
         return LAUNCH_US + (2.2 if scattered else 1.0) * traffic

@@ -86,19 +86,24 @@ def source(rows: int, x: str, y: str, largest: bool) -> tuple[str, list[str], Ac
     thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
     *row, own = split(out, thread, digits_of)
     line = address(out, x_base, row, x_steps[:-1], given.size)
-    last = f"f32({'-inf' if largest else 'inf'})"
 
     def element(lines: Lines, at: str) -> str:
-        """The element as it is compared: NaN comes last."""
-        value = lines.let(f"get({line} + i64({at}) * (i64({x_steps[-1]}) * {given.size}))")
-        return lines.let(f"select(isnan({value}), {last}, {value})") if given.is_float else value
+        return lines.let(f"get({line} + i64({at}) * (i64({x_steps[-1]}) * {given.size}))")
 
     mine = element(out, own)
+    of_mine = out.let(f"isnan({mine})") if given.is_float else ""
     out.lines.append("before = i32(0)")
     body = inner(out)
     other_at = body.let("i32(step)")
     other = element(body, other_at)
     ahead = body.let(f"({other} {'>' if largest else '<'} {mine}) | (({other} == {mine}) & ({other_at} < {own}))")
+    if given.is_float:  # NaN is the largest
+        none = body.let(f"isnan({other})")
+        level = body.let(f"({none} == {of_mine}) & ({other_at} < {own})")
+        if largest:
+            ahead = body.let(f"select({of_mine}, {level}, {ahead} | {none})")
+        else:
+            ahead = body.let(f"select({of_mine}, {level} | ({none} != {of_mine}), {ahead})")
     body.lines.append(f"before = i32(before + select({ahead}, i32(1), i32(0)))")
     take = inner(body)
     where = address(take, y_base, [*row, "before"], y_steps, stored.size)

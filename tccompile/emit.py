@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ class _Lowered:
 
     def suits(self, arch: Arch) -> bool:
         alike = all(getattr(arch, name) == value for name, value in self.figures.items())
-        return alike and all((self.cc >= q) == (arch.target >= q) for q in _Asked.questions)
+        return alike and all((self.cc >= q) == (arch.target >= q) for q in tuple(_Asked.questions))  # other threads may add
 
 
 @lru_cache(maxsize=1)
@@ -205,6 +205,8 @@ def _quick_numba() -> Iterator[bool]:
 
     `inline_function` inlines the IR that it has just made for the one call, not a copy of a copy of it: each block's copy has
     all variables of the function in it. `_find_singly_assigned_variable` goes through a block once, not once for each variable.
+    All threads of the process see what is replaced, so Numba's own lock is held until it is put back: no other one compiles
+    meanwhile, of this compiler's or of the user's.
     Yields whether this is a release of numba-cuda that the replacements were made for, and all is where it was sought; else
     Numba is as quick as it is.
     """
@@ -212,25 +214,30 @@ def _quick_numba() -> Iterator[bool]:
         from numba.cuda.compiler import CUDAFlags, _compile_pyfunc_with_fixup  # noqa: F401  what `_library` calls
         from numba.cuda.core import inline_closurecall, ir
         from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
+        from numba.cuda.core.compiler_lock import global_compiler_lock
         from numba.cuda.core.inline_closurecall import InlineWorker
         from numba.cuda.lowering import Lower
         from numba_cuda import __version__ as release
 
-        real, inline, find = inline_closurecall.copy, InlineWorker.inline_function, Lower._find_singly_assigned_variable
-        number: property = CUDAFlags.compute_capability
-        known = release.startswith(KNOWN_NUMBA)
-    except (ImportError, AttributeError):
+        places = (
+            (inline_closurecall, "copy"),
+            (InlineWorker, "inline_function"),
+            (Lower, "_find_singly_assigned_variable"),
+            (CUDAFlags, "compute_capability"),
+        )
+        known = release.startswith(KNOWN_NUMBA) and all(hasattr(owner, name) for owner, name in places)
+    except ImportError:
         known = False
     if not known:
         yield False
         return
 
     def inline_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, inline_closurecall.copy = inline_closurecall.copy, _AsItIs
+        outer, inline_closurecall.copy = inline_closurecall.copy, _AsItIs
         try:
             return inline(self, *args, **kwargs)
         finally:
-            inline_closurecall.copy = before
+            inline_closurecall.copy = outer
 
     def find_singly_assigned_variable(self: Any) -> None:
         blocks, found = self.func_ir.blocks, compute_use_defs(self.func_ir.blocks)
@@ -239,14 +246,17 @@ def _quick_numba() -> Iterator[bool]:
         once = (name for names in found.defmap.values() for name in names if assigned[name] == 1)
         self._singly_assigned_vars, self._blk_local_varmap = set(once) - used, {}
 
-    InlineWorker.inline_function, Lower._find_singly_assigned_variable = inline_function, find_singly_assigned_variable
-    CUDAFlags.compute_capability = property(lambda self: _Asked(number.__get__(self) or ()), number.fset, number.fdel)
-    try:
-        yield True
-    finally:
-        CUDAFlags.compute_capability = number
-        InlineWorker.inline_function, Lower._find_singly_assigned_variable = inline, find
-        inline_closurecall.copy = real
+    with global_compiler_lock:
+        before = [getattr(owner, name) for owner, name in places]
+        real, inline, _, number = before
+        asked = property(lambda self: _Asked(number.__get__(self) or ()), number.fset, number.fdel)
+        try:
+            for (owner, name), new in zip(places, (real, inline_function, find_singly_assigned_variable, asked), strict=True):
+                setattr(owner, name, new)
+            yield True
+        finally:
+            for (owner, name), old in zip(places, before, strict=True):
+                setattr(owner, name, old)
 
 
 class _AsItIs:
@@ -307,15 +317,25 @@ def _figure(pattern: str, log: str) -> int:
 def _built(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
     assert kind in ("cubin", "ptx"), kind
     key = _key(code, arch, kind)
-    if (found := cache.get(key)) is not None:
-        return _unpacked(found, code, arch, kind)
+    if (found := _kept(key, code, arch, kind)) is not None:
+        return found
     image, used = _build(code, arch, kind)
-    cache.put(key, struct.pack("<3I", used.registers, used.shared, used.stack) + image.code)
+    cache.put(key, _FIGURES.pack(used.registers, used.shared, used.stack) + image.code)
     return image, used
 
 
-def _unpacked(entry: bytes, code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
-    return Image(arch.name, kind, _entry_name(code), entry[12:]), Resources(*struct.unpack_from("<3I", entry))
+_FIGURES = struct.Struct("<3I")
+"""What an entry of the cache begins with; the code follows."""
+
+
+def _kept(key: str, code: Code, arch: Arch, kind: str) -> tuple[Image, Resources] | None:
+    """What the cache has of it; None if that is nothing, or too short to be all."""
+    entry = cache.get(key)
+    if entry is None or len(entry) <= _FIGURES.size:
+        return None
+    return Image(arch.name, kind, _entry_name(code), entry[_FIGURES.size :], code.kernel, code.params), Resources(
+        *_FIGURES.unpack_from(entry)
+    )
 
 
 def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
@@ -328,7 +348,8 @@ def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
         if isinstance(error, SpillError):
             raise SpillError(message, ((code, arch, kind),)) from None
         raise CodegenError(message) from (None if isinstance(error, CodegenError) else error)
-    return Image(arch.name, kind, _entry_name(code), _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin), used
+    made = _oldest_ptx(text, arch).encode() if kind == "ptx" else cubin
+    return Image(arch.name, kind, _entry_name(code), made, code.kernel, code.params), used
 
 
 @lru_cache(maxsize=1)
@@ -467,8 +488,8 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
     todo = list(dict.fromkeys(wanted))
     images: dict[Job, Image] = {}
     for job in todo:
-        if (found := cache.get(_key(*job))) is not None:
-            images[job] = _unpacked(found, *job)[0]
+        if (found := _kept(_key(*job), *job)) is not None:
+            images[job] = found[0]
     misses = [job for job in todo if job not in images]
     done = len(images)
     if progress:
@@ -542,11 +563,47 @@ def _in_processes(misses: list[Job], workers: int, finished: Callable[[Job, Imag
     return [spills[i] for i in sorted(spills)]
 
 
-class Worker:
-    """A child process that compiles jobs: length-prefixed pickles over its standard streams, both ends this program's."""
+def remake(wanted: Sequence[Job], progress: Progress | None = None, jobs: int | None = None) -> list[Image | TccompileError]:
+    """Compile kernels, each in `wanted`'s place what comes of it, whatever the cache holds."""
+    todo = list(dict.fromkeys(wanted))
+    team = [Worker(cached=False) for _ in range(min(jobs or os.cpu_count() or 1, len(todo)))]
+    idle, made = [*team], dict[Job, Image | TccompileError]()
 
-    def __init__(self) -> None:
+    def compile_one(job: Job) -> tuple[Job, Image | TccompileError]:
+        worker = idle.pop()
+        try:
+            return job, worker.compile(job)
+        finally:
+            idle.append(worker)
+
+    threads = ThreadPoolExecutor(max(len(team), 1))
+    try:
+        for future in as_completed([threads.submit(compile_one, job) for job in todo]):
+            job, result = future.result()
+            made[job] = result
+            if progress:
+                progress(len(made), len(todo))
+    except BaseException:
+        threads.shutdown(wait=False, cancel_futures=True)
+        stop(team)
+        raise
+    finally:
+        threads.shutdown(cancel_futures=True)
+        for worker in team:
+            worker.close()
+    return [made[job] for job in wanted]
+
+
+class Worker:
+    """A child process that compiles jobs: length-prefixed pickles over its standard streams, both ends this program's.
+
+    cached  whether it takes from the cache what is there, and puts there what it makes
+    """
+
+    def __init__(self, cached: bool = True) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
+        # Without a folder nothing is found in the cache or kept there.
+        environment["TCCOMPILE_CACHE_DIR"] = str(cache.folder()) if cached else os.devnull
         command = [sys.executable, "-P", "-c", "from tccompile.emit import serve; serve()"]  # -P: import nothing from here
         # In a group of its own: the terminal's interrupt reaches only the parent, which ends workers: see `stop`.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0)

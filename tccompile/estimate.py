@@ -54,6 +54,7 @@ from tccompile.program import (
     Scatter,
     Softmax,
     TopK,
+    Trees,
 )
 from tccompile.ranges import Spread
 from tccompile.reference.expressions import evaluate_expr
@@ -379,6 +380,10 @@ class _Run:
             case TopK(x=x, axis=axis):
                 n = tensors[x].shape[axis]
                 return _Moments(one * n / 2, one * n**2 / 12, 0.0, n - 1.0)
+            case Trees(leaves=leaves, trees=count, combine=combine):
+                said = self.constants.values(leaves)[1::2].astype(np.int32).view(np.float32).astype(np.float64)
+                m = _Moments(one * said.mean(), one * said.var(), float(said.min()), float(said.max()))
+                return (m.summed(count) if combine == "add" else m).with_zero()
             case Scatter(x=x, updates=updates, combine=combine):
                 m, u = self.moments(x, at), self.moments(updates, [self.random(one.shape, e) for e in tensors[updates].shape])
                 if combine in ("add", "mul"):

@@ -17,7 +17,7 @@ from tccompile.expr import DType
 from tccompile.fuse.editor import Editor, channels_of, without_dead_code
 from tccompile.fuse.epilogues import with_epilogue
 from tccompile.fuse.gather import ZEROS
-from tccompile.program import PAD, Conv, Pointwise, Program, Tensor, dense
+from tccompile.program import PAD, Conv, Pointwise, Program, Tensor, dense, joined_name
 from tccompile.weights import Literal, Recipe, transform
 
 WIDE = 64
@@ -79,7 +79,7 @@ def _is_joinable(op: Conv, tensors: Mapping[str, Tensor], constants: Collection[
 def _joined(op: Conv, w: Tensor, recipe: Recipe, together: int) -> tuple[Tensor, Recipe]:
     """The weights with so many neighbouring groups as one."""
     shape = (w.shape[0], together * w.shape[1], *w.shape[2:])
-    t = dense(f"{w.name}.{op.groups // together}of{op.groups}", shape, w.dtype, w.order)
+    t = dense(joined_name(w.name, op.groups // together, op.groups), shape, w.dtype, w.order)
     return t, _diagonal(recipe, w.shape, op.groups, together)
 
 

@@ -3,9 +3,9 @@
 A table is one GPU's: for each op, as kernels see it, the candidates that were measured there. Those that come with tccompile
 lie in kernels/timings/; `--timing-cache FILE` is a user's own, and is asked first. Running a plan reads none of them.
 
-Each time carries a digest of the kernel's sources. When these have changed since (a comment is enough), the time still
-ranks the candidates, as the order of a kernel's configs rarely changes and estimates are further off; the reason says so, and
-`--tune` measures them again.
+Each time carries a digest of the kernel's code: its syntax, without comments and docstrings. When that has changed since, the
+time still ranks the candidates, as the order of a kernel's configs rarely changes and estimates are further off; the reason says
+so, and `--tune` measures them again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMIT = 64 << 20
 class Timing:
     """The time of one kernel in one config: the median, in microseconds.
 
-    source  the digest of the kernel's sources when it was measured
+    source  the digest of the kernel's code when it was measured
     """
 
     kernel: str
@@ -156,7 +156,7 @@ def _json(value: object) -> str:
 
 @memoised
 def source(kernel: Kernel) -> str:
-    """A digest of the sources that a kernel's code comes from: its module, and those of the kernels' package that it imports."""
+    """A digest of the code that a kernel is made by: its module, and those of the kernels' package that it imports."""
     return cache.sources_of(type(kernel).__module__, "tccompile.kernels")[:16]
 
 

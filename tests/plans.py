@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import onnx
 
 from tccompile.dump import Dump
@@ -9,14 +12,22 @@ from tccompile.load import sources
 from tccompile.options import Options, Shapes
 from tccompile.pack import pack
 from tccompile.pipeline import jobs_of, to_builds, to_program
-from tccompile.plan import Image, Plan
+from tccompile.plan import Plan
+from tests.small import image
 
 
-def without_code(model: onnx.ModelProto, archs: tuple[str, ...], shapes: Shapes | None = None, precision: str = "fp16") -> Plan:
+def without_code(
+    model: onnx.ModelProto,
+    archs: tuple[str, ...],
+    shapes: Shapes | None = None,
+    precision: str = "fp16",
+    input_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    max_error: float | None = None,
+) -> Plan:
     """The model's plan for these generations, each kernel's machine code left empty."""
-    options = Options((dict(shapes or {}),), archs, precision)
+    options = Options((dict(shapes or {}),), archs, precision, input_ranges=input_ranges, max_error=max_error)
     program = to_program(model, options.entries[0], options, Dump(None))
     builds = to_builds(program, options, Dump(None))
     jobs = dict.fromkeys(job for build in builds for job in jobs_of(build))
-    images = {job: Image(job[1].name, job[2], f"kernel_{n}", b"none") for n, job in enumerate(jobs)}
+    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
     return pack("test", {}, [(program, builds)], images, sources(model), False)

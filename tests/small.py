@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tccompile import weights
 from tccompile.expr import ACC, DType, Epilogue, View, call, const, coord, identity_view, load, reshape_view
-from tccompile.kernels.spec import Work
+from tccompile.kernels.spec import F32, I32, Arg, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
 from tccompile.place import place
-from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch, Plan, Section, Step, pack_constant
-from tccompile.program import Conv, Gemm, Pointwise, Program, Reduce, Tensor, dense, verify
+from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Reduce, Tensor, dense, verify
 from tccompile.weights import Literal, Source, Transform
 
 IMAGE = (0, 2, 3, 1)
@@ -72,44 +73,50 @@ def feeds() -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(6).standard_normal((1, 3, 6, 6)).astype(np.float32)}
 
 
-def section(program: Program, works: Sequence[Work], arch: str = "sm_80", launches: tuple[PlacedLaunch, ...] = ()) -> Section:
-    """A placed section whose steps have launches that nobody runs."""
-    placed = place(program, works)
-    steps = tuple(
-        Step(i, "kernel", {"tile": (128, 64), "stages": 3, "split": 1.5, "swizzle": True}, False, "why", launches, after)
-        for i, after in enumerate(placed.after)
-    )
-    return Section(arch, steps, placed.offsets, placed.arena, placed.counters)
+def fake_code(arch: str, kind: str = "cubin", function: str = "k") -> bytes:
+    """What begins and is called as a generation's machine code, and does nothing."""
+    if kind == "ptx":
+        return f".version 8.0\n.target {arch}\n.visible .entry {function}() {{ ret; }}\n".encode()
+    flags = int(arch.removeprefix("sm_").rstrip("a")) | 0x800 * arch.endswith("a")
+    header = struct.pack("<4sBBBBB7xHHI3QI", b"\x7fELF", 2, 1, 1, 51, 7, 2, 190, 129, 0, 0, 0, flags)
+    return header + f"\0.text.{function}\0".encode()
 
 
-LAUNCH = PlacedLaunch(
-    image=1,
-    grid=(3, 2, 1),
-    block=128,
-    smem=1024,
-    args=(
-        Address("arena", "", 256),
-        Address("weights", "w1", 16),
-        Address("io", "x", 0),
-        Address("counters", "", 4),
-        Int(-1),
-        Float(float("inf")),
-        Map("tiled", Address("arena", "", 0), (24, 36), (48,), (1, 1), 128, box=(8, 8)),
-        Map("im2col", Address("weights", "w2", 0), (8, 1, 1, 8), (16, 16, 16), (1, 1), 64, (), (-1, -1), (-1, -1), 8, 64),
-    ),
-)
+def image(arch: str, kind: str = "cubin", function: str = "k") -> Image:
+    return Image(arch, kind, function, fake_code(arch, kind, function), "none", (("n", 1), ("types", ("float16", 2.0))))
+
+
+def work(op: Op, storage: Program, launches: int = 1) -> Work:
+    """Launches that nobody runs, with all kinds of arguments: a convolution's has tensor maps."""
+    args: list[Arg] = [Ptr(op.y), *map(Ptr, op.inputs), Scratch(16), Counters(4), I32(-1), F32(float("inf"))]
+    if isinstance(op, Conv):
+        o, _, r, s = storage.tensors[op.w].shape
+        args.append(TiledMap(op.x, 0, (8, 36), (16,), (8, 8), (1, 1), 64))
+        strides = (16, 16 * s, 16 * s * r)
+        args.append(Im2colMap(op.w, (8, s, r, o), strides, (-1, -1), (-1, -1), (1, 1), 8, 64, 64))
+    return Work((Launch(code("none"), (3, 2, 1), 128, tuple(args), 1024),) * launches, scratch=100, counters=8)
+
+
+def section(program: Program, arch: str = "cpu", image: int = 0, launches: int = 0) -> Section:
+    """A placed section, with so many launches a step."""
+    placed = place(program, [work(op, program, launches) for op in program.ops])
+    config = {"tile": (128, 64), "stages": 3, "split": 1.5, "swizzle": True}
+    steps = []
+    for i, after in enumerate(placed.after):
+        launched = tuple(PlacedLaunch(image, (3, 2, 1), 128, 1024, args) for args in placed.args[i])
+        steps.append(Step(i, "kernel", config, False, "why", launched, after, placed.scratch[i], placed.own_counters[i]))
+    return Section(arch, tuple(steps), placed.offsets, placed.arena, placed.counters)
 
 
 def plan(storage: DType = DType.F16, left_out: Sequence[str] = ()) -> Plan:
     """Two generations and all kinds of arguments; without the weights named in `left_out`."""
     p = program(storage)
-    works = [Work((), scratch=100, counters=8)] * len(p.ops)
-    sections = section(p, works, "sm_80", (LAUNCH,)), section(p, works, "sm_90a", (LAUNCH, LAUNCH))
+    sections = section(p, "sm_80", 0, 1), section(p, "sm_90a", 1, 2)
     return Plan(
         name="small",
         producer={"tccompile": "0", "numba": "1"},
         entries=(Entry(p, sections),),
-        images=(Image("sm_80", "cubin", "f", bytes(range(256)) * 20), Image("sm_90a", "ptx", "g", b".version 8.0")),
+        images=(image("sm_80", "cubin", "f"), image("sm_90a", "ptx", "g")),
         weights={n: w for n, w in packed(p).items() if n not in left_out},
         notes=("a note — with a dash",),
     )

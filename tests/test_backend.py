@@ -14,17 +14,16 @@ import tccompile
 from tccompile import backend
 from tccompile.errors import InputError, UnsupportedError, UsageError
 from tccompile.plan import Plan
-from tests.backend import DIFFERENT, OUT_OF_RANGE, REFUSED, cases, reason, verdict
+from tests.backend import DIFFERENT, LISTED, OUT_OF_RANGE, REFUSED, cases, reason, verdict
 from tests.networks import reference, relative_error
 from tests.rewrites.common import Net
-
-VERSION = "1.23"
-"""Of the onnx package whose cases `tests/backend.py` lists."""
-
-ours = pytest.mark.skipif(not onnx.__version__.startswith(f"{VERSION}."), reason=f"the cases of onnx {VERSION} are listed")
+from tests.tiers import usually
 
 PASSING = 1562
 """Of 1884 cases in onnx 1.23: they must not disappear unseen."""
+
+SHARES = 8
+"""Of the cases, every eighth."""
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +31,23 @@ def known() -> list:
     return cases()
 
 
-@ours
-def test_every_case_passes_or_is_refused_for_a_stated_reason(known: list) -> None:
-    found = [verdict(case) for case in known]
+@pytest.mark.parametrize("share", usually(range(SHARES), 0))
+def test_every_case_passes_or_is_refused_for_a_stated_reason(known: list, share: int) -> None:
+    mine = known[share::SHARES]
+    found = [verdict(case) for case in mine]
     problems = [problem for _, problem in found if problem]
     assert not problems, "\n".join(problems)
-    assert sum(passed for passed, _ in found) >= PASSING
+    expected = sum(reason(case.name) is None for case in mine)
+    assert sum(passed for passed, _ in found) >= (expected if LISTED else 0.9 * expected)
 
 
-@ours
 def test_every_reason_is_somebody_s(known: list) -> None:
     names = {case.name for case in known}
     patterns = [p for group in REFUSED.values() for p in group]
-    assert all(any(fnmatch.fnmatch(n, p) for n in names) for p in patterns)
-    assert set(DIFFERENT) <= names
     assert len(patterns) == len(set(patterns))
+    assert not LISTED or all(any(fnmatch.fnmatch(n, p) for n in names) for p in patterns)
+    assert not LISTED or set(DIFFERENT) <= names
+    assert not LISTED or sum(reason(name) is None for name in names) == PASSING
 
 
 @pytest.mark.parametrize("kind", ["relu", "softmax", "matmul", "conv_with", "reduce_mean", "layer_normalization", "gelu"])

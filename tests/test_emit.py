@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.emit import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, code
-from tccompile.plan import Image
 from tests.gpu.cases import program_of
+from tests.small import image
+from tests.tiers import usually
 
 
 class Toy:
@@ -65,17 +65,6 @@ class Toy:
         if fault == "spills":
             return Function(crowded, signature, 1024, 2)
         return Function(wrong if fault else kernel, signature, 128)
-
-
-WAITING = (
-    ("conv_3x3", "conv_sm90"), ("gemm_batched", "gemm_sm90"), ("gemm_batched_b_transposed", "gemm_sm90"),
-    ("gemm_large", "gemm_mma"), ("attention", "attention_sm90"), ("attention_mask", "attention_sm90"), ("layer_norm", "norm"),
-    ("depthwise_3x3", "depthwise"),
-    ("gemm_1_row", "gemv"), ("mean_hw", "reduce"), ("chain", "pointwise"), ("instance_norm_large", "norm_split"),
-    ("depthwise_3x3", "depthwise_sm90"),
-    ("instance_norm_large", "norm_team"),
-)  # fmt: skip
-"""Cases of kernels that say themselves where they wait, and of others."""
 
 
 @pytest.fixture(autouse=True)
@@ -187,68 +176,24 @@ def test_ptxas_is_numbas_own(monkeypatch, tmp_path):
 # --- Grids that start early ------------------------------------------------------------------------------------------
 
 
-def touched_before_waiting(ptx: str) -> list[str]:
-    """The accesses to memory outside the block that some thread may come to before it has waited for the grids before."""
-    body = ptx[ptx.index("\n{\n") :].splitlines()
-    labels = {line.rstrip(":"): i for i, line in enumerate(body) if re.fullmatch(r"\$L\w+:", line)}
-    access = re.compile(r"\b((ld|st)\.(?!param|shared|local)|(atom|red)\.global|cp\.async\.(?!\w*wait|commit))")
-    found, seen, todo = [], set(), [0]
-    while todo:
-        i = todo.pop()
-        while i not in seen:
-            seen.add(i)
-            line = body[i].strip()
-            if line.startswith("griddepcontrol.wait") or re.fullmatch(r"ret;|}", line):
-                break
-            if access.search(line):
-                found.append(line)
-            if re.search(r"\bbra|\bbrx", line):
-                todo += [labels[name] for name in re.findall(r"\$L\w+", line) if name in labels]
-            if re.match(r"bra|brx", line):
-                break
-            i += 1
-    return found
-
-
-def texts(case: str, name: str, arch: Arch, constants: bool = True) -> list[tuple[str, dict[str, Any]]]:
-    """The PTX of a case's launches in a kernel's first config, and the parameters of their code; its weights may be computed."""
+def texts(case: str, name: str, arch: Arch) -> list[str]:
+    """The PTX of a case's launches in a kernel's first config."""
     kernel, program = kernels.kernel(name), program_of(case)
-    if not constants:
-        program = replace(program, constants={})
     config = next(iter(kernel.configs(program.ops[-1], program, arch)))
     codes = [dict(launch.code.params) for launch in kernel.work(program.ops[-1], program, config, arch).launches]
-    return [(emit.ptx_text(kernel.build(arch, **params), arch, "k"), params) for params in codes]
+    return [emit.ptx_text(kernel.build(arch, **params), arch, "k") for params in codes]
 
 
-@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
-def test_grids_wait_for_those_before(arch):
-    """After the arithmetic at the kernel's beginning, where the generation has an instruction for it"""
-    ((text, _),) = texts("chain", "pointwise", arch)
-    assert text.count("griddepcontrol.wait;") == text.count("griddepcontrol.launch_dependents;") == int(arch.tma)
-    assert bool(touched_before_waiting(text)) != arch.tma
-    if arch.tma:
+@pytest.mark.parametrize("arch", usually(ARCHS, "sm_80", "sm_120"))
+def test_grids_wait_for_those_before(arch: str) -> None:
+    """After the arithmetic at the kernel's beginning, where the generation has an instruction for it; what each kernel touches
+    before that: tests/kernels/test_waiting.py"""
+    (text,) = texts("chain", "pointwise", ARCHS[arch])
+    tma = ARCHS[arch].tma
+    assert text.count("griddepcontrol.wait;") == text.count("griddepcontrol.launch_dependents;") == int(tma)
+    assert not (tma and "ld.global.nc" in text)
+    if tma:
         assert "%tid.x" in text[: text.index("griddepcontrol.wait")]
-
-
-@pytest.mark.parametrize(("case", "name"), WAITING)
-def test_kernels_wait_for_the_grids_before(case, name):
-    """All but weights are read, and everything is written, after the wait; ptxas would move `ld.global.nc` ahead of it"""
-    for text, params in texts(case, name, ARCHS["sm_90a"]):
-        assert "ld.global.nc" not in text and "griddepcontrol.launch_dependents" in text
-        early = touched_before_waiting(text)
-        assert bool(early) == params.get("constant", False)
-        if name == "depthwise_sm90":  # what is no weight comes and goes by the copy engine
-            assert all(re.search(r"\bld\.global", line) for line in early)
-        else:
-            weights = re.findall(r"ld\.param\.u64\s+(%rd\d+), \[k_param_1\]", text)
-            assert all(re.search(rf"\.tensor\..*\[({'|'.join(weights)}), ", line) for line in early)
-
-
-@pytest.mark.parametrize(("case", "name"), [("gemm_batched_b_transposed", "gemm_sm90"), ("depthwise_3x3", "depthwise_sm90")])
-def test_what_is_computed_is_not_read_ahead(case, name):
-    """Such as both operands of a product in an attention that is taken apart"""
-    ((text, params),) = texts(case, name, ARCHS["sm_90a"], constants=False)
-    assert not params["constant"] and not touched_before_waiting(text) and "cp.async.bulk.tensor" in text
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------
@@ -266,8 +211,21 @@ def test_an_entry_is_used_again(fresh, monkeypatch):
     monkeypatch.undo()
 
 
+def digested(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest() + content
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda d: d[:-1], lambda d: b"", lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:], lambda d: bytes(len(d))]
+    "damage",
+    [
+        lambda d: d[:-1],
+        lambda d: b"",
+        lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:],
+        lambda d: bytes(len(d)),
+        lambda d: hashlib.sha256(b"").digest(),
+        *(lambda d, n=n: digested(d[32 : 64 + n]) for n in (0, 11, 12)),
+        lambda d: digested(d[33:]),
+    ],
 )
 def test_a_damaged_entry_is_made_again(fresh, damage):
     image = compile_code(code("toy", n=3), ARCHS["sm_75"])
@@ -276,6 +234,62 @@ def test_a_damaged_entry_is_made_again(fresh, damage):
     path.write_bytes(damage(good))
     assert compile_code(code("toy", n=3), ARCHS["sm_75"]) == image
     assert path.read_bytes() == good
+
+
+def test_an_entry_is_of_its_key_alone(fresh):
+    """One that was copied to another's place is not taken for it"""
+    images = [compile_code(code("toy", n=n), ARCHS["sm_75"]) for n in (3, 4)]
+    first, second = entries(fresh)
+    first.write_bytes(second.read_bytes())
+    assert [compile_code(code("toy", n=n), ARCHS["sm_75"]) for n in (3, 4)] == images
+
+
+NOT_WINDOWS = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there, folders have no such modes")
+
+
+@NOT_WINDOWS
+def test_a_folder_that_others_can_write_to_is_not_used(fresh):
+    key = cache.key("x")
+    cache.put(key, b"code")
+    fresh.chmod(0o770)
+    with pytest.warns(RuntimeWarning, match=re.escape("others can write to it (mode 770)")):
+        private = cache.folder()
+    assert private != fresh and private.stat().st_mode & 0o777 == 0o700
+    assert cache.get(key) is None
+    cache.put(key, b"made again")
+    assert cache.get(key) == b"made again" and cache.folder() == private
+    fresh.chmod(0o700)
+    assert cache.get(key) == b"code"
+
+
+@NOT_WINDOWS
+def test_a_folder_of_another_user_is_not_used(fresh, monkeypatch):
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.warns(RuntimeWarning, match=f"is not used, it belongs to user {fresh.stat().st_uid}: "):
+        assert cache.folder() != fresh
+
+
+@NOT_WINDOWS
+def test_an_entry_that_others_could_have_written_is_a_miss(fresh):
+    key = cache.key("x")
+    cache.put(key, b"code")
+    (path,) = entries(fresh)
+    path.chmod(0o666)
+    assert cache.get(key) is None
+
+
+@NOT_WINDOWS
+def test_what_is_made_is_for_its_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "a" / "b"))
+    before = os.umask(0)
+    try:
+        cache.put(cache.key("x"), b"code")
+    finally:
+        os.umask(before)
+    (path,) = entries(tmp_path / "a" / "b")
+    assert all(p.stat().st_mode & 0o077 == 0 for p in (path, path.parent, path.parent.parent))
+    assert cache.get(cache.key("x")) == b"code"
 
 
 def test_keys_tell_everything_apart(monkeypatch):
@@ -317,6 +331,50 @@ def test_sources_are_followed(tmp_path, monkeypatch):
     assert cache.sources_of("tccompile.kernels.pointwise") != cache.sources_of("tccompile.kernels.depthwise")
 
 
+CODE = """
+def area(w, h=1, *, unit: str = "px"):
+    return f"{w * h:>{4}}" + unit
+
+class Box:
+    side: int = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("# what it is\n" + CODE, True),
+        ('"""What it is."""\n' + CODE, True),
+        (CODE.replace("return", '"""In pixels."""\n    return'), True),
+        (CODE.replace("= 3", "= 3  # of it\n    \"\"\"In pixels.\"\"\""), True),
+        (CODE.replace("(w, h=1, *,", "(\n    w,\n    h=1,\n    *,").replace('"px"', "'px'"), True),
+        (CODE.replace("= 3", "= 4"), False),
+        (CODE.replace("= 3", "= 3.0"), False),
+        (CODE.replace("w * h", "h * w"), False),
+        (CODE.replace('"px"', '"pt"'), False),
+        (CODE.replace("h=1, *", "*, h=1"), False),
+        (CODE.replace(": int = 3", " = 3"), False),
+        (CODE.replace("    return", "    w += 1\n    return"), False),
+    ],
+)  # fmt: skip
+def test_the_digest_of_a_module_is_that_of_its_code(tmp_path, monkeypatch, text, same):
+    """Comments, docstrings and layout change nothing that it does, so no time that was measured with it is out of date"""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "module_for_digest.py").write_text(CODE)
+    first = cache.source_of("module_for_digest")
+    (tmp_path / "module_for_digest.py").write_text(text)
+    assert (cache.source_of("module_for_digest") == first) == same
+
+
+def test_the_digest_is_the_same_in_every_version_of_python(tmp_path, monkeypatch):
+    """The table that comes with tccompile holds such digests"""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "module_for_digest.py").write_text(
+        CODE + 'x = lambda *a, k=None: "one " f"{a!r} {{}}" " two" if (n := 1) else ...\n'
+    )
+    assert cache.source_of("module_for_digest").startswith("71ed38aa0ee3")
+
+
 def test_where_it_lies(monkeypatch, tmp_path):
     assert cache.folder() == tmp_path
     monkeypatch.delenv("TCCOMPILE_CACHE_DIR")
@@ -345,7 +403,7 @@ def test_old_entries_are_evicted(fresh):
     left_behind.write_bytes(b"half")
     os.utime(left_behind, (0, 0))
     assert cache.get(cache.key(0)) == bytes(1000)  # used now
-    cache.evict(limit=2 * 1032)
+    cache.evict(limit=2 * 1064)
     assert [i for i in range(5) if cache.get(cache.key(i)) is not None] == [0, 4]
     assert not left_behind.exists()
 
@@ -449,7 +507,7 @@ def test_an_interrupt_ends_processes_at_once(patient, monkeypatch):
     assert [w.process.poll() for w in workers] == [-signal.SIGKILL if patient else -signal.SIGTERM] * 2
 
 
-WAITING = """
+SLEEPING = """
 import subprocess
 from tccompile import emit
 run = subprocess.run
@@ -465,7 +523,7 @@ emit.serve()
 def test_a_process_that_is_ended_leaves_no_files(tmp_path):
     worker = emit.Worker.__new__(emit.Worker)
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    command, environment = [sys.executable, "-c", WAITING], {**os.environ, "TMPDIR": str(tmp_path)}
+    command, environment = [sys.executable, "-c", SLEEPING], {**os.environ, "TMPDIR": str(tmp_path)}
     worker.process = subprocess.Popen(command, env=environment, process_group=0, **streams)
     while not list(tmp_path.glob("tccompile-*/kernel.ptx")):
         assert worker.process.poll() is None
@@ -491,7 +549,7 @@ def test_what_spills_in_a_worker_is_told_apart_too(monkeypatch):
 
     class FakeWorker:
         def compile(self, job):
-            return SpillError("it spills") if job[0] == code("toy", n=1) else Image(arch.name, job[2], "tc_toy", b"code")
+            return SpillError("it spills") if job[0] == code("toy", n=1) else image(arch.name, job[2], "tc_toy")
 
         def close(self): ...
 
@@ -566,3 +624,33 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
     monkeypatch.setattr("numba_cuda.__version__", "0.31.0")
     with emit._quick_numba() as ready:
         assert not ready
+
+
+def insides() -> list[Any]:
+    """What `_quick_numba` replaces, as it is now."""
+    from numba.cuda.compiler import CUDAFlags
+    from numba.cuda.core import inline_closurecall
+    from numba.cuda.lowering import Lower
+
+    worker = inline_closurecall.InlineWorker
+    found = worker.inline_function, Lower._find_singly_assigned_variable, CUDAFlags.compute_capability
+    return [inline_closurecall.copy, *found]
+
+
+def test_numba_is_as_it_was_whichever_thread_ends_first():
+    """Two that compile at once: the second begins before the first ends, if it may, and ends after it"""
+    before, second_is_in, first_is_out = insides(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        with emit._quick_numba():
+            second_is_in.set()
+            first_is_out.wait()
+
+    thread = threading.Thread(target=second)
+    with emit._quick_numba() as ready:
+        replaced = ready and insides() != before
+        thread.start()
+        alone = not second_is_in.wait(0.1)
+    first_is_out.set()
+    thread.join()
+    assert replaced and alone and insides() == before

@@ -15,6 +15,7 @@ from tccompile.runtime.session import Session
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
 from tests.rewrites.common import Net
+from tests.tiers import usually
 
 FLOAT = TensorProto.FLOAT
 
@@ -299,7 +300,7 @@ NETWORKS: dict[str, tuple[dict[str, tuple[int, ...]], int]] = {
 """Each with the shapes that it leaves open, and at most so many steps that only move data or compute elementwise."""
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", usually(NETWORKS, "yolov8_sequences", "fsrcnn_opset23", "ssd_head", "hifigan", "blazeface"))
 def test_network(name):
     shapes, copies = NETWORKS[name]
     program = agrees(skeleton(f"more/{name}"), shapes, fp16=5e-3)

@@ -31,6 +31,7 @@ from tests.networks import feeds, relative_error
 from tests.networks import reference as onnx_runtime
 from tests.plans import without_code
 from tests.rewrites.common import Net
+from tests.tiers import usually
 
 NHWC, NWC = (0, 2, 3, 1), (0, 2, 1)
 
@@ -217,7 +218,7 @@ def as_multiplied(plan: Plan, section: Section) -> Program:
     return replace(program, ops=tuple(ops))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_90a"], "sm_90a"))
 def test_a_network_of_odd_groups_runs_on_tensor_cores(arch):
     model = network()
     plan = without_code(model, (arch,))

@@ -24,6 +24,7 @@ from tccompile.runtime.session import Session
 from tccompile.schedule import schedule
 from tests.networks import CONVOLUTIONAL, RECURRENT, feeds, half, reference, relative_error, shortened, skeleton
 from tests.plans import without_code
+from tests.tiers import usually
 
 ARCHS = ("sm_61", "sm_75", "sm_80", "sm_90a")
 SHAPES = {"resnet50_dynbatch": {"input": (2, 3, 224, 224)}}
@@ -50,7 +51,10 @@ def network(name: str) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL + RECURRENT)
+USUAL = ("resnet18", "mobilenet_v2", "espcn_x3", "deepspeech_gru", "lstm_lm")
+
+
+@pytest.mark.parametrize("name", usually(CONVOLUTIONAL + RECURRENT, *USUAL))
 def test_network_in_fp16(name):
     model, shapes = network(name), SHAPES.get(name, {})
     plan = without_code(model, (ARCHS[sum(map(ord, name)) % len(ARCHS)],), shapes)
@@ -62,7 +66,7 @@ def test_network_in_fp16(name):
         assert relative_error(out, ref) <= 3e-3, output
 
 
-@pytest.mark.parametrize("name, output, attentions", BEGINNINGS)
+@pytest.mark.parametrize("name, output, attentions", usually(BEGINNINGS, 1))
 def test_beginning_of_an_attention_network_in_fp16(name, output, attentions):
     model = shortened(skeleton(name), output)
     plan = without_code(model, ("sm_90a",))
@@ -77,7 +81,7 @@ def test_beginning_of_an_attention_network_in_fp16(name, output, attentions):
     assert sum(isinstance(op, Pointwise) for op in program.ops) <= 5  # the image as patches, the embedding, the output
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121"])
+@pytest.mark.parametrize("name", usually(["resnet18", "mobilenet_v2", "densenet121"], "mobilenet_v2"))
 def test_network_in_fp32(name):
     model = skeleton(name)
     inputs = feeds(model, 2)
@@ -99,9 +103,10 @@ def test_a_network_with_fp16_weights_inputs_and_outputs():
         assert relative_error(out, ref) <= 3e-3
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet50", "vgg16", "googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0", "unet_denoise"]
-)
+LINEAR = ["resnet50", "vgg16", "googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0", "unet_denoise"]
+
+
+@pytest.mark.parametrize("name", usually(LINEAR, "mobilenet_v2", "efficientnet_b0"))
 def test_linear_layers_run_on_tensor_cores_or_say_why_not_and_the_arena_is_small(name):
     program = to_program(skeleton(name), {}, Options(), Dump(None))
     for arch in ("sm_75", "sm_86", "sm_90a"):
@@ -125,7 +130,7 @@ def test_linear_layers_run_on_tensor_cores_or_say_why_not_and_the_arena_is_small
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_90a"], "sm_90a"))
 def test_a_shufflenet_runs_on_tensor_cores_without_moving_channels(arch):
     """Groups of 6 to 136 channels: only its depthwise convolutions are left to CUDA cores, and only the image is copied."""
     program = to_program(LIGHT / "light_shufflenet.onnx", {}, Options(precision="fp16"), Dump(None))

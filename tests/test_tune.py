@@ -23,7 +23,7 @@ from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_vie
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
-from tccompile.plan import MAGIC, Image
+from tccompile.plan import MAGIC
 from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
@@ -33,6 +33,7 @@ from tccompile.weights import Source
 from tests.gpu.cases import program_of
 from tests.networks import skeleton
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats
+from tests.small import image
 
 NHWC = (0, 2, 3, 1)
 SM90 = ARCHS["sm_90a"]
@@ -277,7 +278,7 @@ def api(monkeypatch) -> TimedApi:
     monkeypatch.setattr(schedule, "KERNELS", (Toy(),))
     monkeypatch.setattr(tune, "KERNELS", (Toy(),))
     monkeypatch.setattr(
-        tune, "emit", lambda jobs, *_: {j: Image("sm_80", "cubin", f"tc_{dict(j[0].params)['speed']}", b"x") for j in jobs}
+        tune, "emit", lambda jobs, *_: {j: image("sm_80", "cubin", f"tc_{dict(j[0].params)['speed']}") for j in jobs}
     )
     return api
 

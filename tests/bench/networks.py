@@ -79,7 +79,7 @@ def measure(name: str, plan: Plan | None, args: argparse.Namespace) -> dict[str,
     if "eager" in peers or "compiled" in peers:
         from tests.bench.peer import measure_peers
 
-        found = measure_peers(model, shapes, inputs, "compiled" in peers)
+        found = measure_peers(model, shapes, inputs, expected, "compiled" in peers)
         times_of |= {f"PyTorch {peer}": found[peer] for peer in ("eager", "compiled") if peer in found}
         of_each = (f"{relative_error(y, expected[n]):.1e}" for y, n in zip(found["outputs"], expected, strict=True))
         errors["PyTorch's error"] = " ".join(of_each)

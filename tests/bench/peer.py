@@ -7,7 +7,7 @@ spell as several nodes is PyTorch's one function: attention, group and layer nor
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from tccompile import rewrites
 from tccompile.load import load
 from tccompile.rewrites.rule import Editor
+from tests.networks import relative_error
 
 COMPOSED = (
     *rewrites.movement.REWRITES,
@@ -285,6 +286,20 @@ OPS: dict[str, Callable[[gs.Node, Value], Call]] = {
 }
 
 
+# --- The same network ----------------------------------------------------------------------------------------------------
+
+
+def check_same(network: torch.nn.Module, inputs: Sequence[np.ndarray], expected: Iterable[np.ndarray]) -> None:
+    """Hold the network to ONNX Runtime's outputs in fp32, on the CPU. Raises ValueError if it computes something else."""
+    rounded = any(x.dtype == np.float16 for x in inputs)  # as are its weights then
+    with torch.no_grad():
+        got = network.float()(*(torch.from_numpy(x.astype(np.float32) if x.dtype == np.float16 else x) for x in inputs))
+    for y, ref in zip(got, expected, strict=True):
+        error = relative_error(y.numpy(), ref)
+        if not error < (3e-3 if rounded else 1e-5):
+            raise ValueError(f"PyTorch would run another network: {error:.1e} off in fp32")
+
+
 # --- Measuring -----------------------------------------------------------------------------------------------------------
 
 
@@ -313,20 +328,27 @@ def measure(
 
 
 def measure_peers(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], feeds: Mapping[str, np.ndarray], compiled: bool
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    feeds: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    compiled: bool,
 ) -> dict[str, Any]:
     """Milliseconds of PyTorch "eager" and, if asked for, "compiled" (torch.compile), and the outputs in fp32, by name.
 
+    What the model's outputs are expected to be says whether the network is the same.
     Inputs are fp16 and channels-last before the measurement begins: what PyTorch runs fastest on.
     """
     torch.backends.cudnn.benchmark = True
     names = [x.name for x in load(model, shapes).inputs]
+    network = module(model, shapes)
+    check_same(network, [feeds[n] for n in names], expected.values())
     inputs = []
     for n in names:
         x = torch.from_numpy(feeds[n]).cuda()
         x = x.half() if x.is_floating_point() else x
         inputs.append(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
-    network = module(model, shapes).half().cuda()
+    network = network.half().cuda()
     for name, weight in network.named_buffers():
         if weight.dim() == 4:
             setattr(network, name, weight.contiguous(memory_format=torch.channels_last))

@@ -50,6 +50,7 @@ from tccompile.program import (
     Softmax,
     Tensor,
     TopK,
+    Trees,
     dense,
     verify,
 )
@@ -285,6 +286,24 @@ def gemm(
     ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
     y = _destination(b, shape, len(shape) - 1, to, dtype, None)
     return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_))
+
+
+def product_of_bytes(case: str, a: tuple[int, ...], n: int, batched: bool = False, window: tuple[int, ...] = ()) -> Program:
+    """Integers up to ±255 whose sums come as close to 2^24 as they may, as int32: a Gemm, or with a window a Conv."""
+    b = Builder(case)
+    shape = (n, a[1], *window) if window else (*a[:-2], n, a[-1]) if batched else (n, a[-1])
+    x, w = (b.rng.choice((-255, -254, 253, 255), size) for size in (a, shape))
+    x[0], w[0] = 255, -255  # of one sign, so that every partial sum counts
+    order = NHWC if window else None
+    b.values("a", x, F16, order)
+    b.values("b", w, F16, order)
+    out = (a[0], n, *a[2:]) if window else (*a[:-1], n)
+    y = b.result(out, DType.I32, order)
+    ep = Epilogue(cast(call("round", ACC), I64))
+    if window:
+        pads = tuple(k // 2 for k in window)
+        return b.program(Conv(nodes=(case,), y=y, x="a", w="b", strides=(1, 1), pads=pads, dilations=(1, 1), epilogue=ep))
+    return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep))
 
 
 def pool(
@@ -565,6 +584,43 @@ def top_k(case: str, x: tuple[int, ...], axis: int, k: int, dtype: DType = F16, 
     return b.program(TopK(nodes=(case,), y="y", x="x", axis=axis, largest=largest, epilogue=_plain(I64)))
 
 
+def trees(
+    case: str,
+    x: tuple[int, int],
+    targets: int,
+    count: int,
+    depth: int,
+    combine: str = "add",
+    each: int = 1,
+    dtype: DType = F32,
+    order=None,
+) -> Program:
+    """Random trees, whose leaves have `each` entries; features that equal thresholds, and NaN."""
+    b = Builder(case)
+    values = b.rng.integers(-4, 5, x) / 8
+    b.values("x", np.where(b.rng.random(x) < 0.1, np.nan, values), dtype, order)
+    b.result((x[0], targets), F32)
+    records: list[list[int]] = [[]] * count
+    entries: list[tuple[int, int]] = []
+    rest = [(i, 0) for i in range(count)]
+    while rest:
+        at, level = rest.pop()
+        if level == depth or (level and b.rng.random() < 0.2):
+            records[at] = [0, 0, len(entries), 1 + each]
+            chosen = b.rng.choice(targets, each, replace=False)
+            entries += [(int(k), int(np.float32(2 + b.rng.standard_normal()).view(np.int32))) for k in chosen]
+        else:
+            limit = int(np.float32(b.rng.integers(-4, 5) / 8).view(np.int32))
+            records[at] = [limit, 16 * int(b.rng.integers(x[1])) + int(b.rng.integers(1, 16)), len(records), 0]
+            rest += [(len(records), level + 1), (len(records) + 1, level + 1)]
+            records += [[], []]
+    b.values("branches", np.array(records).reshape(-1), DType.I32)
+    b.values("leaves", np.array(entries).reshape(-1), DType.I32)
+    op = Trees(nodes=(case,), y="y", x="x", branches="branches", leaves="leaves", trees=count, depth=depth, combine=combine,
+               epilogue=_plain(F32))  # fmt: skip
+    return b.program(op)
+
+
 def scatter(
     case: str, x: tuple[int, ...], updates: tuple[int, ...], at: Sequence[int | str], combine: str, dtype: DType = F16, order=None
 ) -> Program:
@@ -709,6 +765,8 @@ def _case(make: Callable[..., Program], *args, **how) -> Callable[[str], Program
 
 CASES: Cases = {
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations
+    "bytes_conv": _case(product_of_bytes, (1, 24, 6, 7), 40, window=(3, 3)),
+    "bytes_conv_1x1": _case(product_of_bytes, (2, 256, 5, 5), 24, window=(1, 1)),
     "conv_3x3": _case(conv, (1, 32, 14, 14), 64, (3, 3), ep="bias relu"),
     "conv_3x3_odd": _case(conv, (2, 19, 13, 11), 37, (3, 3), ep="bias residual relu"),
     "conv_3x3_stride2": _case(conv, (3, 40, 15, 17), 72, (3, 3), stride=2, ep="bias silu"),
@@ -845,6 +903,10 @@ CASES: Cases = {
     "gemm_tail": _case(gemm, (33, 64), 30, ep="bias gelu", to="tail"),
     "gemm_many": _case(gemm, (65, 64), 50, ep=MANY),
     "gemm_of_one": _case(gemm, (1, 1), 1),
+    "bytes_gemm": _case(product_of_bytes, (40, 256), 72),
+    "bytes_gemm_batched": _case(product_of_bytes, (3, 17, 256), 24, batched=True),
+    "bytes_gemm_1_row": _case(product_of_bytes, (1, 256), 40),
+    "bytes_gemm_8_columns": _case(product_of_bytes, (70, 256), 8),
     "gemm_3_rows": _case(gemm, (3, 2300), 530, ep="bias residual"),
     "gemm_16_rows": _case(gemm, (16, 3000), 520, ep="bias relu"),
     "gemm_11_rows_long": _case(gemm, (11, 20000), 70, to="odd_tail"),
@@ -886,6 +948,7 @@ CASES: Cases = {
     "min_middle": _case(reduce, (3, 40, 24), (1,), combine="min", pre="abs"),
     "product": _case(reduce, (6, 12), (1,), combine="mul"),
     "sum_integers": _case(reduce, (6, 45), (1,), dtype=I64),
+    "sum_int32": _case(reduce, (70, 3, 45), (0,), dtype=DType.I32),
     "max_integers": _case(reduce, (6, 45), (0,), combine="max", dtype=DType.I32),
     "mean_hw_output": _case(reduce, (3, 58, 7, 7), (2, 3), order=NHWC, ep="mean", to="output"),
     "mean_hw_odd": _case(reduce, (1, 20, 7, 7), (2, 3), order=NHWC, ep="mean", to="odd"),
@@ -1056,6 +1119,15 @@ CASES: Cases = {
     "scatter_last_wins": _case(scatter, (100,), (200,), ("i",), "set", F32),
     "scatter_integers": _case(scatter, (9, 4), (40, 4), ("i", 1), "min", I64),
     "scatter_nhwc": _case(scatter, (2, 19, 4, 5), (2, 6, 4, 5), (0, "iiii", 2, 3), "mul", F16, NHWC),
+    "trees": _case(trees, (19, 11), 1, 20, 4),
+    "trees_of_a_row": _case(trees, (1, 5), 1, 300, 4),
+    "trees_of_many_rows": _case(trees, (1000, 7), 3, 10, 4),
+    "trees_of_classes": _case(trees, (11, 9), 5, 12, 4, each=5),
+    "trees_of_many_targets": _case(trees, (3, 9), 40, 20, 3, each=3),
+    "trees_min": _case(trees, (13, 6), 4, 9, 4, "min", each=2),
+    "trees_max": _case(trees, (13, 6), 4, 9, 4, "max", each=2, order=(1, 0)),
+    "trees_fp16": _case(trees, (13, 6), 1, 9, 4, dtype=F16),
+    "trees_of_one": _case(trees, (1, 3), 1, 2, 2),
     "embedding": _case(pointwise, _embedding),
     "gather_elements": _case(pointwise, _gather_elements),
     "gather_nd": _case(pointwise, _gather_nd),

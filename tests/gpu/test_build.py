@@ -9,14 +9,17 @@ from tccompile.arch import ARCHS
 from tccompile.emit import SpillError
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Kernel
-from tccompile.plan import Image, from_bytes, to_bytes
+from tccompile.plan import from_bytes, to_bytes
 from tccompile.reference import evaluate
 from tccompile.runtime.session import Session
 from tests.gpu import build
 from tests.gpu.build import build_plan, build_plans, emit, session_plan, variants
 from tests.gpu.cases import CASES, program_of
+from tests.small import image
+from tests.tiers import thorough
 
 
+@thorough
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_every_kernel_has_a_case(kernel: Kernel):
     """Of each kernel, a config in a plan that is read back as it was written"""
@@ -43,7 +46,7 @@ def test_a_sample_has_some_variants_of_each_kernel(monkeypatch):
         spills = tuple(job for job in jobs if job[0].kernel == "gemm_simt")
         if spills:
             raise SpillError("it spills", spills)
-        return {job: Image(job[1].name, job[2], "k", b"code") for job in jobs}
+        return {job: image(job[1].name, job[2]) for job in jobs}
 
     monkeypatch.setattr(build, "emit", spilling)
     cases = ["gemm", "gemm_1_row", "gemm_large", "softmax_rows"]

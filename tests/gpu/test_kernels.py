@@ -178,7 +178,7 @@ def _expected(plan: Plan) -> np.ndarray:
     for name in op.inputs:
         tensor = program.tensors[name]
         base = program.tensors[tensor.storage]
-        stored = elements(np.frombuffer(plan.weights[base.name], base.dtype.numpy), tensor)
+        stored = elements(np.frombuffer(plan.weight(base.name), base.dtype.numpy), tensor)
         values[name] = from_storage(np.array(stored), tensor.dtype)
     return compute(op, program, values)
 

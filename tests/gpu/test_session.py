@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tccompile.errors import InputError, LaunchError
+from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.plan import Plan, read_plan
 from tccompile.runtime.gpu import choices
 from tccompile.runtime.session import Session
@@ -67,6 +67,22 @@ def test_every_section(plan, gpu):
         session = Session(plan, "gpu", target=section.arch)
         assert section.arch in session.describe()
         close(session.run(None, {"x": x_of()}), expected(plan, x_of()))
+
+
+def test_values_that_are_not_finite(plan):
+    """The first step that writes one is named, as on the CPU; inferences around it are as ever."""
+    session, other = Session(plan, "gpu", check_finite=True), Session(plan, "cpu", check_finite=True)
+    for bad in (np.nan, np.inf):
+        close(session.run(None, {"x": x_of()}), expected(plan, x_of()))
+        x = x_of()
+        x[0, 1, 4, 5] = bad
+        with pytest.raises(VerificationError) as there:
+            other.run(None, {"x": x})
+        with pytest.raises(VerificationError) as here:
+            session.run(None, {"x": x})
+        node = str(there.value).split(" writes ")[0]
+        assert str(here.value).startswith(node)
+    close(session.run(None, {"x": x_of()}), expected(plan, x_of()))
 
 
 def test_torch(plan):

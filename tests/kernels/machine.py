@@ -4,6 +4,8 @@ For kernels whose bodies are Python that Numba compiles (`simulator` runs those 
 those at the lowest address do, so that a warp's come together again where its branches join. What is asynchronous comes as late
 as it may: cp.async when its group is waited for, the copy engine's boxes when nobody can run otherwise. Products of wgmma are
 there at once. Memory is `simulator.Memory`, which knows what may be accessed; shared memory and registers begin as NaN.
+
+Where grids start before those ahead of them have ended, a thread that has not waited for these may touch nothing but constants.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from tccompile import emit
 from tccompile.arch import Arch
 from tccompile.kernels import kernel as kernel_named
-from tccompile.kernels.spec import F32, I32, Code, Launch, TiledMap, Work
+from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
 from tccompile.program import Program
 from tests.kernels.simulator import SPACE, Memory
 
@@ -34,6 +36,10 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Step = Callable[[np.ndarray], Any]
 """Executes an instruction in the threads of a mask."""
+
+Box = tuple[int, np.ndarray, np.ndarray, np.ndarray]
+"""Halves that the copy engine moves: their buffer, for each the byte there and whether it is in the array, and where chunks of 8
+lie in shared memory, swizzled by that."""
 
 
 def dtype_of(kind: str) -> Any:
@@ -128,13 +134,18 @@ class Barrier:
 class Machine:
     """A launch: its instructions bound to registers of all threads of a block."""
 
-    def __init__(self, launch: Launch, text: str, memory: Memory) -> None:
+    def __init__(self, launch: Launch, text: str, memory: Memory, early: bool = False) -> None:
+        """`early`: other grids may still run when this one starts."""
         self.parsed, self.memory, self.n = parse(text), memory, launch.block
         self.grid, self.smem = launch.grid, launch.smem
-        self.maps: list[TiledMap] = []
+        self.early, self.waited, self.ahead = early, np.zeros(self.n, bool), set[int]()
+        assert not (early and "ld.global.nc" in text), "ptxas moves ld.global.nc ahead of griddepcontrol.wait"
+        constants = {memory.program.tensors[name].storage for name in memory.program.constants}
+        self.constant = {at // SPACE for name, at in memory.base.items() if name in constants}  # numbers of buffers
+        self.maps: list[TiledMap | Im2colMap] = []
         args: list[int | float] = []
         for arg in launch.args:
-            if isinstance(arg, TiledMap):
+            if isinstance(arg, TiledMap | Im2colMap):
                 args.append(MAPS + 128 * len(self.maps))
                 self.maps.append(arg)
             else:
@@ -256,9 +267,17 @@ class Machine:
             out.append((int(k), mine, offset))
         return out
 
+    def touch(self, who: np.ndarray, buffers: np.ndarray, writes: bool) -> None:
+        """Threads access buffers of these numbers; `ahead` are those that some read before they waited."""
+        if self.early and not self.waited[who].all():
+            ahead = {*buffers[~self.waited[who]].tolist()}
+            assert ahead <= self.constant and not writes, f"before griddepcontrol.wait: {self.code[self.here][0]}"
+            self.ahead |= ahead
+
     # Running
 
-    def run_block(self, number: int) -> None:
+    def run_block(self, number: int, until_waited: bool = False) -> None:
+        """`until_waited`: no further than to where all threads have waited for earlier grids."""
         x, y, _ = self.grid
         for axis, value in zip("xyz", (number % x, number // x % y, number // (x * y)), strict=True):
             self.block[axis][0] = value
@@ -274,11 +293,13 @@ class Machine:
         self.stores: list[list[Callable[[], None]]] = [[] for _ in range(self.n)]  # of boxes, by thread
         self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(self.n)]
         self.pc, self.blocked = np.zeros(self.n, np.int64), np.zeros(self.n, bool)
+        self.waited = np.zeros(self.n, bool)
         end = len(self.code)
-        while True:
+        while not (until_waited and self.waited.all()):
             ready = ~self.blocked & (self.pc < end)
             if not ready.any():
                 if (self.pc >= end).all():
+                    assert self.waited.any() or not self.early, "no thread waits for the grids before"
                     for store in [store for stores in self.stores for store in stores]:
                         store()
                     return
@@ -349,7 +370,10 @@ class Machine:
     def nothing(self, parts: list[str], operands: list[str]) -> Step:
         return lambda mask: None
 
-    do_fence = do_membar = do_prefetch = do_griddepcontrol = do_setmaxnreg = nothing
+    do_fence = do_membar = do_prefetch = do_setmaxnreg = nothing
+
+    def do_griddepcontrol(self, parts: list[str], operands: list[str]) -> Step:
+        return (lambda mask: np.copyto(self.waited, True, where=mask)) if parts[1] == "wait" else self.nothing(parts, operands)
 
     # Arithmetic
 
@@ -543,6 +567,8 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             who = np.flatnonzero(mask)
+            if space == "global":
+                self.touch(who, address()[who] // SPACE, writes=False)
             values = self.read(space, address()[who], n * t.itemsize).view(t)
             whole = np.zeros(self.n, t)
             for assign, column in zip(assigns, values.T, strict=True):
@@ -560,6 +586,8 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             who = np.flatnonzero(mask)
+            if space == "global":
+                self.touch(who, address()[who] // SPACE, writes=True)
             data = np.stack([np.broadcast_to(s, (self.n,))[who] for s in sources], 1)
             self.write(space, address()[who], np.ascontiguousarray(data).view(np.uint8))
 
@@ -571,6 +599,7 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             at, by, out = address(), np.broadcast_to(value, (self.n,)), np.zeros(self.n, np.uint32)
+            self.touch(np.flatnonzero(mask), at[mask] // SPACE, writes=True)
             for i in np.flatnonzero(mask):
                 out[i] = np.uint32(self.memory.atomic_add(int(at[i]), int(by[i].view(np.int32))) & 0xFFFFFFFF)
             assign(out, mask)
@@ -584,6 +613,17 @@ class Machine:
         whole = mask.reshape(-1, 32)
         assert (whole.all(1) | ~whole.any(1)).all(), "a warp exchanges values without some of its threads"
         return np.flatnonzero(mask).reshape(-1, 32)
+
+    def do_vote(self, parts: list[str], operands: list[str]) -> Step:
+        assert parts[1:] == ["sync", "any", "pred"]
+        assign, p = self.target(operands[0]), self.source(operands[1], "pred")
+
+        def step(mask: np.ndarray) -> None:
+            rows, out = self.lanes(mask), np.zeros(self.n, bool)
+            out[rows] = np.broadcast_to(p, (self.n,))[rows].any(1, keepdims=True)
+            assign(out, mask)
+
+        return step
 
     def do_shfl(self, parts: list[str], operands: list[str]) -> Step:
         assign, a = self.target(operands[0]), self.source(operands[1], "u32")
@@ -803,6 +843,8 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             at, where, size = to(), source(), np.broadcast_to(count, (self.n,))
+            copying = np.flatnonzero(mask & (size > 0))
+            self.touch(copying, where[copying] // SPACE, writes=False)
             for i in np.flatnonzero(mask):
                 self.groups[i][-1].append(partial(self.copy16, int(at[i]), int(where[i]), int(size[i])))
 
@@ -818,36 +860,57 @@ class Machine:
         name, coordinates = re.fullmatch(r"\s*(\S+)\s*,\s*\{(.*)\}\s*", mapped.strip("[]")).groups()  # type: ignore[union-attr]
         to, barrier, which = self.address(shared), self.address(shared if stores else operands[2]), self.registers[name]
         at = [self.source(c.strip(), "s32") for c in coordinates.split(",")]
+        taps = [self.source(c.strip(), "u16") for o in operands[3:] for c in o[1:-1].split(",")]  # im2col's, in its window
 
         def step(mask: np.ndarray) -> None:
             for i in np.flatnonzero(mask):
                 map_ = self.maps[(int(which[i]) - MAPS) // 128]
-                corner = [int(np.broadcast_to(c, (self.n,))[i]) for c in at]
+                corner, tap = ([int(np.broadcast_to(c, (self.n,))[i]) for c in cs] for cs in (at, taps))
+                box = self.pixels(map_, corner, tap, int(to()[i])) if tap else self.box(map_, corner, int(to()[i]))
+                self.touch(np.array([i]), np.array([box[0]]), writes=stores)
                 if stores:
-                    self.stores[i].append(partial(self.put, map_, corner, int(to()[i])))
+                    self.stores[i].append(partial(self.put, *box))
                 else:
-                    self.copies.append(partial(self.place, map_, corner, int(to()[i]), int(barrier()[i])))
+                    self.copies.append(partial(self.place, *box, int(barrier()[i])))
 
         return step
 
-    def box(self, map_: TiledMap, corner: list[int], at: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """A box of halves: its buffer, for each half the byte there and whether it is in the array, and where chunks of 8 lie in
-        shared memory, swizzled by that."""
-        wide = 2 * map_.box[0]
-        assert (map_.swizzle or 512) >= wide and wide % 16 == 0 and set(map_.steps) == {1} and at % (8 * map_.swizzle or 128) == 0
-        t = self.memory.program.tensors[map_.tensor]
-        k, base = divmod(self.memory.base[t.storage] + t.offset * 2 + map_.bytes, SPACE)
+    def pixels(self, map_: Im2colMap, corner: list[int], tap: list[int], at: int) -> Box:
+        """The pixels that a tap of the filter meets in windows from that at the corner on, whose first elements go along rows
+        from the map's lower corner to its upper one."""
+        c, w, h, n = corner
+        rows = []
+        for _ in range(map_.pixels):
+            rows.append((w + tap[0], h + tap[1], n))
+            w += map_.steps[0]
+            if w > map_.extents[1] - 1 + map_.upper[0]:
+                w, h = map_.lower[0], h + map_.steps[1]
+                if h > map_.extents[2] - 1 + map_.upper[1]:
+                    h, n = map_.lower[1], n + 1
+        channels = np.broadcast_to(np.arange(c, c + map_.channels), (len(rows), map_.channels))
+        places = (channels, *(np.broadcast_to(v[:, None], channels.shape) for v in np.array(rows).T))
+        return self.lay(map_, places, map_.extents, map_.strides, 0, at, 2 * map_.channels)
+
+    def box(self, map_: TiledMap, corner: list[int], at: int) -> Box:
+        """A box of an array's elements."""
+        assert set(map_.steps) == {1}
         grids = np.meshgrid(*(c + np.arange(n) for c, n in zip(corner[::-1], map_.box[::-1], strict=True)), indexing="ij")
-        inside, offset = np.ones(grids[0].shape, bool), np.full(grids[0].shape, base - SPACE // 2)
-        for g, n, s in zip(grids, map_.extents[::-1], (*map_.strides[::-1], 2), strict=True):
+        return self.lay(map_, tuple(grids[::-1]), map_.extents, map_.strides, map_.bytes, at, 2 * map_.box[0])
+
+    def lay(self, map_: Any, places: Any, extents: Any, strides: Any, first: int, at: int, wide: int) -> Box:
+        """Halves of `places`, innermost coordinate first, as the copy engine lays them down in rows of `wide` bytes."""
+        assert (map_.swizzle or 512) >= wide and wide % 16 == 0 and at % (8 * map_.swizzle or 128) == 0
+        t = self.memory.program.tensors[map_.tensor]
+        k, base = divmod(self.memory.base[t.storage] + t.offset * 2 + first, SPACE)
+        inside, offset = np.ones(places[0].shape, bool), np.full(places[0].shape, base - SPACE // 2)
+        for g, n, s in zip(places, extents, (2, *strides), strict=True):
             inside &= (g >= 0) & (g < n)
             offset = offset + g * s
         lie = at + 16 * np.arange(inside.size // 8)
         return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & max(map_.swizzle // 16 - 1, 0)) << 4
 
-    def place(self, map_: TiledMap, corner: list[int], to: int, barrier: int) -> None:
+    def place(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray, barrier: int) -> None:
         """A box of halves to shared memory, zeros outside the array."""
-        k, offset, inside, lie = self.box(map_, corner, to)
         data = self.memory.buffers[k].view(np.uint16)
         halves = np.where(inside, data[np.where(inside, offset, 0) // 2], 0).astype(np.uint16)
         self.write("shared", lie, halves.view(np.uint8).reshape(-1, 16))
@@ -855,9 +918,8 @@ class Machine:
         self.barriers[barrier].settle()
         self.wake()
 
-    def put(self, map_: TiledMap, corner: list[int], source: int) -> None:
+    def put(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray) -> None:
         """A box of halves from shared memory to the array, what of it lies there."""
-        k, offset, inside, lie = self.box(map_, corner, source)
         halves = self.read("shared", lie, 16).reshape(-1, 2)
         self.write("global", k * SPACE + SPACE // 2 + offset[inside], halves[inside])
 
@@ -927,7 +989,7 @@ def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, 
     memory = Memory(program, values, y, work.scratch, work.counters)
     with np.errstate(all="ignore"):
         for launch in work.launches:
-            machine = Machine(launch, ptx_of(launch.code, arch), memory)
+            machine = Machine(launch, ptx_of(launch.code, arch), memory, early=arch.tma)
             for number in range(math.prod(launch.grid)):
                 machine.run_block(number)
     return memory

@@ -38,6 +38,7 @@ from tccompile.kernels import (
     scatter,
     softmax,
     top_k,
+    trees,
     two_pass,
 )
 from tccompile.kernels.codegen import execute
@@ -574,6 +575,12 @@ def _whole(source: Callable[..., tuple[str, Any, epilogue.Accesses]]) -> Callabl
     return text_of
 
 
+def _trees(params: dict[str, Value], extra: int, memory: Memory) -> Text:
+    text, scope, fixed = _whole(trees.source)(params, extra, memory)
+    words = {f"words{n}": partial(memory.words, n=n) for n in (2, 4)}
+    return text, {**scope, **words, "u64": int, "as_float": lambda word: (np.uint32(word).view(np.float32),)}, fixed
+
+
 def _body(name: str, params: str, lines: Sequence[str]) -> str:
     return f"def {name}({params}, e):\n" + "".join(f"    {line}\n" for line in lines)
 
@@ -880,6 +887,7 @@ _TEXTS: dict[str, Callable[[dict[str, Value], int, Memory], Text]] = {
     "norm_team": _norm_team,
     "reduce": _reduce,
     "softmax": lambda params, *more: _two_pass(params, *more, passes=softmax.passes(params)),
+    "trees": _trees,
     "gemv": partial(_gemv, tensor_cores=False),
     "gemv_mma": partial(_gemv, tensor_cores=True),
 }

@@ -20,6 +20,7 @@ from tccompile.program import Attention, Program
 from tests.gpu.cases import LOWEST, attention, program_of
 from tests.kernels import machine
 from tests.kernels.support import check
+from tests.tiers import thorough, usually
 
 KERNEL, MMA, SM90 = AttentionKernel(), AttentionMma(), AttentionSm90()
 
@@ -120,13 +121,14 @@ RUN: dict[str, tuple[Any, ...]] = {
 """Kernels as they are compiled: generation, config, and programs of the same code."""
 
 
-@pytest.mark.parametrize("case", RUN)
+@pytest.mark.parametrize("case", usually(RUN, "mma.m16n8k8, a mask", "mma.m16n8k16, few rows", "wgmma, in turns"))
 def test_compiled_code_computes(case: str) -> None:
     kernel, arch, config, *programs = RUN[case]
     for program in programs:
         check(kernel, program, config, arch=ARCHS[arch], run=partial(machine.run, arch=ARCHS[arch]))
 
 
+@thorough
 @pytest.mark.parametrize("config", [tile(1, 64, persistent=True), tile(2, 64, persistent=True)])
 def test_blocks_go_on_with_the_next_rows(config: Config) -> None:
     arch = replace(ARCHS["sm_90a"], sms=1)
@@ -168,7 +170,7 @@ def test_says_why_not() -> None:
     assert "64 KiB of shared memory" in reason(MMA, attention("large", (1, 2, 40, 256), 40), "sm_75")
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", usually(["sm_75", "sm_80", "sm_90a"], "sm_90a"))
 def test_few_rows_and_many_of_k_are_split(arch: str) -> None:
     def splits(*shape: Any, **more: Any) -> int:
         (op,) = (program := attention("a", *shape, **more)).ops
@@ -197,16 +199,20 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
 
 @pytest.mark.parametrize(
     "kernel, case, arch, config",
-    [
-        (KERNEL, "attention_mask_causal", "sm_61", {}),
-        (MMA, "attention_40", "sm_75", {"bn": 32, "splits": 1}),
-        (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
-        (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
-        (MMA, "attention_decode_few", "sm_86", {"bn": 64, "splits": 9}),
-        (SM90, "attention_causal", "sm_90a", tile(1, 64)),
-        (SM90, "attention_long", "sm_90a", tile(2, 128)),
-        (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
-    ],
+    usually(
+        [
+            (KERNEL, "attention_mask_causal", "sm_61", {}),
+            (MMA, "attention_40", "sm_75", {"bn": 32, "splits": 1}),
+            (MMA, "attention_causal", "sm_80", {"bn": 64, "splits": 1}),
+            (MMA, "attention_decode_long", "sm_75", {"bn": 64, "splits": 9}),
+            (MMA, "attention_decode_few", "sm_86", {"bn": 64, "splits": 9}),
+            (SM90, "attention_causal", "sm_90a", tile(1, 64)),
+            (SM90, "attention_long", "sm_90a", tile(2, 128)),
+            (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
+        ],
+        0,
+        5,
+    ),
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:
     program = program_of(case)

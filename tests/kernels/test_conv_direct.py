@@ -13,6 +13,7 @@ from tccompile.kernels.conv_direct import THREADS, ConvDirect
 from tccompile.program import Conv
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, cases_of
+from tests.tiers import thorough
 
 KERNEL = ConvDirect()
 
@@ -54,6 +55,7 @@ def test_reads_single_channels_where_they_are_no_neighbours() -> None:
     assert dict(launch.code.params)["vector"] == 1
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     for program, pixels in (

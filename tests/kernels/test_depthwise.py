@@ -13,6 +13,7 @@ from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, check
+from tests.tiers import thorough
 
 KERNEL = Depthwise()
 
@@ -96,6 +97,7 @@ def test_a_batch_takes_more_pixels_a_thread() -> None:
     assert best(1) < best(64)
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     """On each generation another tile"""

@@ -18,6 +18,7 @@ from tccompile.program import Program
 from tests.gpu.cases import conv, program_of
 from tests.kernels import machine
 from tests.kernels.support import check
+from tests.tiers import usually
 
 KERNEL, ARCH = DepthwiseSm90(), ARCHS["sm_90a"]
 SMALL = replace(ARCH, sms=1)
@@ -117,7 +118,7 @@ def test_values(program: Program, chosen: Config, arch: Arch) -> None:
     check(KERNEL, program, chosen, arch=arch)
 
 
-@pytest.mark.parametrize("name", ["5x5/2", "items", "slices"])
+@pytest.mark.parametrize("name", usually(["5x5/2", "items", "slices"], "items"))
 def test_values_as_compiled(name: str) -> None:
     program, chosen, arch = CASES[name]
     check(KERNEL, program, chosen, arch=arch, run=partial(machine.run, arch=arch))
@@ -215,7 +216,7 @@ def test_configs_fit(channels: int, size: int, window: int, stride: int) -> None
             assert max(map_.box) <= 256 and not any(s % 16 for s in (map_.bytes, *map_.strides)) and min(map_.extents) > 0
 
 
-@pytest.mark.parametrize("window, stride", [(3, 1), (5, 2), (7, 1)])
+@pytest.mark.parametrize("window, stride", usually([(3, 1), (5, 2), (7, 1)], 0))
 def test_compiles(window: int, stride: int) -> None:
     program = depthwise(40, 56, window, stride=stride, ep="bias silu")
     walk = walks(program.ops[0], program, ARCH)[-1]

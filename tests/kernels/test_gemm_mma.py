@@ -26,6 +26,7 @@ from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, s
 from tccompile.kernels.ptx.mma import FRAGMENTS
 from tccompile.kernels.spec import I32, Counters, Scratch
 from tccompile.program import Conv, Gemm, Op, Program, Tensor, dense
+from tests.tiers import usually
 
 NHWC = (0, 2, 3, 1)
 WITH_TENSOR_CORES = [a for a in ARCHS.values() if a.mma]
@@ -364,7 +365,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "tile", "linear", "k_major", "split"), COMPILED)
+@pytest.mark.parametrize(("name", "tile", "linear", "k_major", "split"), usually(COMPILED, 0, 2, 3))
 def test_compiles_without_spills(name, tile, linear, k_major, split):
     arch, tile = ARCHS[name], BY_SHAPE[tile]
     instruction = instruction_of(arch)

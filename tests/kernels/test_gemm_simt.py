@@ -16,6 +16,7 @@ from tccompile.program import Conv, Tensor, dense
 from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as case_program
 from tests.kernels.test_gemm_mma import conv, gemm, program_of
+from tests.tiers import usually
 
 F16, F32 = DType.F16, DType.F32
 
@@ -106,7 +107,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape", "chunk", "x", "w", "split", "lanes"), COMPILED)
+@pytest.mark.parametrize(("name", "shape", "chunk", "x", "w", "split", "lanes"), usually(COMPILED, 1, 3))
 def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params

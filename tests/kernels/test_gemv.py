@@ -14,6 +14,7 @@ from tccompile.schedule import choose
 from tests.bench.layers import GemmLayer
 from tests.gpu.cases import gemm, program_of
 from tests.kernels.support import ARCH, check
+from tests.tiers import thorough
 
 PLAIN, MMA = Gemv(), GemvMma()
 
@@ -80,6 +81,7 @@ def test_many_rows_are_not() -> None:
     assert choose(*GemmLayer(512, 512, 512).parts()[0], ARCHS["sm_90a"]).kernel.name not in ("gemv", "gemv_mma")
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     """As many rows of the small operand as there may be: the most registers"""

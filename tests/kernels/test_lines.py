@@ -15,6 +15,7 @@ from tccompile.program import Cumulate, Scatter, TopK
 from tccompile.reference import compute
 from tests.gpu.cases import program_of
 from tests.kernels.support import ARCH, cases_of, check
+from tests.tiers import thorough
 
 KERNELS: dict[type, Kernel] = {Scatter: ScatterKernel(), TopK: TopKKernel(), Cumulate: CumulateKernel()}
 CASES = [(kind, case) for kind in KERNELS for case in cases_of(kind)]
@@ -48,6 +49,7 @@ def test_the_order_of_updates_is_theirs() -> None:
     np.testing.assert_array_equal(compute(op, program, values), expected)
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     others = [(TopK, "top_k_nhwc"), (Cumulate, "cumsum_nhwc")] if arch in ("sm_61", "sm_90a") else []

@@ -9,10 +9,11 @@ from tccompile.emit import assemble, ptx_text
 from tccompile.expr import DType
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import Function
+from tests.tiers import usually
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-@pytest.mark.parametrize("arch", ["sm_61", "sm_90a"])
+@pytest.mark.parametrize("arch", usually(["sm_61", "sm_90a"], "sm_61"))
 def test_every_type_in_every_width(arch: str, guarded: bool) -> None:
     from numba.cuda import types
 

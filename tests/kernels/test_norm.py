@@ -12,31 +12,18 @@ from tccompile.expr import DType
 from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
-from tccompile.kernels.norm_team import NormTeam
+from tccompile.kernels.norm_team import NormTeam, resident_of
 from tccompile.kernels.spec import I32, Config
 from tccompile.kernels.two_pass import describe
 from tccompile.program import Norm, Program
 from tccompile.reference import compute
 from tests.gpu.cases import NHWC, norm, program_of
 from tests.kernels import simulator
-from tests.kernels.support import ARCH, TOLERANCE, cases_of, check
-from tests.kernels.test_softmax import check_coverage
+from tests.kernels.support import ARCH, TOLERANCE, check
 from tests.networks import relative_error
+from tests.tiers import thorough
 
 NORM, SPLIT, TEAM = NormKernel(), NormSplit(), NormTeam()
-
-
-LONG = (
-    "instance_norm_large", "layer_norm_longer", "layer_norm_longer_many", "layer_norm_longer_fp32", "rms_norm_longer",
-    "layer_norm_very_long", "layer_norm_too_long",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("case", [c for c in cases_of(Norm) if c not in LONG])
-def test_every_element_has_one_output(case: str) -> None:
-    program = program_of(case)
-    (op,) = program.ops
-    check_coverage(op, program, op.axes, op.groups)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +180,7 @@ def test_team_says_why_not(shape: tuple[int, ...], groups: int, reason: str | No
     ],
 )
 def test_of_other_axes(shape, axes, groups, order) -> None:
-    program = norm("norm", shape, axes, groups, order)
-    check_coverage(program.ops[0], program, axes, groups)
+    check(NORM, norm("norm", shape, axes, groups, order))
 
 
 @pytest.mark.parametrize(
@@ -251,6 +237,20 @@ def test_only_a_kernel_that_knows_how_leaves_the_mean_in() -> None:
                 assert own != other, kernel.name
 
 
+@pytest.mark.parametrize("arch", [*(a for a in ARCHS.values() if a.tma), replace(ARCHS["sm_120"], threads_sm=768)], ids=str)
+def test_clusters_are_counted_as_the_generation_has_room_for_them(arch: Arch) -> None:
+    """Its threads too, of which there are 2048 a multiprocessor on some alone"""
+    program = norm("norm", (40, 64, 40, 40), (2, 3), 0, NHWC)
+    (op,) = program.ops
+    configs = [c for c in TEAM.configs(op, program, arch) if c["cluster"]]
+    assert {c["threads"] for c in configs} == {128, 256, 512}
+    for config in configs:
+        (launch,) = TEAM.work(op, program, config, arch).launches
+        blocks = resident_of(launch.smem, config["threads"], arch)
+        assert blocks >= 1 and blocks * config["threads"] <= arch.threads_sm and blocks * (launch.smem + 1024) <= arch.smem_sm
+        assert 0 < TEAM.cost(op, program, config, arch) < 1e4
+
+
 def test_large_images_are_split() -> None:
     arch = ARCHS["sm_90a"]
 
@@ -267,6 +267,7 @@ def test_large_images_are_split() -> None:
     assert whole < split
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     for kernel, program in (

@@ -32,6 +32,7 @@ from tccompile.reference import compute, from_storage, to_storage
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check
+from tests.tiers import thorough
 
 KERNEL = PointwiseKernel()
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
@@ -299,6 +300,7 @@ def everything(b: Builder) -> tuple[Expr, tuple[View, ...]]:
     return value, (up, View("r", (coord(1),)), moved, View("i", (coord(1),)))
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     program = pointwise("transpose", transpose((67, 72), (1, 0), F16, F16))

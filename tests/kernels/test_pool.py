@@ -13,6 +13,7 @@ from tccompile.program import Pool
 from tests.gpu.cases import pool, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check
+from tests.tiers import thorough
 
 KERNEL = PoolKernel()
 
@@ -59,6 +60,7 @@ def test_channels_in_vectors_where_they_lie_so() -> None:
     assert lanes(order=(0, 1, 2, 3)) == 1
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     program = pool("pool", (1, 20, 9, 9), "mean", (5, 2), pad=1, ep="bias relu")

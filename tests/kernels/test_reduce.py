@@ -15,6 +15,7 @@ from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe
 from tccompile.program import Reduce
 from tests.gpu.cases import NHWC, program_of, reduce
 from tests.kernels.support import ARCH, cases_of, check
+from tests.tiers import thorough
 
 KERNEL = ReduceKernel()
 
@@ -115,6 +116,7 @@ def test_lanes_are_vectors_where_they_are_kept() -> None:
     assert share((9, 64), (1,), dtype=DType.I64).vector == 1
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     for program in (program_of("mean_hw_large"), program_of("sum_squares"), program_of("sum_integers")):

@@ -9,6 +9,7 @@ from tests.kernels import replay
 from tests.networks import feeds, skeleton
 from tests.plans import without_code
 from tests.test_exporters import NETWORKS
+from tests.tiers import usually
 
 
 def steps(name: str, arch: str, precision: str) -> list[replay.Step]:
@@ -21,7 +22,9 @@ def steps(name: str, arch: str, precision: str) -> list[replay.Step]:
 
 @pytest.mark.parametrize(
     "name, arch, precision",
-    [("blazeface", "sm_90a", "mixed"), ("retinanet_head", "sm_75", "mixed"), ("unet_bicubic_opset11", "sm_61", "fp32")],
+    usually(
+        [("blazeface", "sm_90a", "mixed"), ("retinanet_head", "sm_75", "mixed"), ("unet_bicubic_opset11", "sm_61", "fp32")], 0
+    ),
 )
 def test_network(name: str, arch: str, precision: str) -> None:
     found = steps(name, arch, precision)

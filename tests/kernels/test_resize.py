@@ -11,6 +11,7 @@ from tccompile.kernels.resize import ResizeKernel
 from tccompile.program import Resize
 from tests.gpu.cases import program_of, resize
 from tests.kernels.support import cases_of, check
+from tests.tiers import thorough
 
 KERNEL = ResizeKernel()
 
@@ -35,6 +36,7 @@ def test_other_values(how: dict) -> None:
     check(KERNEL, resize("resize", **how))
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     program = program_of("resize_linear")

@@ -1,92 +1,26 @@
-"""Softmax: every element belongs to one output and every output is stored, in any layout; code for every generation."""
+"""Softmax: values thread by thread, in any layout; where rows are kept; code for every generation."""
 
 from __future__ import annotations
-
-import itertools
-from collections import Counter
 
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import SpillError, resources
 from tccompile.expr import DType
-from tccompile.kernels import epilogue
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
-from tccompile.program import Op, Program, Softmax
 from tccompile.schedule import candidates
 from tests.bench.bandwidth import softmax as large
 from tests.gpu.cases import MANY, NHWC, program_of, softmax
-from tests.kernels.support import ARCH, cases_of, check
+from tests.kernels.support import ARCH, check
+from tests.tiers import thorough
 
 KERNEL = SoftmaxKernel()
-
-LONG = (
-    "softmax_longer",
-    "softmax_longer_many",
-    "softmax_longer_fp32",
-    "softmax_very_long",
-    "softmax_of_words",
-    "log_softmax_too_long",
-)
-
-
-def places(op: Op, program: Program, shares: Shares) -> list[list[tuple[int, int, int]]]:
-    """For each output, what its iterations visit: (offset in x, row, lane) of each vector's first lane."""
-
-    def steps(nest) -> list[tuple[int, ...]]:
-        at = itertools.product(*map(range, nest.extents))
-        return [tuple(sum(i * s for i, s in zip(i_, t, strict=True)) for t in nest.strides) for i_ in at]
-
-    inner = steps(shares.inner)
-    return [[tuple(map(sum, zip(o, k, strict=True))) for k in inner] for o in steps(shares.kept)]  # type: ignore[misc]
-
-
-def check_coverage(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0) -> None:
-    """Every element of the result is stored once, padding included, from the right place in x, with those it is reduced with."""
-    shares = describe(op, program, axes, groups)
-    x, y = program.tensors[op.x], program.tensors[op.y]  # type: ignore[attr-defined]
-    frame = epilogue.frame_of(op, program)
-    lane = frame[-1]
-    rows = [a for a in frame[:-1] if a is not None]
-    coordinates = {}
-    for at in itertools.product(*map(range, x.shape)):
-        m = 0
-        for a in rows:
-            m = m * x.shape[a] + at[a]
-        coordinates[m, at[lane]] = at
-    stored: Counter = Counter()
-    members: dict[tuple, set] = {}
-    for number, output in enumerate(places(op, program, shares)):
-        for offset, m, c in output:
-            for i in range(shares.unit):
-                if c + i < y.padded[lane]:
-                    stored[m, c + i] += 1
-                if c + i < x.shape[lane]:
-                    at = coordinates[m, c + i]
-                    assert offset + i * (shares.unit > 1) == sum(k * s for k, s in zip(at, x.strides, strict=True))
-                    members.setdefault((number, i if shares.across else 0), set()).add(at)
-    expected = {(m, c) for m, _ in coordinates for c in range(y.padded[lane])}
-    assert set(stored) == expected and set(stored.values()) == {1}
-    for together in members.values():
-        keys = {
-            tuple(k // (x.shape[1] // groups) if groups and a == 1 else k for a, k in enumerate(at) if a not in axes)
-            for at in together
-        }
-        assert len(keys) == 1 and len(together) == shares.count
-
-
-@pytest.mark.parametrize("case", [c for c in cases_of(Softmax) if c not in LONG])
-def test_every_element_has_one_output(case: str) -> None:
-    program = program_of(case)
-    (op,) = program.ops
-    check_coverage(op, program, (op.axis,))
 
 
 @pytest.mark.parametrize("shape, axis, order", [((2, 3, 4, 5, 12), 1, None), ((2, 20, 5, 7), 2, NHWC), ((3, 1, 9), 1, None)])
 def test_of_other_axes(shape: tuple[int, ...], axis: int, order) -> None:
-    program = softmax("softmax", shape, axis, order=order)
-    check_coverage(program.ops[0], program, (axis,))
+    check(KERNEL, softmax("softmax", shape, axis, order=order))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +147,7 @@ def test_rows_with_many_operands_have_a_way(length: int) -> None:
     pytest.fail("all configs spill registers")
 
 
+@thorough
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch: str) -> None:
     for case in ("softmax_long", "softmax_middle", "softmax_longer_fp32", "softmax_of_words", "log_softmax_too_long"):

@@ -19,7 +19,7 @@ from tccompile.runtime.session import Session
 from tests.gpu.cases import program_of
 from tests.runtime.fake_driver import FakeApi, FakeArray
 from tests.runtime.test_session import KERNELS, expected, plan, x_of
-from tests.small import LAUNCH, feeds
+from tests.small import feeds
 from tests.small import plan as small_plan
 from tests.small import program as small_program
 
@@ -89,7 +89,7 @@ def test_the_median_beside_the_roof():
 def test_what_events_add_is_taken_off():
     base = small_plan()
     entry = base.entries[0]
-    launched = replace(entry.sections[0].steps[0], launches=entry.sections[0].steps[0].launches or (LAUNCH,))
+    launched = entry.sections[0].steps[0]
     section = replace(entry.sections[0], steps=tuple(replace(launched, op=i) for i in range(len(entry.sections[0].steps))))
     times = [[10.0 * (i + 1) for i in range(len(section.steps))]] * 3
     steps = profiled(entry.program, section, times, None, whole=sum(times[0]) - 3 * len(section.steps))

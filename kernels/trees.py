@@ -1,0 +1,163 @@
+"""Ensembles of decision trees, on every generation: a thread walks through some trees for a row.
+
+The trees of a row are shared out between `lanes` neighbouring threads, more of them the fewer rows there are. A thread keeps a
+sum for each target in shared memory; then the threads of a row add theirs up, always in the same order. Of many targets a block
+has a part, and walks again for each. Whatever the constants hold, no walk leaves them or goes on for ever: indices are clamped,
+and a walk ends after `depth` branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tccompile.arch import Arch
+from tccompile.expr import DType
+from tccompile.kernels.codegen import Parameters, execute, names, types_of
+from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.lines import THREADS, refusal
+from tccompile.kernels.loops import power
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.program import Op, Program, Trees
+
+LANES = (1, 8, 32, THREADS)
+"""Threads that a row may have."""
+
+TARGETS = 32
+"""Of a block, at most: each takes a float32 of shared memory for every thread."""
+
+BRANCH_US = 0.45
+"""A branch: its record comes from L2, and then the feature that it names."""
+
+COMBINE = {"add": ("{} + {}", "f32(0)"), "min": ("minimum({}, {})", "f32(inf)"), "max": ("maximum({}, {})", "f32(-inf)")}
+
+
+class TreesKernel(Kernel):
+    """Every Trees."""
+
+    name = "trees"
+    realises = Trees
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Trees)
+        for name in (op.branches, op.leaves):
+            if program.tensors[name].dtype is not DType.I32 or program.tensors[name].offset % 4:
+                return f"{name} is not of int32 at an address that is a multiple of 16"
+        if not program.tensors[op.x].dtype.is_float:
+            return f"{op.x} is {program.tensors[op.x].dtype.value}; features are floats"
+        return refusal(op, program)
+
+    def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Trees)
+        most = power(op.trees)
+        for lanes in dict.fromkeys(min(n, most) for n in LANES):
+            yield {"lanes": lanes}
+
+    def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Trees)
+        y, lanes = program.tensors[op.y], config["lanes"]
+        parts = -(-y.shape[1] // TARGETS)
+        waves = max(1.0, y.padded[0] * lanes * parts / (arch.sms * arch.threads_sm))
+        walks = -(-op.trees // lanes) * (op.depth + 1) * BRANCH_US
+        added_up = (lanes.bit_length() - 1) * min(y.shape[1], TARGETS) * 0.05
+        return LAUNCH_US + traffic_us(op, program, arch) + waves * (walks + added_up)
+
+    def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
+        assert isinstance(op, Trees)
+        x, y, lanes = program.tensors[op.x], program.tensors[op.y], config["lanes"]
+        if not y.size:
+            return Work(())
+        targets = min(y.shape[1], TARGETS)
+        records, entries = (program.tensors[name].size // n for name, n in ((op.branches, 4), (op.leaves, 2)))
+        numbers = (*y.shape, *y.padded, x.shape[1], op.trees, op.depth, records, entries, *x.strides, *y.strides)
+        params = {"x": x.dtype.value, "y": y.dtype.value, "combine": op.combine, "lanes": lanes, "targets": targets}
+        grid = (-(-y.padded[0] * lanes // THREADS), -(-y.shape[1] // targets), 1)
+        args: tuple[Arg, ...] = (*map(Ptr, (op.x, op.branches, op.leaves, op.y)), *map(I32, numbers))
+        return Work((Launch(code(self.name, **params), grid, THREADS, args),))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        from numba.cuda import types
+
+        from tccompile.kernels.ptx.core import u64
+        from tccompile.kernels.ptx.memory import floats, read_words
+
+        text, kinds, accesses = source(**params)
+        own = {
+            "words4": read_words(4, "global.nc"),
+            "words2": read_words(2, "global.nc"),
+            "as_float": floats(DType.F32, 1),
+            "u64": u64,
+        }
+        kernel = execute(text, {**names(), **memory_functions(accesses), **own}, "kernel")
+        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+
+
+def source(x: str, y: str, combine: str, lanes: int, targets: int) -> tuple[str, list[str], Accesses]:
+    """The kernel's text, the kinds of its parameters, and the memory functions it calls.
+
+    Block: rows blockIdx.x * (256 / lanes) …, targets blockIdx.y * `targets` …
+    """
+    given, stored = DType(x), DType(y)
+    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
+    taken, numbers = Parameters(), "rows columns padded_rows padded_columns features trees depth records entries"
+    params = [taken.take("address") for _ in range(4)] + [taken.take() for _ in (*numbers.split(), *"abcd")]
+    formula, neutral = COMBINE[combine]
+    text = f"""
+def kernel({", ".join(params)}):
+    x, branches, leaves, y, {", ".join(numbers.split())}, x_row, x_step, y_row, y_step = {", ".join(params)}
+    shared = cuda.shared.array({targets * THREADS}, f32)
+    tid, part = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)
+    lane = i32(tid & i32({lanes - 1}))
+    row = i32(i32(cuda.blockIdx.x) * i32({THREADS // lanes}) + (tid >> i32({lanes.bit_length() - 1})))
+    first = i32(part * i32({targets}))
+    for k in range({targets}):
+        shared[k * {THREADS} + tid] = {neutral}
+    if row < rows:
+        line = x + i64(row) * (i64(x_row) * {given.size})
+        tree = lane
+        while tree < trees:
+            w0, w1, w2, w3 = words4(u64(branches + i64(tree) * 16))
+            step = i32(0)
+            while w3 == 0 and step < depth:
+                feature = i32(min(i64(w1) >> 4, i64(features - i32(1))))
+                value = get(line + i64(feature) * (i64(x_step) * {given.size}))
+                (limit,) = as_float(w0)
+                side = select(value > limit, i64(4), i64(8))
+                side = select(value == limit, i64(2), side)
+                side = select(value < limit, i64(1), side)
+                child = min(i64(w2), i64(records - i32(2))) + select((i64(w1) & side) != 0, i64(0), i64(1))
+                w0, w1, w2, w3 = words4(u64(branches + child * 16))
+                step = i32(step + i32(1))
+            if w3 != 0:
+                entry = min(i64(w2), i64(entries))
+                end = min(entry + (i64(w3) - 1), i64(entries))
+                while entry < end:
+                    target, bits = words2(u64(leaves + entry * 8))
+                    k = i64(target) - i64(first)
+                    if k >= 0 and k < {targets}:
+                        place = i32(k * {THREADS} + tid)
+                        (weight,) = as_float(bits)
+                        shared[place] = {formula.format("shared[place]", "weight")}
+                    entry = entry + 1
+            tree = i32(tree + i32({lanes}))
+    half = i32({lanes // 2})
+    while half > 0:
+        cuda.syncthreads()
+        if lane < half:
+            for k in range({targets}):
+                place = i32(k * {THREADS} + tid)
+                shared[place] = {formula.format("shared[place]", "shared[place + half]")}
+        half = i32(half >> i32(1))
+    cuda.syncthreads()
+    if row < padded_rows:
+        end_column = padded_columns if part == i32(cuda.gridDim.y) - i32(1) else i32(first + i32({targets}))
+        column = i32(first + lane)
+        while column < end_column:
+            total = f32(0)
+            if row < rows and column < columns:
+                total = shared[i32((column - first) * {THREADS} + (tid - lane))]
+                {"pass" if combine == "add" else f"total = select(total == {neutral}, f32(0), total)"}
+            put(y + i64(row) * (i64(y_row) * {stored.size}) + i64(column) * (i64(y_step) * {stored.size}), total)
+            column = i32(column + i32({lanes}))
+"""
+    return text, taken.kinds, accesses
