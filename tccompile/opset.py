@@ -221,7 +221,10 @@ def _resize_11(node: onnx.NodeProto, scope: Scope) -> None:
     if mode == "tf_half_pixel_for_nn":
         rounding = _pop(node, "nearest_mode", "round_prefer_floor")
         if rounding != "floor":
-            raise UnsupportedError(f"node {node.name or node.output[0]!r}: Resize with {mode} and {rounding} is not supported")
+            raise UnsupportedError(
+                f"node {node.name or node.output[0]!r}: Resize with {mode} and {rounding} is not supported; export the model "
+                "with opset 13 or newer"
+            )
         mode, rounding = "half_pixel", "round_prefer_ceil"
         _set(node, nearest_mode=rounding)
     _set(node, coordinate_transformation_mode=mode)

@@ -18,6 +18,7 @@ import onnx.numpy_helper
 from tccompile.constants import literal
 from tccompile.errors import UnsupportedError
 from tccompile.fold import Folder, constant_node, invalid, rename_inputs, static_type, tensor_values, title
+from tccompile.mapped import mapped
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
@@ -183,6 +184,9 @@ class Unroller:
             raise invalid(node, f"it scans axes of {' and '.join(map(str, lengths))} elements")
         axes = [axis % len(shape) for axis, shape in zip(axes, shapes, strict=True)]
         backward, steps = of("scan_input_directions", count), lengths[0]
+        ahead = [*axes, *backward, *of("scan_output_axes", outputs), *of("scan_output_directions", outputs)]
+        if steps and not any(ahead) and self.map(node, body, carried, scanned):
+            return
         parts: list[list[str]] = [[] for _ in range(outputs)]
         nodes: list[onnx.NodeProto] = []
         for i in range(steps):
@@ -203,6 +207,28 @@ class Unroller:
             parts[k] = parts[k][::-1] if flipped else parts[k]
         running = Running(node, carried, parts=parts, axes=of("scan_output_axes", outputs))
         self.folder.instead(*nodes, self.wait_for(running, self.finish))
+
+    def map(self, node: onnx.NodeProto, body: onnx.GraphProto, carried: list[str], scanned: list[str]) -> bool:
+        """All turns at once, if they pass nothing on, and compute of a row what `mapped` knows: True if that was so."""
+        f = self.folder
+        nodes, results = self.inlined(
+            body, _prefix(node), names=dict(zip((v.name for v in body.input), [*carried, *scanned], strict=True))
+        )
+        read = dict.fromkeys([*carried, *(name for n in nodes for name in n.input if name in f.constants)])
+        rows = {name: len(f.type_of(name, node).shape) - 1 for name in scanned}
+        others = {name: len(f.type_of(name, node).shape) for name in read if name not in rows}
+        weights = {name: f.constants[name].values for name in others if name in f.constants}
+        axes = {name: w.reshape(-1).tolist() for name, w in weights.items() if w.dtype == np.int64 and w.size <= MOST}
+        made = mapped(nodes, rows, others, axes)
+        if made is None:
+            return False
+        written = {y for n in made[0] for y in n.output}
+        results = [made[1].get(name, name) for name in results]
+        if results[: len(carried)] != carried or not written.issuperset(results[len(carried) :]) or {*carried} & {*scanned}:
+            return False
+        pairs = [(x, y) for x, y in zip(results, node.output, strict=True) if y]
+        f.instead(*made[0], *(onnx.helper.make_node("Identity", [x], [y], node.name or y) for x, y in pairs))
+        return True
 
     # --- what they share
 

@@ -21,6 +21,7 @@ from tccompile.ops import (
     resize,
     rnn,
     sample,
+    trees,
 )
 from tccompile.ops.builder import Builder
 
@@ -72,7 +73,6 @@ CONVERTERS: dict[str, Converter] = {
     "GridSample": sample.grid_sample,
     "RoiAlign": sample.roi_align,
     "DeformConv": sample.deform_conv,
-    "NonMaxSuppression": sample.non_max_suppression,
     "Col2Im": sample.col2im,
     "DFT": fourier.dft,
     "STFT": fourier.stft,
@@ -104,3 +104,9 @@ CONVERTERS: dict[str, Converter] = {
     "Trilu": pointwise.trilu,
 }
 """By ONNX op, at the opset that `load` gives."""
+
+CLASSICAL: dict[str, Converter] = {
+    "TreeEnsemble": trees.tree_ensemble,
+    "TreeEnsembleRegressor": trees.tree_ensemble_regressor,
+}
+"""By op of ai.onnx.ml: those that `load` does not take apart."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from tccompile.constants import recipe_of
-from tccompile.errors import UnsupportedError
 from tccompile.expr import DType, Epilogue, Expr, Shape, View, broadcast_view, cast, const, coord, identity_view, load
 from tccompile.expr import constant as index_constant
+from tccompile.issues import Issue, Refusal
 from tccompile.program import Op, Pointwise, Tensor, dense
 from tccompile.weights import Literal, Recipe
 
@@ -24,29 +23,6 @@ IMAGE: dict[int, Order] = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """Channels innermost, by rank: (N, C, W), (N, C, H, W) and (N, C, D, H, W)."""
 
 MAX_RANK = 8
-
-
-@dataclass(frozen=True)
-class Issue:
-    """Why a node of the user's model cannot be compiled."""
-
-    node: str
-    op: str
-    shapes: tuple[Shape, ...]  # of its inputs
-    reason: str
-    way_out: str
-
-    def __str__(self) -> str:
-        shapes = ", ".join("×".join(map(str, s)) or "scalar" for s in self.shapes)
-        return f"{self.node} ({self.op}{f' of {shapes}' if shapes else ''}): {self.reason}; {self.way_out}"
-
-
-class Refusal(UnsupportedError):
-    """A node that cannot be compiled, and why."""
-
-    def __init__(self, issue: Issue) -> None:
-        super().__init__(str(issue))
-        self.issue = issue
 
 
 def dtype_of(t: gs.Tensor) -> DType | None:
@@ -134,7 +110,9 @@ class Builder:
     def refuse(self, reason: str, way_out: str) -> Refusal:
         """An error to raise: the current node, the rule it breaks with the value that breaks it, and the way out."""
         shapes = tuple(shape_of(t) for t in self.node.inputs if t.name and t.shape is not None)
-        return Refusal(Issue(self.nodes[0], self.node.op, shapes, reason, way_out))
+        domain = "" if self.node.domain in (None, "ai.onnx") else self.node.domain
+        outputs = tuple(t.name for t in self.node.outputs if t.name)
+        return Refusal(Issue(self.nodes[0], self.node.op, shapes, reason, way_out, domain, outputs))
 
     # --- the node's inputs and attributes
 
@@ -166,7 +144,8 @@ class Builder:
         if t is None:
             return None
         if not isinstance(t, gs.Constant):
-            raise self.refuse(f"its {what} ({t.name}) are computed at run time", f"export the model with constant {what}")
+            verb = "are" if what.endswith("s") else "is"
+            raise self.refuse(f"its {what} ({t.name}) {verb} computed at run time", f"export the model with constant {what}")
         return np.asarray(t.values)
 
     def ints(self, i: int, what: str) -> list[int] | None:
@@ -188,7 +167,8 @@ class Builder:
     def io_dtype(self, t: gs.Tensor) -> DType:
         dtype = dtype_of(t)
         if dtype is None:
-            raise self.refuse(f"{t.name} has element type {t.dtype}", "use floats of 16 to 64 bits, integers or booleans")
+            name = onnx.TensorProto.DataType.Name(t.dtype).lower() if isinstance(t.dtype, int) else t.dtype
+            raise self.refuse(f"{t.name} has element type {name}", "use floats of 16 to 64 bits, integers or booleans")
         return dtype
 
     # --- tensors

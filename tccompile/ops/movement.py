@@ -155,7 +155,7 @@ def slice_(node: gs.Node, b: Builder) -> None:
         axis, n = b.axis(axis, len(extents)), extents[b.axis(axis, len(extents))]
         start += n if start < 0 else 0
         starts[axis] = min(max(start, 0), n if step > 0 else n - 1)
-        steps[axis] = step
+        steps[axis] = min(max(step, -n), n)  # beyond the axis, whatever it is
     _move(node, b, slice_view(b.value(x).name, starts, steps))
 
 

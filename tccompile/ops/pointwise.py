@@ -241,7 +241,17 @@ def cast_to(node: gs.Node, b: Builder) -> None:
         value = _not_zero(value)
     if DType.U64 in (dtype_of(x), dtype_of(y)) and value.dtype is not b.dtype(y).compute:
         raise b.refuse(f"a cast from {b.io_dtype(x).value} to {b.io_dtype(y).value}", "use int64: uint64 is computed as int64")
+    if value.dtype is DType.F32 and b.dtype(y).compute is DType.I64:
+        value = truncated(value, b.dtype(y))
     _write(node, b, value, reads)
+
+
+def truncated(x: Expr, dtype: DType) -> Expr:
+    """A float as an integer, as x86 and with it ONNX Runtime converts it: by way of int32, or int64 for larger types, whose least
+    number stands for all floats that it does not hold, and for NaN."""
+    bits = 31 if dtype.size < 4 or dtype is DType.I32 else 63
+    held = call("less", call("abs", x), 2.0**bits)
+    return call("where", held, cast(x, DType.I64), const(-(1 << bits), DType.I64))
 
 
 def trilu(node: gs.Node, b: Builder) -> None:

@@ -1,7 +1,6 @@
 """Quantized tensors: integers q that stand for (q - zero point) · scale.
 
-Products of integers are products of floats that hold them: differences to zero points of 8 bits are exact in fp16, and sums are
-exact in fp32 as long as they stay below 2^24; scales come afterwards, in the product's epilogue.
+Products of integers are products of floats that hold them (integers.py); scales come afterwards, in the product's epilogue.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import derived
-from tccompile.expr import ACC, DType, Expr, View, call, cast, coord, quotient
-from tccompile.ops import conv, linear
-from tccompile.ops.builder import IMAGE, Builder, Order, Reads, shape_of
+from tccompile.expr import DType, Expr, View, call, cast, const, coord, quotient
+from tccompile.ops.builder import IMAGE, Builder, Reads, shape_of
+from tccompile.ops.integers import EXACT, centred, convolution, integer, matmul
+from tccompile.ops.pointwise import wrapped
 
 
 def quantize(node: gs.Node, b: Builder) -> None:
@@ -43,14 +42,14 @@ def dequantize(node: gs.Node, b: Builder) -> None:
 def conv_integer(node: gs.Node, b: Builder) -> None:
     """(x - x's zero point) convolved with (w - w's), which is one number or one for each output channel, as int32."""
     (x, w), y = node.inputs[:2], node.outputs[0]
-    rank = len(y.shape)
-    conv.product(b, _centred(b, x, 2, 1, IMAGE.get(rank)), _centred(b, w, 3, 0), y, lambda reads: _integer(ACC))
+    factors = centred(b, x, 2, 1, IMAGE.get(len(y.shape))), centred(b, w, 3, 0)
+    convolution(b, *factors, y, lambda reads, acc, bound: integer(acc))
 
 
 def matmul_integer(node: gs.Node, b: Builder) -> None:
     """(a - a's zero point) @ (w - w's), which are one number, or one a row of a and one a column of w, as int32."""
     (a, w), y = node.inputs[:2], node.outputs[0]
-    linear.product(b, _centred(b, a, 2, -2), _centred(b, w, 3, -1), y, lambda reads: _integer(ACC))
+    matmul(b, centred(b, a, 2, -2), centred(b, w, 3, -1), y, lambda reads, acc, bound: integer(acc))
 
 
 def qlinear_conv(node: gs.Node, b: Builder) -> None:
@@ -58,24 +57,33 @@ def qlinear_conv(node: gs.Node, b: Builder) -> None:
     x, w, y = node.inputs[0], node.inputs[3], node.outputs[0]
     bias = b.input(8)
 
-    def finish(reads: Reads) -> Expr:
-        acc = ACC if bias is None else call("add", ACC, cast(reads.along(bias, 1), DType.F32))
+    def finish(reads: Reads, acc: Expr, bound: int) -> Expr:
+        if bias is not None:
+            acc = _biased(acc, bound, bias, reads.along(bias, 1))
         scales = [cast(reads.along(node.inputs[i], 1), DType.F32) for i in (1, 4, 6)]
         return _stored(b, _rescaled(acc, *scales), reads.along(node.inputs[7], 1), y)
 
-    conv.product(b, _centred(b, x, 2, 1, IMAGE.get(len(y.shape))), _centred(b, w, 5, 0), y, finish)
+    convolution(b, centred(b, x, 2, 1, IMAGE.get(len(y.shape))), centred(b, w, 5, 0), y, finish)
+
+
+def _biased(acc: Expr, bound: int, bias: gs.Tensor, value: Expr) -> Expr:
+    """The sum with its bias, which int32 takes modulo 2^32 and float32 only where it stays exact."""
+    largest = float(np.abs(bias.values, dtype=np.float64).max(initial=0)) if isinstance(bias, gs.Constant) else math.inf
+    if acc.dtype is DType.F32 and bound + largest <= EXACT:
+        return call("add", acc, cast(value, DType.F32))
+    return wrapped(call("add", integer(acc), value), DType.I32)
 
 
 def qlinear_matmul(node: gs.Node, b: Builder) -> None:
     """(a, scale, zero, w, scale, zero, y's scale, zero): one number each, or one a row of a and y, and one a column of w."""
     a, w, y = node.inputs[0], node.inputs[3], node.outputs[0]
 
-    def finish(reads: Reads) -> Expr:
+    def finish(reads: Reads, acc: Expr, bound: int) -> Expr:
         rank = len(reads.shape)
         scales = [cast(_of_matrix(reads, node.inputs[i], rank - axis), DType.F32) for i, axis in ((1, 2), (4, 1), (6, 2))]
-        return _stored(b, _rescaled(ACC, *scales), _of_matrix(reads, node.inputs[7], rank - 2), y)
+        return _stored(b, _rescaled(acc, *scales), _of_matrix(reads, node.inputs[7], rank - 2), y)
 
-    linear.product(b, _centred(b, a, 2, -2), _centred(b, w, 5, -1), y, finish)
+    matmul(b, centred(b, a, 2, -2), centred(b, w, 5, -1), y, finish)
 
 
 def _parameter(b: Builder, reads: Reads, i: int) -> Expr:
@@ -99,12 +107,7 @@ def _of_matrix(reads: Reads, t: gs.Tensor, axis: int) -> Expr:
 
 
 def _rescaled(acc: Expr, x: Expr, w: Expr, y: Expr) -> Expr:
-    return call("mul", acc, call("div", call("mul", x, w), y))
-
-
-def _integer(x: Expr) -> Expr:
-    """A float that holds an integer, to rounding, as that integer."""
-    return cast(call("round", x), DType.I64)
+    return call("mul", cast(acc, DType.F32), call("div", call("mul", x, w), y))
 
 
 def _stored(b: Builder, value: Expr, zero: Expr | None, y: gs.Tensor) -> Expr:
@@ -116,28 +119,5 @@ def _stored(b: Builder, value: Expr, zero: Expr | None, y: gs.Tensor) -> Expr:
     x = call("round", value)
     if zero is not None:
         x = call("add", x, cast(zero, DType.F32))
-    return cast(call("min", call("max", x, float(limits.min)), float(limits.max)), DType.I64)
-
-
-def _centred(b: Builder, t: gs.Tensor, zero: int, axis: int, order: Order | None = None) -> gs.Tensor:
-    """`t` less its zero point, which is input number `zero`, as floats; a vector of them goes along `axis`."""
-    z, shape = b.input(zero), shape_of(t)
-    axis = b.axis(axis, len(shape))
-    if isinstance(t, gs.Constant) and (z is None or isinstance(z, gs.Constant)):
-        out = derived(b.unique(f"{t.name}/centred"), "cast", t, dtype="float32")
-        if z is None:
-            return out
-        wide = derived("", "cast", z, dtype="float32")
-        if len(z.shape) == 1 and z.shape[0] > 1:
-            lie = tuple(-1 if a == axis else 1 for a in range(len(shape)))
-            wide = derived("", "reshape", wide, shape=lie)
-        elif len(z.shape) == 1:
-            wide = derived("", "reshape", wide, shape=())
-        return derived(out.name, "sub", out, wide)
-    reads = Reads(b, shape)
-    value = reads.broadcast(t)
-    if z is not None:
-        value = call("sub", value, reads.along(z, axis) if len(z.shape) < 2 else reads.broadcast(z))
-    y = gs.Variable(b.unique(f"{t.name}/centred"), np.float32, shape)
-    b.compute(b.result(y, order or tuple(range(len(shape)))), cast(value, DType.F32), reads)
-    return y
+    x = call("where", call("greater", x, float(limits.min)), x, const(float(limits.min)))  # NaN becomes the least, too
+    return cast(call("min", x, float(limits.max)), DType.I64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -18,6 +18,7 @@ from tccompile.expr import (
     call,
     cast,
     const,
+    constant,
     coord,
     identity_view,
     reshape_view,
@@ -37,7 +38,8 @@ class Reduction:
 
 
 def _mean(x: Expr, count: int) -> Expr:
-    return call("div", x, float(count)) if x.dtype is DType.F32 else call("trunc_div", x, max(count, 1))
+    """Of nothing it is 0, as in ONNX Runtime."""
+    return call("div", x, float(max(count, 1))) if x.dtype is DType.F32 else call("trunc_div", x, max(count, 1))
 
 
 def _square(x: Expr) -> Expr:
@@ -108,7 +110,10 @@ def softmax(node: gs.Node, b: Builder) -> None:
 
 
 def arg(node: gs.Node, b: Builder) -> None:
-    """ArgMax and ArgMin: the least place (or greatest) of those whose element equals the largest (or smallest) one."""
+    """ArgMax and ArgMin: the least place (or greatest) of those whose element equals the largest (or smallest) one.
+
+    NaN is neither, but if the first element is one, its place is taken, as ONNX Runtime does by comparing with the best so far.
+    """
     x = b.operand(node.inputs[0])
     axis = b.axis(b.attr("axis", 0), x.rank)
     y = _kept(node, b, x, (axis,))
@@ -142,7 +147,9 @@ def lp_normalization(node: gs.Node, b: Builder) -> None:
 def _place(node: gs.Node, b: Builder, x: Tensor, axis: int, y: Tensor, largest: bool, last: bool) -> Tensor:
     """y (extent 1 along the axis) = the first or last place of the largest or smallest element."""
     name, n, shape = node.outputs[0].name, x.shape[axis], y.shape
-    extreme = Reduction("max" if largest else "min")
+    floats = x.dtype.is_float
+    combined, worst = ("max", -math.inf) if largest else ("min", math.inf)
+    extreme = Reduction(combined, (lambda v: call("where", call("is_nan", v), const(worst), v)) if floats else (lambda v: v))
     best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), x.order), (axis,), extreme)
     numbers = b.literal(f"{name}.numbers", np.arange(n, dtype=np.int32))
     reads = Reads(b, x.shape)
@@ -150,7 +157,16 @@ def _place(node: gs.Node, b: Builder, x: Tensor, axis: int, y: Tensor, largest: 
     number = reads.view(View(numbers.name, (coord(axis),)))
     place = call("where", call("equal", value, wanted), number, const(0 if last else n - 1, DType.I64))
     places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, x.order), place, reads)
-    return combine(b, places, y, (axis,), Reduction("max" if last else "min"))
+    chosen = Reduction("max" if last else "min")
+    if not floats:
+        return combine(b, places, y, (axis,), chosen)
+    reads = Reads(b, y.shape)
+    first = reads.view(View(x.name, tuple(constant(0) if a == axis else coord(a) for a in range(x.rank))))
+
+    def unless_first(p: Expr, count: int) -> Expr:
+        return call("where", call("is_nan", first), const(0, DType.I64), p)
+
+    return combine(b, places, y, (axis,), replace(chosen, after=unless_first), reads)
 
 
 def combine(b: Builder, x: Tensor, y: Tensor, axes: tuple[int, ...], r: Reduction, reads: Reads | None = None) -> Tensor:

@@ -62,7 +62,7 @@ def resize(node: gs.Node, b: Builder) -> None:
     if not b.dtype(x).is_float and (b.dtype(x) not in NARROW or b.attr("mode", "nearest") != "nearest"):
         raise b.refuse(f"it resamples {b.dtype(x).value} in mode {b.attr('mode', 'nearest')}", "cast its input to float")
     axes = [a for a in axes if not a.identity(x.shape[a.axis])]
-    if len(x.shape) in IMAGE and all(a.axis >= 2 for a in axes):
+    if axes and len(x.shape) in IMAGE and all(a.axis >= 2 for a in axes):
         _resample(b, _floats(b, x), axes, b.result(y, IMAGE[len(y.shape)]))
         return
     source = _floats(b, x)

@@ -54,7 +54,7 @@ def affine_grid(node: gs.Node, b: Builder) -> None:
         value = reads.view(View(theta.name, (coord(0), coord(count + 1), constant(j))))
         if j < count:
             n = extents[count - 1 - j]  # x runs along the last axis
-            at = np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1
+            at = np.linspace(1, -1, n)[::-1] if corners else (2 * np.arange(n) + 1) / n - 1  # of one corner the last, 1
             places = b.literal(f"{y.name}.places{j}", at.astype(np.float32))
             value = call("mul", value, reads.view(View(places.name, (coord(count - j),))))
         total = value if total is None else call("add", total, value)
@@ -312,14 +312,6 @@ def _region_spots(b: Builder, name: str, place: Tensor, n: int) -> list[Spot]:
         value = call("where", inside, t if k else call("sub", 1.0, t), 0.0)
         found.append((index, b.compute(b.new(f"{name}.weight{k}", shape), value, reads)))
     return found
-
-
-def non_max_suppression(node: gs.Node, b: Builder) -> None:
-    """Plans have static shapes, and this has none."""
-    raise b.refuse(
-        "how many boxes it keeps is known only when the model runs",
-        "end the model at its boxes and scores, and suppress in the application",
-    )
 
 
 def col2im(node: gs.Node, b: Builder) -> None:

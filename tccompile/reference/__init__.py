@@ -26,25 +26,30 @@ from tccompile.program import (
     Shape,
     Softmax,
     TopK,
+    Trees,
 )
 from tccompile.reference.expressions import evaluate_expr
 from tccompile.reference.lines import cumulate, scatter, top_k
 from tccompile.reference.recurrent import rnn
 from tccompile.reference.reductions import norm, reduce, softmax
 from tccompile.reference.storage import convert, elements, from_storage, store, to_storage
+from tccompile.reference.trees import trees
 from tccompile.reference.windows import conv, pool
 
 __all__ = [
     "MEANING",
     "Observer",
+    "begin",
     "compute",
     "convert",
     "elements",
     "evaluate",
+    "finish",
     "from_storage",
     "store",
     "to_storage",
     "unobserved",
+    "unwatched",
 ]
 
 
@@ -57,23 +62,32 @@ def gemm(op: Gemm, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
 
 
 def attention(op: Attention, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-    """softmax(scale * q @ kᵀ + mask) @ v, one head at a time; rows that see nothing are 0."""
+    """softmax(scale * q @ kᵀ + mask) @ v, one head and some of its rows at a time; rows that see nothing are 0."""
     q, k, v = (values[name].astype(np.float32, copy=False) for name in (op.q, op.k, op.v))
     mask = None if op.mask is None else np.broadcast_to(values[op.mask], (*q.shape[:3], k.shape[2]))
     out, share = np.zeros(shape, np.float32), q.shape[1] // k.shape[1]
-    future = None if op.causal is None else np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None] + op.causal
-    for b, h in np.ndindex(q.shape[:2]):
-        scores = q[b, h] @ k[b, h // share].T * np.float32(op.scale)
+    if not out.size:
+        return out
+    rows = max(SCORES // max(k.shape[2], 1), 1)
+    for b, h, first in np.ndindex(*q.shape[:2], -(-q.shape[2] // rows)):
+        part = slice(first * rows, min((first + 1) * rows, q.shape[2]))
+        scores = q[b, h, part] @ k[b, h // share].T * np.float32(op.scale)
         if mask is not None:
-            scores = np.where(mask[b, h], scores, -np.inf) if mask.dtype == bool else scores + mask[b, h]
-        if future is not None:
+            seen = mask[b, h, part]
+            scores = np.where(seen, scores, -np.inf) if seen.dtype == bool else scores + seen
+        if op.causal is not None:
+            future = np.arange(k.shape[2]) > np.arange(part.start, part.stop)[:, None] + op.causal
             scores = np.where(future, -np.inf, scores)
         with np.errstate(all="ignore"):
             highest = scores.max(1, keepdims=True, initial=-np.inf)
             e = np.exp(scores - np.where(np.isneginf(highest), 0, highest), dtype=np.float32)
             total = e.sum(1, np.float64, keepdims=True)
-            out[b, h] = e @ v[b, h // share] / np.where(total == 0, 1, total)
+            out[b, h, part] = e @ v[b, h // share] / np.where(total == 0, 1, total)
     return out
+
+
+SCORES = 1 << 24
+"""Of an attention, how many are held at a time: 64 MB."""
 
 
 def mlp(op: Mlp, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
@@ -89,6 +103,8 @@ def mlp(op: Mlp, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
 def resize(op: Resize, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """x resampled along one axis after the other: a weighted sum of taps, at indices clipped into x."""
     x = np.ascontiguousarray(values[op.x], np.float32)
+    if 0 in shape:
+        return np.zeros(shape, np.float32)
     for axis, index, factors in zip(op.axes, op.index, op.weights, strict=True):
         at, by = values[index], values[factors]  # (output extent, taps)
         lie = [-1 if a == axis else 1 for a in range(x.ndim)]
@@ -113,6 +129,7 @@ MEANING: dict[type[Op], Callable[..., np.ndarray]] = {
     Scatter: scatter,
     Softmax: softmax,
     TopK: top_k,
+    Trees: trees,
 }
 """meaning(op, values, shape): what the op computes before its epilogue. A Pointwise is all epilogue."""
 
@@ -122,10 +139,19 @@ def compute(op: Op, program: Program, values: Mapping[str, np.ndarray]) -> np.nd
 
     values  the logical arrays it reads, by tensor: in storage type (bf16 as its bits) or in compute type
     """
-    shape = program.op_shape(op)
     typed = {name: _typed(values[name], program, name) for name in op.inputs}
-    acc = None if isinstance(op, Pointwise) else MEANING[type(op)](op, typed, shape)
-    out = evaluate_expr(op.epilogue.expr, op.epilogue.loads, typed, shape, acc)
+    return finish(op, program, typed, begin(op, program, typed))
+
+
+def begin(op: Op, program: Program, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """What `op` computes before its epilogue, from values in compute types; None for a Pointwise, which is all epilogue."""
+    return None if isinstance(op, Pointwise) else MEANING[type(op)](op, values, program.op_shape(op))
+
+
+def finish(op: Op, program: Program, values: Mapping[str, np.ndarray], acc: np.ndarray | None) -> np.ndarray:
+    """What `op` writes, from what it computed before its epilogue."""
+    shape = program.op_shape(op)
+    out = evaluate_expr(op.epilogue.expr, op.epilogue.loads, values, shape, acc)
     out = np.broadcast_to(out, shape)
     b = op.epilogue.shuffle
     if b > 1:
@@ -147,16 +173,26 @@ def unobserved(name: str, values: np.ndarray) -> None:
     """Nobody looks."""
 
 
+Watcher = Callable[[Op, Mapping[str, np.ndarray], np.ndarray | None, np.ndarray], None]
+"""Called with an op, the values that it reads, what it computed before its epilogue (see `begin`), and what it writes."""
+
+
+def unwatched(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+    """Nobody looks."""
+
+
 def evaluate(
     program: Program,
     feeds: Mapping[str, np.ndarray],
     sources: Mapping[str, np.ndarray],
-    observe: Observer = unobserved,
+    watch: Watcher = unwatched,
+    stored: bool = False,
 ) -> dict[str, np.ndarray]:
     """The program's outputs by name, computed in float32, int64 and bool throughout: nothing is rounded to storage types.
 
     feeds    the inputs' values by name; sources, the model's weights by name (see `weights.evaluate`)
-    observe  sees what each op writes
+    watch    sees what each op reads and writes
+    stored   round every tensor to its storage type after all
     """
     tensors = program.tensors
     last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
@@ -169,6 +205,8 @@ def evaluate(
         owner = tensors[tensors[name].storage]
         if owner.name not in memory:
             memory[owner.name] = np.zeros(owner.span, owner.dtype.compute.numpy)
+        if stored:
+            values = from_storage(to_storage(values, owner.dtype), owner.dtype)
         store(memory[owner.name], tensors[name], convert(values, owner.dtype.compute.numpy))
 
     def get(name: str) -> np.ndarray:
@@ -188,8 +226,10 @@ def evaluate(
                     memory[owner] = np.broadcast_to(convert(given, t.dtype.compute.numpy), t.shape)
                 else:
                     put(owner, given)
-        values = compute(op, program, {name: get(name) for name in op.inputs})
-        observe(op.y, values)
+        read = {name: get(name) for name in op.inputs}
+        acc = begin(op, program, read)
+        values = finish(op, program, read, acc)
+        watch(op, read, acc, values)
         put(op.y, values)
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]

@@ -22,12 +22,15 @@ def cumulate(op: Cumulate, values: Mapping[str, np.ndarray], shape: Shape) -> np
 def top_k(op: TopK, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """Where the first elements of each line would be in a stable sort."""
     x = values[op.x]
-    key = x
-    if op.largest:
-        key = -x if x.dtype.kind == "f" else ~x  # -x - 1, which does not overflow
     if x.dtype.kind == "f":
-        key = np.where(np.isnan(x), np.inf, key)
-    order = np.argsort(key, op.axis, kind="stable")
+        floats = -x if op.largest else x
+        found = np.argsort(floats, op.axis, kind="stable")  # NaN last
+        if op.largest:  # those come first then: a stable sort by whether they are none
+            sound = ~np.isnan(np.take_along_axis(x, found, op.axis))
+            found = np.take_along_axis(found, np.argsort(sound, op.axis, kind="stable"), op.axis)
+        order = found
+    else:
+        order = np.argsort(~x if op.largest else x, op.axis, kind="stable")  # -x - 1, which does not overflow
     return np.take(order, np.arange(shape[op.axis]), op.axis).astype(np.int64)
 
 

@@ -14,6 +14,8 @@ from tccompile.reference.expressions import evaluate_expr
 def rnn(op: Rnn, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """The states after each step and the last ones, (T + 1, D, N, H), or (T + 2, D, N, H) for lstm."""
     directions, n, units = shape[1:]
+    if 0 in shape:
+        return np.zeros(shape, np.float32)
     x = values[op.x].astype(np.float32, copy=False)
     steps = len(x)
     x = x.reshape(steps, n, directions, GATES[op.cell], units)

@@ -64,11 +64,12 @@ def pool(op: Pool, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
     largest = op.kind == "max"
     image = _padded(x, pads, window, strides, dilations, (p, q), -np.inf if largest else 0.0)
     taps = _windows(image, window, strides, dilations, (p, q))
-    y = taps[:, :, :, 0, 0].copy()
-    for i in range(window[0]):
-        for j in range(window[1]):
-            if (i, j) == (0, 0):
-                continue
+    y = np.full(taps.shape[:3] + taps.shape[5:], -np.inf if largest else 0.0, np.float32)
+    rows, columns = (
+        _meeting(x.shape[2 + a], extent, window[a], strides[a], pads[a], dilations[a]) for a, extent in enumerate((p, q))
+    )
+    for i in rows:
+        for j in columns:
             if largest:
                 np.maximum(y, taps[:, :, :, i, j], out=y)
             else:
@@ -76,12 +77,20 @@ def pool(op: Pool, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray
     if not largest:
         counts = []
         for a, extent in enumerate((p, q)):
-            at = np.arange(extent)[:, None] * strides[a] - pads[a] + np.arange(window[a]) * dilations[a]
             low, high = (-pads[a], x.shape[2 + a] + ends[a]) if op.count_pads else (0, x.shape[2 + a])
-            counts.append(((at >= low) & (at < high)).sum(1))
+            first = np.arange(extent) * strides[a] - pads[a]  # taps at first + k · dilation that lie from low to high
+            before, until = (np.clip(-((first - edge) // dilations[a]), 0, window[a]) for edge in (low, high))
+            counts.append(until - before)
         with np.errstate(all="ignore"):
             y /= (counts[0][:, None] * counts[1]).astype(np.float32)[:, :, None]
     return y.transpose(0, 3, 1, 2).reshape(shape)
+
+
+def _meeting(n: int, outputs: int, window: int, stride: int, pad: int, dilation: int) -> list[int]:
+    """The taps of a window that any output has on one of `n` elements: not those that all have in the padding."""
+    first = np.arange(window) * dilation - pad
+    at = first + np.maximum(-(first // stride), 0) * stride  # the first place of a tap that is not before the elements
+    return np.flatnonzero((at < n) & (at <= first + (outputs - 1) * stride)).tolist()
 
 
 def _image(x: np.ndarray) -> np.ndarray:

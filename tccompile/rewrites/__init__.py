@@ -14,6 +14,7 @@ from tccompile.rewrites import (
     conv_transpose,
     einsum,
     gemm,
+    lanes,
     movement,
     normalization,
     pad,
@@ -56,6 +57,7 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     logged at level DEBUG.
     """
     edit = Editor(graph)
+    to_fixpoint(edit, lanes.REWRITES)  # first: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
     to_fixpoint(edit, REWRITES)
     return graph

@@ -44,6 +44,7 @@ class Editor:
         self.taken = set(graph.tensors()) | {n.name for n in graph.nodes}
         self.outputs = {id(t) for t in graph.outputs}
         self.inputs = {id(t) for t in graph.inputs}
+        self.kept: dict[Any, Any] = {}  # what rewrites remember from one match to the next
 
     def name(self, like: str) -> str:
         n, name = 0, like

@@ -7,9 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.errors import ModelError, UnsupportedError
+from tccompile.errors import ModelError
 from tccompile.load import load
-from tccompile.lower import lower
 from tccompile.program import Attention, Norm, Pointwise
 from tests.ops.common import Net, agrees
 
@@ -76,14 +75,6 @@ def test_multi_head_attention(masked: bool, bias: bool, scores: tuple[int, ...] 
     y = own(net, "MultiHeadAttention", "q", "k", "v", *args, num_heads=H, scale=0.3)
     program = agrees(model(net, **{y: (B, M, H * D)}))
     assert sum(isinstance(op, Attention) for op in program.ops) == 1
-
-
-def test_a_mask_of_lengths_is_refused() -> None:
-    net = Net(x=(B, M, 24))
-    lengths = np.array([5, 3], np.int32)
-    y = own(net, "Attention", "x", net.normal(24, 3 * H * D), net.normal(3 * H * D), lengths, num_heads=H)
-    with pytest.raises(UnsupportedError, match=r"Attention of domain com\.microsoft"):
-        lower(load(model(net, **{y: (B, M, H * D)})))
 
 
 @pytest.mark.parametrize("attributes", [{"num_heads": H, "unidirectional": 7}, {"num_heads": 0}, {"num_heads": "four"}])

@@ -8,8 +8,10 @@ import pytest
 from tccompile.errors import InputError, UnsupportedError
 from tccompile.load import load, sources
 from tccompile.lower import lower
+from tccompile.pipeline import without_code
 from tccompile.program import Pointwise
 from tccompile.reference import evaluate
+from tccompile.runtime.session import Session
 from tests.networks import feeds
 from tests.ops.common import Net, agrees
 
@@ -160,3 +162,12 @@ def test_a_vector_of_channels_is_padded_in_channels() -> None:
     program = agrees(net.out(net("Relu", net("Unsqueeze", "x", ints(2, 3)))))
     assert program.tensors["t0"].padded == (2, 8, 1, 1)
     assert all(isinstance(op, Pointwise) for op in program.ops)
+
+
+def test_a_cache_that_is_still_empty() -> None:
+    """An input of several heads and no steps, as keys and values are before the first: no two of its elements share a place."""
+    model = (net := Net(past=(1, 8, 0, 16), x=(1, 8, 3, 16))).out(net("Relu", net("Concat", "past", "x", axis=2))).model()
+    inputs = {"past": np.empty((1, 8, 0, 16), np.float32), "x": net.normal(1, 8, 3, 16)}
+    with Session(without_code(model, precision="fp32"), "cpu") as session:
+        (y,) = session.run(None, inputs)
+    np.testing.assert_array_equal(y, np.maximum(inputs["x"], 0))

@@ -270,9 +270,3 @@ def test_microsoft_s_gemm(transposed: int, bias: bool, quantized: bool) -> None:
     inputs += [np.float32(0.4), np.uint8(100)] if quantized else []
     model = microsoft("QGemm", inputs, {"x": (5, 12)}, np.uint8 if quantized else np.float32, transB=transposed, alpha=1.5)
     agrees(model, {"x": integers(net, np.uint8, 5, 12)})
-
-
-def test_others_of_microsoft_s_operators_are_refused() -> None:
-    model = microsoft("QLinearGlobalAveragePool", [*X, *Y], {"x": IMAGE_SHAPE}, channels_last=1)
-    with pytest.raises(UnsupportedError, match=r"n0.*QLinearGlobalAveragePool.*not one of ONNX's"):
-        load(model)
