@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import UsageError, VerificationError
-from tccompile.feeds import seeded
+from tccompile.feeds import Ranges, seeded
 from tccompile.plan import SEEDED, Certificate, Expected, Plan
 from tccompile.program import Program
 from tccompile.reference.storage import from_storage
 from tccompile.runtime.session import Session
+from tccompile.terminal import plain
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,13 @@ def numbers(stored: np.ndarray, program: Program, name: str) -> np.ndarray:
 
 
 def certificate(
-    plan: Plan, entry: int, seed: int, references: Mapping[str, np.ndarray], results: Sequence[Result], oracle: str
+    plan: Plan,
+    entry: int,
+    seed: int,
+    ranges: Ranges,
+    references: Mapping[str, np.ndarray],
+    results: Sequence[Result],
+    oracle: str,
 ) -> Certificate | None:
     """The certificate of an entry, from the oracle's outputs for its seeded inputs and how far the plan was from them.
 
@@ -74,7 +81,8 @@ def certificate(
             return None
         norm = float(np.linalg.norm(reference))
         outputs.append(Expected(result.output, _spread(reference), norm, result.error, result.bound))
-    return Certificate(entry, seed, digest(seeded(program, seed), program), oracle, results[0].device, tuple(outputs))
+    inputs = digest(seeded(program, seed, ranges), program)
+    return Certificate(entry, seed, inputs, oracle, results[0].device, tuple(outputs), dict(ranges))
 
 
 def selftest(plan: Plan, session: Session) -> list[Result]:
@@ -88,7 +96,7 @@ def selftest(plan: Plan, session: Session) -> list[Result]:
     results = []
     for made in plan.certificates:
         program = plan.entries[made.entry].program
-        feeds = seeded(program, made.seed)
+        feeds = seeded(program, made.seed, made.ranges)
         if digest(feeds, program) != made.inputs:
             raise VerificationError(f"seed {made.seed} gives other inputs than when the plan was made: the plan is damaged")
         outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
@@ -124,4 +132,4 @@ def results_text(results: Sequence[Result]) -> str:
         lines.append(
             f"{'pass' if r.passed else 'FAIL'}  {r.output}: {error}{then}; {r.bound:.0e} is allowed  ({r.inputs}; {r.device})"
         )
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))

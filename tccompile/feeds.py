@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,17 +15,35 @@ from tccompile.errors import InputError
 from tccompile.expr import DType, Shape
 from tccompile.program import Program
 from tccompile.reference.storage import to_storage
+from tccompile.terminal import member_name, plain
 
 AT_ONCE = 1 << 16
 """Elements that are made at once: what they are made of takes some times their memory."""
 
 
-def seeded(program: Program, seed: int, positive: bool = False) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class InputRange:
+    """Between what numbers an input's values lie, both included; `whole` if those of floats are integers too."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.low:g}..{self.high:g}"
+
+
+Ranges = Mapping[str, InputRange]
+"""By the input's name."""
+
+
+def seeded(program: Program, seed: int, ranges: Ranges = MappingProxyType({}), positive: bool = False) -> dict[str, np.ndarray]:
     """Values for each input by name, in its storage type, from the seed alone.
 
-    Floats are the sum of four uniform numbers, of mean 0 and variance 1, within ±3.5, or the magnitudes of that. uint8, as
-    images are stored, is any byte; other integers, which may be places in a table of unknown size, are 0 or 1. They come from
-    the raw words of Philox (Salmon et al., 2011), whose stream NumPy keeps, and not from its distributions, which it may change.
+    Where a range is given, they are evenly spread over it. Other floats are the sum of four uniform numbers, of mean 0 and
+    variance 1, within ±3.5, or the magnitudes of that. uint8, as images are stored, is any byte; other integers are 0 or 1.
+    They come from the raw words of Philox (Salmon et al., 2011), whose stream NumPy keeps, and not from its distributions,
+    which it may change.
     """
     out = {}
     for number, name in enumerate(program.inputs):
@@ -31,15 +52,26 @@ def seeded(program: Program, seed: int, positive: bool = False) -> dict[str, np.
         values = np.empty(t.size, np.float32 if t.dtype.is_float else t.dtype.numpy)
         for part in np.split(values, range(AT_ONCE, t.size, AT_ONCE)):
             words = generator.random_raw(part.size)
-            if t.dtype.is_float:
+            if name in ranges:
+                part[:] = _between(words, ranges[name], t.dtype)
+            elif t.dtype.is_float:
                 numbers = words.view(np.uint16)
                 total = sum(numbers[i::4].astype(np.int32) for i in range(4))
                 part[:] = (total - 2 * 0xFFFF) / np.sqrt((2**32 - 1) / 3)
             else:
                 part[:] = words >> 32 & (0xFF if t.dtype is DType.U8 else 1)
         values = values.reshape(t.shape)
-        out[name] = to_storage(np.abs(values) if positive else values, t.dtype) if t.dtype.is_float else values
+        values = np.abs(values) if positive and name not in ranges else values
+        out[name] = to_storage(values, t.dtype) if t.dtype.is_float else values
     return out
+
+
+def _between(words: np.ndarray, r: InputRange, dtype: DType) -> np.ndarray:
+    """Numbers of the range, from 64 random bits each."""
+    share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53  # from 0 to 1, without 1
+    if dtype.is_float and not r.whole:
+        return r.low + share * (r.high - r.low)
+    return np.floor(math.ceil(r.low) + share * (math.floor(r.high) - math.ceil(r.low) + 1))
 
 
 def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -55,7 +87,8 @@ def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str,
         else:
             with np.load(path, allow_pickle=False) as data:
                 _check_size(sum(m.file_size for m in data.zip.infolist()), os.path.getsize(path))
-                arrays = {name: data[name] for name in data.files}
+                known = {member_name(name): name for name in names}  # as tcrun wrote them
+                arrays = {known.get(name, name): data[name] for name in data.files}
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # the readers of zip archives and headers raise types of many kinds
@@ -69,7 +102,9 @@ def read_arrays(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str,
     if not names:
         raise InputError(f"the model has no inputs, and {os.fspath(path)} is one; leave it away")
     if len(names) != 1:
-        raise InputError(f"the model has {len(names)} inputs ({', '.join(names)}): give an .npz file with an array for each")
+        raise InputError(
+            f"the model has {len(names)} inputs ({', '.join(map(plain, names))}): give an .npz file with an array for each"
+        )
     return {names[0]: arrays}
 
 

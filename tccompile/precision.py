@@ -4,15 +4,17 @@ Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the 
 every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm, Mlp and Rnn, because
 Tensor Cores read both; weights are rounded such that their sums stay, as what they multiply is often of one sign. Biases, scales
 and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the lowest float32
-mean different things where they mask a whole row. With "fp32" nothing changes. "mixed" is "fp16" but for tensors whose values it
+mean different things where they mask a whole row; and what decision trees compare with their thresholds. With "fp32" nothing
+changes. "mixed" is "fp16" but for tensors whose values it
 would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
 
   within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
                                                   that read it multiply in fp32, in expressions they evaluate anyway
   too wide for fp16 at any scale, or read by an   stored in fp32
   op that no scale can be taken out of
-  read by a Norm or a Softmax, and its mean so    stored in fp32
-  large that rounding counts in what is left
+  computed with such that rounding it moves the   stored in fp32, and what it is computed from, as far as that counts
+  result by much more, as in a difference         (sensitivity.py)
+  an angle, a position, a whole number            stored in fp32, whatever was seen (positions.py)
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
 
 What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
@@ -29,12 +31,14 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 import numpy as np
 
 from tccompile.errors import UsageError
 from tccompile.expr import ACC, DType, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.fuse.editor import tidy, without_dead_code
+from tccompile.positions import LEAST, divisors, positions
 from tccompile.program import (
     Attention,
     Conv,
@@ -48,9 +52,9 @@ from tccompile.program import (
     Reduce,
     Resize,
     Rnn,
-    Softmax,
     Storage,
     Tensor,
+    Trees,
     multiplied,
     renamed,
 )
@@ -63,19 +67,12 @@ HEADROOM = 2.0**13
 LOSS = 2.0**-10
 """The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
 
-UNCENTRED = 2.0**-9
-"""The relative error of a Norm's or a Softmax's result from which on rounding what it reads is a loss; most norms are off by
-2**-12 to 2**-10."""
-
 EVEN = 64.0
 """How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
 
 STEP = 8
 """Scales are powers of 2**STEP, so that neighbours have the same one and the factors cancel; a scaled tensor's largest
 magnitude is at most 2**STEP, which leaves as much room above as a range of 2**22 below it."""
-
-LEAST = 2.0**-14
-"""The smallest normal fp16 number."""
 
 STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
 """Functions that leave fp16's range soon after their argument leaves 1; powers with a constant exponent do not count."""
@@ -87,11 +84,18 @@ SMALL = 1 << 16
 """Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
 
 
-def precision(program: Program, mode: str, ranges: Mapping[str, Spread] | None = None, fp32: Collection[str] = ()) -> Program:
+def precision(
+    program: Program,
+    mode: str,
+    ranges: Mapping[str, Spread] | None = None,
+    fp32: Collection[str] = (),
+    raised: Mapping[int, str] = MappingProxyType({}),
+) -> Program:
     """The program with the dtype and scale of each internal float tensor chosen; constants get both in their recipes.
 
     ranges  of tensors by the one that owns the storage, for "mixed"
     fp32    names of nodes, or patterns as for files, whose tensors are stored in fp32
+    raised  ops, by position, whose tensors are, with the reason
     Raises UsageError for a name that no node has.
     """
     choice = _Choice(program)
@@ -100,8 +104,11 @@ def precision(program: Program, mode: str, ranges: Mapping[str, Spread] | None =
             choice.measure(owner, values)
     if mode == "mixed":
         choice.widen_steep()
+        choice.widen_positions()
     for pattern in fp32:
         choice.name(pattern)
+    for i, reason in raised.items():
+        choice.keep(i, reason)
     if mode == "fp32":
         return program
     choice.widen_equal()
@@ -150,6 +157,7 @@ class _Choice:
     wide    tensors in fp32; of those, fp16 would lose the values of `lost`, which has the scale at which it keeps the largest
     exact   ops that read their operands in fp32, by position
     even    constants whose norms for each input channel are of about one size
+    sensitive  nodes of products with an operand that they must read in fp32
     """
 
     program: Program
@@ -158,15 +166,18 @@ class _Choice:
     lost: dict[str, int] = field(default_factory=dict)
     exact: set[int] = field(default_factory=set)
     even: set[str] = field(default_factory=set)
+    sensitive: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         p = self.program
         self.operands = {name for op in p.ops for name in multiplied(op)}
         self.outside = {*p.inputs, *p.outputs}
         self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
+        self.masks |= {p.tensors[op.x].storage for op in p.ops if isinstance(op, Trees)}
         multiply = {name for op in p.ops if isinstance(op, Conv | Gemm | Mlp | Attention | Rnn) for name in (*op.operands, op.y)}
         numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
         self.numbers = numbers - {p.tensors[name].storage for name in multiply}
+        self.divisors = divisors(p)
         self.readers: dict[str, list[Op]] = {}
         for op in p.ops:
             for name in op.inputs:
@@ -192,11 +203,15 @@ class _Choice:
         if not found:
             raise UsageError(f"--fp32 {pattern}: no node has this name; tccompile --explain lists them")
         for i in found:
-            op = self.program.ops[i]
-            self.exact.add(i)
-            for owner in {self.program.tensors[name].storage for name in (*op.inputs, op.y)}:
-                if self.is_free(owner) and owner not in self.wide:
-                    self._widen(owner, f"fp32 as asked for {op.nodes[0]!r}")
+            self.keep(i, f"fp32 as asked for {self.program.ops[i].nodes[0]!r}")
+
+    def keep(self, i: int, reason: str) -> None:
+        """Keep what an op reads and writes in fp32."""
+        op = self.program.ops[i]
+        self.exact.add(i)
+        for owner in dict.fromkeys(self.program.tensors[name].storage for name in (*op.inputs, op.y)):
+            if self.is_free(owner) and owner not in self.wide:
+                self._widen(owner, reason)
 
     def _widen(self, owner: str, reason: str) -> None:
         if owner in self.storage:
@@ -209,11 +224,14 @@ class _Choice:
         if values.spread <= EVEN:
             self.even.add(owner)
         v = values.magnitudes
+        if owner in self.divisors and v.size and v.min() < LEAST:
+            self._widen_with(owner, f"fp32: it divides, and has values of {v.min():.1e}")
         fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
-        reader = next((op.nodes[0] for op in self.readers.get(owner, ()) if isinstance(op, Norm | Softmax)), None)
-        if values.uncentred > UNCENTRED and reader is not None:  # None: what was run was not fused, or for other shapes
-            why = f"fp32: rounded to fp16, it would move what {reader!r} leaves of it by {values.uncentred:.0e}"
-            self._widen_with(owner, why, computed=True)
+        need = values.need
+        if need is not None and any(need.node in op.nodes for op in self.readers.get(owner, ())):  # of what is fused here too
+            self._widen_with(owner, f"fp32: rounded to fp16, it would move what {need.node!r} makes of it by {need.moved:.0e}")
+            if need.exact:
+                self.sensitive.add((need.node, owner))
         if fits and _loss(v) <= LOSS:
             return
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
@@ -265,17 +283,16 @@ class _Choice:
                     for t in compared:
                         self._widen_with(t.storage, f"fp32: {op.nodes[0]!r} compares it with fp32")
 
-    def _widen_with(self, owner: str, reason: str, computed: bool = False) -> None:
-        """fp32 for a tensor, for what it is a copy or elements of, and, if `computed`, what it is computed from one by one."""
+    def _widen_with(self, owner: str, reason: str) -> None:
+        """fp32 for a tensor, and for what it is a copy or elements of."""
         tensors, rest = self.program.tensors, [owner]
         while rest:
             owner = rest.pop()
             if self.is_free(owner) and owner not in self.wide:
                 self._widen(owner, reason)
                 for op in self.program.ops:
-                    if tensors[op.y].storage == owner:
-                        names = op.inputs if _selects(op) else [v.tensor for v in op.views if computed]
-                        rest += [tensors[name].storage for name in names]
+                    if tensors[op.y].storage == owner and _selects(op):
+                        rest += [tensors[name].storage for name in op.inputs]
 
     def _blocker(self, owner: str) -> Op | None:
         """An op that means something else, by more than a factor, when the tensor is scaled."""
@@ -287,12 +304,22 @@ class _Choice:
         plain = (op for op in self.program.ops if not op.takes_epilogue)
         return next((op for op in plain if self.program.tensors[op.y].storage == owner), None)
 
+    def widen_positions(self) -> None:
+        """fp32 for what is read for its angle or as an integer, and for whole numbers: see `positions`."""
+        found = positions(self.program)
+        self.exact |= found.exact
+        for owner, reason in found.wide.items():
+            if owner not in self.wide:
+                self._widen_with(owner, reason)
+
     def close(self) -> None:
         """What must multiply fp32 has fp32 weights too."""
         for i, op in enumerate(self.program.ops):
-            if not isinstance(op, Conv | Gemm) or not any(self.program.tensors[n].storage in self.lost for n in op.operands):
+            if not isinstance(op, Conv | Gemm):
                 continue
-            if op.operands[1] in self.even and getattr(op, "groups", 1) == 1:
+            owners = [self.program.tensors[n].storage for n in op.operands]
+            far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
+            if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)
             for name in op.operands:
@@ -304,7 +331,8 @@ def _selects(op: Op) -> bool:
     """Whether what the op writes are elements of what it reads."""
     match op:
         case Reduce(combine=combine):
-            return combine in ("min", "max") and op.pre == op.epilogue.expr == ACC
+            pre = op.pre.args[2] if op.pre.fn == "where" and op.pre.args[1].fn == "const" else op.pre  # NaN is passed over
+            return combine in ("min", "max") and pre == op.epilogue.expr == ACC
         case Pool(kind=kind):
             return kind == "max" and op.epilogue.expr == ACC
     return isinstance(op, Pointwise) and op.epilogue.expr == load(0)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile import weights
-from tccompile.program import Attention, Norm, Op, Pool, Program, Resize, Softmax, multiplied, products
-from tccompile.reference import elements, evaluate, store
-from tccompile.reference.reductions import norm, softmax
+from tccompile.program import Attention, Op, Pool, Program, Resize, multiplied, products
+from tccompile.reference import evaluate
+from tccompile.sensitivity import Need, Sensitivity
 
 if TYPE_CHECKING:
     from tccompile.load import Opened
@@ -27,9 +27,6 @@ TOO_LARGE = 1 << 28
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
 
-COUNTS = 16.0
-"""How far below its row's largest element an input of a Softmax counts at least: there its exponential is 1e-7 of that one's."""
-
 
 @dataclass
 class Spread:
@@ -38,8 +35,8 @@ class Spread:
     spread     for constant operands: how far the norms for each input channel are apart, those that are not 0
     estimated  from the weights, not from running the network (estimate.py)
     bound      what no input can make it exceed
-    uncentred  how far, relative to it, what a Norm or a Softmax keeps of this moves when it is rounded to fp16: 2**-12 where
-               means are about 0
+    need       why it must be stored in fp32, whatever its range
+    share      what storing it in fp16 moves the outputs by, relative to them
     """
 
     largest: float = 0.0
@@ -47,7 +44,8 @@ class Spread:
     spread: float = np.inf
     estimated: bool = False
     bound: float = np.inf
-    uncentred: float = 0.0
+    need: Need | None = None
+    share: float = 0.0
 
     def add(self, values: np.ndarray) -> None:
         flat = values.ravel("K")  # memory order: no copy of a transposed array
@@ -75,69 +73,23 @@ def activations(
     progress  called after each op of each run
     """
     found: dict[str, Spread] = {}
-    tensors, last = program.tensors, {program.tensors[op.y].storage: op.y for op in program.ops}
-    norms: dict[str, list[Norm | Softmax]] = {}  # by the storage that they read
-    for op in program.ops:
-        if (isinstance(op, Softmax) or (isinstance(op, Norm) and op.centred)) and tensors[op.x].storage in last:
-            norms.setdefault(tensors[op.x].storage, []).append(op)
-    memory: dict[str, np.ndarray] = {}
+    sensitivity = Sensitivity(program)
 
-    def observe(name: str, values: np.ndarray) -> None:
-        owner = tensors[name].storage
-        if tensors[name].dtype.is_float:
-            found.setdefault(owner, Spread()).add(values)
-        if owner in norms:
-            store(memory.setdefault(owner, np.zeros(tensors[owner].span, np.float32)), tensors[name], values)
-            if last[owner] == name:
-                whole = memory.pop(owner)
-                moved = (_moved(op, elements(whole, tensors[op.x])) for op in norms[owner])
-                found[owner].uncentred = max(found[owner].uncentred, *moved)
+    def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+        if program.tensors[op.y].dtype.is_float:
+            found.setdefault(program.tensors[op.y].storage, Spread()).add(y)
+        sensitivity.observe(op, values, acc, y)
         progress()
 
     with np.errstate(all="ignore"):
         for feeds in runs:
-            evaluate(program, feeds, sources, observe)
+            evaluate(program, feeds, sources, watch)
+        for owner, need in sensitivity.needs().items():
+            found[owner].need = need
+        for owner, share in sensitivity.shares().items():
+            if owner in found:
+                found[owner].share = share
     return found
-
-
-def _moved(op: Norm | Softmax, x: np.ndarray) -> float:
-    """How far the op's result moves, relative to it, when x is rounded to fp16 at the best scale."""
-    if isinstance(op, Softmax):
-        return _moved_softmax(op, x)
-    scale = 2.0 ** (8 - math.frexp(float(np.abs(x).max(initial=0.0)))[1])
-    rounded = (x * scale).astype(np.float16).astype(np.float32) / np.float32(scale)
-    return _apart(*(norm(op, {op.x: values}, x.shape) for values in (x, rounded)))
-
-
-def _moved_softmax(op: Softmax, x: np.ndarray) -> float:
-    """The same of a Softmax, or of the differences that its row's largest element leaves, relative to them, if that is less.
-
-    Logits that are merely far apart are as exact as the activations they were computed from. They are rounded to fp16's digits
-    at any exponent: what a mask's values do to a scale is told by the range.
-    """
-    digits, exponents = np.frexp(x)
-    rounded = np.ldexp(np.rint(digits * 2.0**11) * 2.0**-11, exponents)
-    shares = replace(op, log=False)  # logarithms of what is masked would outweigh all others
-    moved = _apart(*(softmax(shares, {op.x: values}, x.shape) for values in (x, rounded)))
-    return min(moved, _apart(*_differences(op, x, rounded))) if moved else 0.0
-
-
-def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    size = float(np.linalg.norm(exact))
-    moved = float(np.linalg.norm(other - exact)) / size if size else 0.0
-    return moved if math.isfinite(moved) else 0.0
-
-
-def _differences(op: Softmax, *inputs: np.ndarray) -> list[np.ndarray]:
-    """Each of the inputs less its row's mean, over the elements that count in the first; 0 for others.
-
-    Those below the largest by more than twice its magnitude do not: they are masked, and their distance is no measure of others.
-    """
-    top = inputs[0].max(op.axis, keepdims=True)
-    counts = inputs[0] > top - np.maximum(2 * np.abs(top), COUNTS)
-    number = np.maximum(counts.sum(op.axis, keepdims=True), 1)
-    kept = [np.where(counts, x, 0) for x in inputs]
-    return [np.where(counts, x - x.sum(op.axis, np.float64, keepdims=True) / number, 0) for x in kept]
 
 
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:

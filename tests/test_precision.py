@@ -20,11 +20,12 @@ from tccompile.load import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan import Plan
-from tccompile.precision import UNCENTRED, _Choice, _scaled, precision
+from tccompile.precision import _Choice, _scaled, precision
 from tccompile.program import Conv, Gemm, Program, Softmax, dense, verify
 from tccompile.ranges import activations, flops, total_flops
 from tccompile.reference import evaluate
 from tccompile.runtime.cpu import CpuEngine
+from tccompile.sensitivity import LIMIT, Need, _moved_softmax, fp16
 from tccompile.weights import Literal, transform
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
@@ -41,9 +42,9 @@ class Network:
         self.weights: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(seed)
 
-    def __call__(self, x: str, op: str, *more: str | np.ndarray, name: str = "", **attributes) -> str:
-        inputs = [x]
-        for value in more:
+    def __call__(self, x: str | np.ndarray, op: str, *more: str | np.ndarray, name: str = "", **attributes) -> str:
+        inputs: list[str] = []
+        for value in (x, *more):
             if isinstance(value, np.ndarray):
                 self.weights.append(numpy_helper.from_array(value, f"w{len(self.weights)}"))
                 value = self.weights[-1].name
@@ -280,7 +281,7 @@ def test_logits_that_no_offset_drowns_stay_in_fp16(kind):
             x = x[:, :0]
     for log in (False, True):
         with np.errstate(all="ignore"):
-            assert ranges._moved(Softmax(nodes=("s",), y="y", x="x", axis=1, log=log), x) <= UNCENTRED
+            assert _moved_softmax(Softmax(nodes=("s",), y="y", x="x", axis=1, log=log), x, fp16(x)) <= LIMIT
 
 
 def test_what_was_measured_of_a_network_of_other_shapes_may_have_no_reader():
@@ -288,7 +289,7 @@ def test_what_was_measured_of_a_network_of_other_shapes_may_have_no_reader():
     n = Network(22)
     model = n.model((4, 8), n(n(n("x", "MatMul", n.weight(8, 8)), "Relu", name="y"), "MatMul", n.weight(8, 8)))
     program = to_program(model, {}, Options(precision="fp32"), Dump(None))
-    spread = ranges.Spread(largest=1.0, uncentred=1.0)
+    spread = ranges.Spread(largest=1.0, need=Need("a softmax", 1.0))
     assert precision(program, "mixed", {name: spread for name in program.tensors}).storage == {}
 
 
@@ -335,7 +336,7 @@ def test_places_of_maxima_are_exact(mode):
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
     plan = without_code(model, ("sm_80",), precision=mode)
     assert max(errors(plan, model, feeds(model, 2)).values()) == 0
-    assert any("compares it with fp32" in s.reason for s in storage(plan).values())
+    assert any(s.reason.startswith("fp32: ") for s in storage(plan).values())
 
 
 # --- The light models of the onnx package ------------------------------------------------------------------------------
