@@ -5,8 +5,8 @@
     y, = rep.run([x])
 
 A plan has static shapes, and this API says the inputs' shapes only when it runs: a model is compiled on its first run, and
-again for inputs of other shapes. What decides the shape of a result (a Reshape's shape, a Slice's starts, …; see DECIDES) is
-compiled in with its value, so other values compile again too.
+again for inputs of other shapes. What decides the shape of a result (a Reshape's shape, a Slice's starts, …; see
+`valid.DECIDES`) is compiled in with its value, so other values compile again too.
 """
 
 from __future__ import annotations
@@ -27,51 +27,10 @@ from tccompile.opset import NEWEST
 from tccompile.options import Options
 from tccompile.pipeline import check, compile_model, without_code
 from tccompile.runtime.session import Session
+from tccompile.valid import DECIDES
 
 KEPT = 8
 """Sessions that a prepared model keeps, one for each set of shapes; the oldest goes first."""
-
-DECIDES: dict[str, tuple[int, ...]] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "Compress": (1,),
-    "ConstantOfShape": (0,),
-    "ConvTranspose": (1, 2),
-    "CumProd": (1,),
-    "CumSum": (1,),
-    "DFT": (1, 2),
-    "Dropout": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "If": (0,),
-    "Loop": (0, 1),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1, 2, 3, 4),
-    "NonZero": (0,),
-    "OneHot": (1, 2),
-    "Pad": (1, 2, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "SequenceAt": (1,),
-    "SequenceInsert": (2,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "SplitToSequence": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Trilu": (1,),
-    "Unique": (0,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-    **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
-}
-"""Inputs, by op and position, whose values are needed to compile: they say a result's shape, or what goes where."""
 
 
 class Prepared(BackendRep):

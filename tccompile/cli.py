@@ -6,7 +6,6 @@ Results go to stdout, progress and errors to stderr. Every failure ends in one s
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -23,10 +22,12 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, Options, Shapes, parse_archs, parse_entry, parse_shapes
+from tccompile.options import PRECISIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
-    from tccompile.ops.builder import Issue
+    from tccompile.check import Report
+    from tccompile.load import Model
     from tccompile.plan import Plan
     from tccompile.program import Tensor
     from tccompile.report import Json
@@ -55,7 +56,7 @@ class Command(click.Command):
         except click.ClickException as error:
             _fail(error.format_message())
             if isinstance(error, click.UsageError):
-                click.echo(f"see: {prog_name} --help", err=True)
+                say(f"see: {prog_name} --help", err=True)
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
             _fail("stopped")
@@ -82,11 +83,11 @@ class Command(click.Command):
 
 def _fail(message: str) -> None:
     with suppress(OSError):  # where there is no room for a message, the exit code still says what it was
-        click.echo(f"error: {message}", err=True)
+        say(f"error: {message}", err=True)
 
 
 def _show_warning(message: Any, *_: Any) -> None:
-    click.echo(f"warning: {message}", err=True)
+    say(f"warning: {plain(str(message))}", err=True)
 
 
 def _bug(message: str) -> None:
@@ -148,7 +149,17 @@ def _need_compiler(purpose: str) -> None:
 @click.command(cls=Command)
 @click.argument("model", metavar="MODEL.onnx", type=EXISTING)
 @click.option(
-    "-o", "--output", type=NEW, metavar="MODEL.plan", help="The plan to write; default: in this folder, the model's name."
+    "-o", "output", type=NEW, metavar="MODEL.plan", help="The plan to write; default: in this folder, the model's name."
+)
+@click.option(
+    "--input", "inputs", multiple=True, metavar="TENSOR", help="Compile what comes behind this tensor; repeat for others."
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="TENSOR",
+    help="Compile what computes this tensor; repeat for others. What a model does before or behind may be anything.",
 )
 @click.option(
     "--shape",
@@ -176,6 +187,19 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--fp32", multiple=True, metavar="NODE", help="Keep what a node reads and writes in fp32; repeat, or use patterns.")
 @click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
 @click.option(
+    "--max-error",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Raise precision where it is needed until outputs are within X of fp32's, relative; exit with 9 if that cannot be.",
+)
+@click.option(
+    "--input-range",
+    "range_texts",
+    multiple=True,
+    metavar="NAME=LOW..HIGH",
+    help="Between what numbers an input's values lie, for measuring and --verify; by default, what the model tells of them.",
+)
+@click.option(
     "--verify",
     is_flag=False,
     flag_value="-",
@@ -185,6 +209,12 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--layers", is_flag=True, help="With --verify: compare every tensor too.")
 @click.option(
     "--tolerance", type=click.FloatRange(0, min_open=True), metavar="X", help="The error that --verify allows, relative."
+)
+@click.option(
+    "--nchwc-block",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
 )
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
@@ -202,15 +232,20 @@ def _need_compiler(purpose: str) -> None:
 def tccompile(
     model: Path,
     output: Path | None,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
     shape_texts: Sequence[str],
     entry_texts: Sequence[str],
     arch: str,
     precision: str,
     fp32: Sequence[str],
     calibrate: Path | None,
+    max_error: float | None,
+    range_texts: Sequence[str],
     verify: str | None,
     layers: bool,
     tolerance: float | None,
+    nchwc_block: int | None,
     strip_weights: bool,
     check: bool,
     explain: bool,
@@ -230,17 +265,21 @@ def tccompile(
         raise UsageError("--quiet and --verbose contradict each other; give one")
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    whole_or_part = _part(model, inputs, outputs)
     options = Options(
-        _entries(model, shape_texts, entry_texts),
+        _entries(whole_or_part, shape_texts, entry_texts),
         parse_archs(arch),
         precision=precision,
         strip_weights=strip_weights,
+        nchwc_block=nchwc_block,
         dump=dump,
         jobs=jobs,
         timing_cache=timing_cache,
         tune=tune,
         fp32=tuple(fp32),
         calibrate=calibrate,
+        input_ranges=parse_ranges(range_texts),
+        max_error=max_error,
     )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None
@@ -264,29 +303,30 @@ def tccompile(
     from tccompile.plan import write_plan
 
     if check:
-        return _print_check(check_model(model, options), as_json)
+        return _print_check(check_model(whole_or_part, options), as_json)
     with _Progress(quiet, verbose) as progress:
-        plan = compile_model(model, options, progress)
-        verification = _verify(model, plan, tolerance or TOLERANCE[precision], data_file, layers, progress) if verify else None
+        plan = compile_model(whole_or_part, options, progress)
+        bound = tolerance or TOLERANCE[precision]
+        verification = _verify(whole_or_part, plan, bound, data_file, layers, options, progress) if verify else None
         plan = verification.plan if verification else plan
         if verification is None or verification.passed:
             write_plan(plan, output)
     if verification and not verification.passed:
         return _print_verification(verification, as_json, quiet)
     if tune and not quiet:
-        click.echo(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
+        say(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
     data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     sections = report.explain(plan) if explain else []
     if as_json:
         verified = verification.to_json() if verification else {}
-        click.echo(json.dumps(data | ({"explain": sections} if explain else {}) | verified, ensure_ascii=False))
+        say(json_text(data | ({"explain": sections} if explain else {}) | verified))
         return 0
     if verification:
         _print_verification(verification, as_json, quiet)
     if explain:
-        click.echo(report.explain_text(sections))
+        say(report.explain_text(sections))
     if not quiet:
-        click.echo(report.inspect_text(data) if verbose else report.summary_text(data))
+        say(report.inspect_text(data) if verbose else report.summary_text(data))
     return 0
 
 
@@ -294,7 +334,17 @@ TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision."""
 
 
-def _entries(model: Path, shape_texts: Sequence[str], entry_texts: Sequence[str]) -> tuple[Shapes, ...]:
+def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
+    """The model, or its part if tensors are named between which it is to be compiled."""
+    if not (inputs or outputs):
+        return model
+    _need_compiler("compiling")
+    from tccompile.cut import part
+
+    return part(model, inputs, outputs)
+
+
+def _entries(model: Model, shape_texts: Sequence[str], entry_texts: Sequence[str]) -> tuple[Shapes, ...]:
     """The sets of input shapes that --shape or --entry give; one empty set without either."""
     if shape_texts and entry_texts:
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
@@ -307,11 +357,13 @@ def _entries(model: Path, shape_texts: Sequence[str], entry_texts: Sequence[str]
     return tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
 
 
-def _verify(model: Path, plan: Plan, tolerance: float, data: Path | None, layers: bool, progress: _Progress) -> Verification:
+def _verify(
+    model: Model, plan: Plan, tolerance: float, data: Path | None, layers: bool, options: Options, progress: _Progress
+) -> Verification:
     from tccompile.verify import verify
 
     progress("verify", 0, 1)
-    return verify(model, plan, tolerance, data, layers)
+    return verify(model, plan, tolerance, data, layers, options.input_ranges)
 
 
 def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:
@@ -320,29 +372,24 @@ def _print_verification(verification: Verification, as_json: bool, quiet: bool) 
     from tccompile.verify import layers_text
 
     if as_json:
-        click.echo(json.dumps(verification.to_json(), ensure_ascii=False))
+        say(json_text(verification.to_json()))
     elif not quiet or not verification.passed:
         if verification.layers:
-            click.echo(layers_text(verification.layers))
-        click.echo(results_text(verification.results))
+            say(layers_text(verification.layers))
+        say(results_text(verification.results))
     if verification.passed:
         return 0
     _fail("the plan differs from ONNX Runtime, and was not written: --layers shows where it begins; --fp32 NODE is more exact")
     return VerificationError.exit_code
 
 
-def _print_check(issues: Sequence[Issue], as_json: bool) -> int:
-    """Print the nodes that are not supported; the exit code."""
-    from tccompile.errors import UnsupportedError
-
+def _print_check(report: Report, as_json: bool) -> int:
+    """Print what is missing, and the cut that leaves it out; the exit code."""
     if as_json:
-        click.echo(json.dumps([vars(issue) for issue in issues], ensure_ascii=False))
+        say(json_text(report.to_json()))
     else:
-        for issue in issues:
-            click.echo(str(issue))
-        count = f"{len(issues)} node{'s are' if len(issues) > 1 else ' is'} not supported"
-        click.echo(count if issues else "every node is supported")
-    return UnsupportedError.exit_code if issues else 0
+        say(report.text)
+    return report.exit_code
 
 
 class _Progress:
@@ -379,7 +426,7 @@ class _Progress:
     def _next(self, stage: str) -> None:
         now = time.perf_counter()
         if self.verbose and self.stage:
-            click.echo(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
+            say(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
         self.stage, self.begin = stage, now
 
 
@@ -392,11 +439,17 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 @click.command(cls=Command)
 @click.argument("plan", metavar="MODEL.plan", type=EXISTING)
 @click.argument("input_file", metavar="[INPUT]", type=EXISTING, required=False)
-@click.option("-o", "--output", type=NEW, metavar="OUT", help="Write the outputs: OUT.npy for one, OUT.npz for several, by name.")
+@click.option(
+    "-o",
+    "--output",
+    type=NEW,
+    metavar="OUT",
+    help="Write the outputs: OUT.npy for one, OUT.npz for several, by name (%XX for what no file can be called: /a is %2Fa).",
+)
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
-@click.option("--check-finite", is_flag=True, help="Run on the CPU, and name the first tensor that leaves fp16's range.")
+@click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
 @click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
 @click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
 @click.option(
@@ -430,7 +483,7 @@ def tcrun(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Run a plan.
+    """Run a plan. A plan is a program: run only those that you trust as you would trust a program from the same source.
 
     INPUT is an .npy file for a model with one input, or an .npz file with an array for each input, by name. tcinspect lists
     the inputs. Without -o, a summary of each output is printed.
@@ -459,7 +512,7 @@ def tcrun(
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
     if output is not None and output.suffix == ".npy" and len(program.outputs) > 1:
         raise UsageError(
-            f"the model has {len(program.outputs)} outputs ({', '.join(program.outputs)}): "
+            f"the model has {len(program.outputs)} outputs ({', '.join(map(plain, program.outputs))}): "
             f"write them with -o {output.with_suffix('.npz')}"
         )
     feeds: dict[str, Any] | None = {} if not program.inputs else None
@@ -473,7 +526,7 @@ def tcrun(
     with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
         where = session.describe()
         if not quiet and not as_json:
-            click.echo(f"on {where}", err=True)
+            say(f"on {where}", err=True)
         if selftest:
             return _selftest(loaded, session, as_json)
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
@@ -500,9 +553,9 @@ def _selftest(plan: Plan, session: Session, as_json: bool) -> int:
     results = selftest(plan, session)
     passed = all(r.passed for r in results)
     if as_json:
-        click.echo(json.dumps({"passed": passed, "outputs": [r.to_json() for r in results]}, ensure_ascii=False))
+        say(json_text({"passed": passed, "outputs": [r.to_json() for r in results]}))
     else:
-        click.echo(results_text(results))
+        say(results_text(results))
     if passed:
         return 0
     _fail("the plan does not compute here what it did where it was made: do not use its results; update the driver, or rebuild")
@@ -523,7 +576,7 @@ def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
             return
         with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
             for name, value in outputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(value))
 
 
@@ -559,18 +612,18 @@ def _print_result(
     if steps is not None:
         result["profile"] = steps.to_json()
     if as_json:
-        click.echo(json.dumps(result, ensure_ascii=False))
+        say(json_text(result))
         return
     for s in () if quiet else summaries:
-        click.echo(f"{s['name']}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
+        say(f"{plain(s['name'])}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
     if times is not None:
-        click.echo(
+        say(
             f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
         )
     if steps is not None:
         from tccompile.profile_page import profile_text
 
-        click.echo(profile_text(steps))
+        say(profile_text(steps))
 
 
 def _values_text(summary: Json) -> str:
@@ -586,20 +639,48 @@ def _values_text(summary: Json) -> str:
 @click.command(cls=Command)
 @click.argument("plan", metavar="MODEL.plan", type=EXISTING)
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
+@click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, as_json: bool) -> int:
-    """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes."""
+def tcinspect(plan: Path, steps: bool, rebuild: bool, jobs: int | None, as_json: bool) -> int:
+    """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile import report
     from tccompile.plan import read_plan
 
+    if steps and rebuild:
+        raise UsageError("--rebuild compares and --steps prints; give one")
+    if jobs and not rebuild:
+        raise UsageError("--jobs says how --rebuild compiles; give it too")
     loaded = read_plan(plan)
+    if rebuild:
+        return _rebuild(loaded, jobs, as_json)
     data = {"plan": str(plan), "bytes": plan.stat().st_size, **report.inspect(loaded)}
     sections = report.explain(loaded) if steps else []
     if as_json:
-        click.echo(json.dumps(data | ({"explain": sections} if steps else {}), ensure_ascii=False))
+        say(json_text(data | ({"explain": sections} if steps else {})))
         return 0
-    click.echo(report.inspect_text(data))
+    say(report.inspect_text(data))
     if steps:
-        click.echo(report.explain_text(sections))
+        say(report.explain_text(sections))
+    return 0
+
+
+def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
+    """Print in what a plan's code and launches differ from what its kernels make here; the exit code."""
+    _need_compiler("--rebuild")
+    from tccompile.rebuild import differences
+
+    with _Progress(quiet=as_json, verbose=False) as progress:
+        found = differences(plan, lambda done, total: progress("emit", done, total), jobs)
+    if as_json:
+        say(json_text({"images": len(plan.images), "differences": [vars(d) for d in found]}))
+    else:
+        for difference in found:
+            say(str(difference))
+    if found:
+        _fail("the plan is not what its kernels make: do not run it; compile the model again")
+        return VerificationError.exit_code
+    if not as_json:
+        say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
     return 0

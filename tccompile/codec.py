@@ -52,14 +52,27 @@ def loads(text: bytes) -> Any:
     def refuse(name: str) -> None:
         raise CodecError(f"{name} is not JSON")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise CodecError(f"{_shown(twice)} twice in one object")
+        return found
+
     try:
-        return json.loads(text.decode("ascii"), parse_constant=refuse)
+        return json.loads(text.decode("ascii"), parse_constant=refuse, object_pairs_hook=once)
     except RecursionError:
         raise CodecError("nests too deep") from None
     except CodecError:
         raise
     except ValueError as error:
         raise CodecError(f"not JSON: {error}") from None
+
+
+def values(text: bytes) -> int:
+    """How many values JSON text has, or more, where strings look like some."""
+    return 1 + sum(map(text.count, (b",", b":", b"[", b"{")))
 
 
 class Codec:

@@ -67,7 +67,7 @@ class InputError(TccompileError):
 
 
 class LaunchError(TccompileError):
-    """The GPU ran out of memory, or a launch failed."""
+    """Memory ran out, on the GPU or off it, or a launch failed."""
 
     exit_code = 8
 

@@ -39,15 +39,14 @@ class DType(Enum):
     U64 = "uint64"
     BOOL = "bool"
 
-    @property
-    def numpy(self) -> np.dtype:
-        """The NumPy type that holds one element."""
-        return np.dtype("uint16" if self is DType.BF16 else self.value)
+    numpy: np.dtype
+    """The NumPy type that holds one element."""
+    size: int
+    """Bytes an element."""
 
-    @property
-    def size(self) -> int:
-        """Bytes an element."""
-        return self.numpy.itemsize
+    def __init__(self, name: str) -> None:
+        self.numpy = np.dtype("uint16" if name == "bfloat16" else name)
+        self.size = self.numpy.itemsize
 
     @property
     def is_float(self) -> bool:

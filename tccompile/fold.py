@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
-from tccompile import contrib, contrib_transformers
+from tccompile import classical, contrib
 from tccompile.constants import Weight, derived, literal
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.opset import UNIFORM, Scope, upgrade_nodes
-from tccompile.valid import Shapes, attributes, wrong_attribute, wrong_shapes, wrong_type
+from tccompile.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type
 from tccompile.weights import SMALL
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,17 @@ FUNCTIONS = {
 }  # fmt: skip
 """Operators that are taken apart, as the standard defines them, where they do not fold."""
 
+ORDERED = {"ArgMax", "ArgMin", "Hardmax", "TopK"}
+"""Ops in which ONNX's evaluator has another place for NaN than ONNX Runtime."""
+
 ANY_AXIS = {"ConcatFromSequence", "DequantizeLinear", "Flatten", "OneHot", "QuantizeLinear", "SequenceAt", "SplitToSequence"}
 """Operators whose axis may be beyond those of their first input, or means nothing for a scalar."""
+
+SEQUENCE_PLACES = {"SequenceAt": 1, "SequenceErase": 1, "SequenceInsert": 2}
+"""Operators of sequences, and which of their inputs is a place in one."""
+
+COUNTED = {"NonZero", "Unique"}
+"""Operators that make as many elements as there are of some kind in their data."""
 
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
@@ -97,29 +107,29 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def title(node: onnx.NodeProto) -> str:
-    """What an error calls a node."""
-    op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-    return f"node {node.name or next(iter(node.output), '')!r} ({op})"
+def _read_by(graph: onnx.GraphProto) -> set[str]:
+    """The names that nodes read, those of graphs inside them too, and the graph's outputs."""
+    inner = (name for node in graph.node for part in subgraphs(node) for name in _read_by(part))
+    return {*(name for node in graph.node for name in node.input), *(v.name for v in graph.output), *inner}
 
 
-def invalid(node: onnx.NodeProto, why: str) -> ModelError:
-    """The error about a node that is not what the standard asks for."""
-    return ModelError(f"{title(node)} is not valid: {why}")
-
-
-def fold(graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> dict[str, Type]:
+def fold(
+    graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int], block: int | None = None
+) -> dict[str, Type]:
     """Folds the graph in place, adding to `constants`; gives the type of every tensor that is left.
 
-    Nodes are in topological order and of opset 23, inputs have static shapes, constants are in `constants` alone.
+    Nodes are in topological order and of opset 23, inputs have static shapes, constants are in `constants` alone; `block` is how
+    many channels a block has, if the user says it.
     """
-    return Folder(graph, constants, domains).run()
+    return Folder(graph, constants, domains, block).run()
 
 
 class Folder:
     """Walks the nodes once, in order: each is folded into a constant, replaced by others that are visited next, or kept."""
 
-    def __init__(self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int]) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int], block: int | None = None
+    ) -> None:
         self.graph = graph
         self.constants = constants
         self.opsets = [onnx.helper.make_opsetid(d, v) for d, v in domains.items()]
@@ -130,9 +140,11 @@ class Folder:
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
         self.kept: list[onnx.NodeProto] = []
         self.pending = deque(graph.node)
+        self.said_block = block
         from tccompile.unroll import Unroller  # which uses this module
 
         self.control = Unroller(self)
+        self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 16 * sum(w.values.nbytes for w in constants.values())
         self.work = WORK + 64 * sum(w.values.size for w in constants.values())
 
@@ -156,18 +168,23 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
-        if (standard or node.domain == contrib.DOMAIN) and (wrong := wrong_attribute(node)):
+        if (standard or node.domain in contrib.DOMAINS) and (wrong := wrong_attribute(node)):
             raise invalid(node, wrong)
         if self.control.visit(node):
             return
-        if node.domain == contrib.DOMAIN and (parts := contrib.taken_apart(node)):
-            self.instead(*parts)
+        if node.domain in contrib.DOMAINS:
+            types = {name: self.type_of(name, node) for name in node.input if name}
+            block = self.block if node.domain == contrib.BLOCKED else None
+            self.instead(*contrib.taken_apart(node, types, self.values, block))
             return
-        if node.domain == contrib.DOMAIN:
-            shapes = {name: self.type_of(name, node).shape for name in node.input if name}
-            if parts := contrib_transformers.taken_apart(node, shapes):
+        if node.domain == classical.DOMAIN:
+            given = [classical.Given(t.elem, t.shape) for t in (self.type_of(name, node) for name in node.input)]
+            if (parts := classical.taken_apart(node, given, self.is_used, self.domains[node.domain])) is not None:
                 self.instead(*parts)
-                return
+            else:
+                self.types[node.output[0]] = Type(*classical.type_of_trees(node, given[0]))
+                self.kept.append(node)
+            return
         if standard and (self.simplify(node) or self.take_apart(node)):
             return
         self.infer(node)
@@ -192,6 +209,16 @@ class Folder:
             return
         self.kept.append(node)
 
+    @cached_property
+    def block(self) -> int | None:
+        """How many channels a block has."""
+        shapes = {name: weight.values.shape for name, weight in self.constants.items()}
+        return contrib.block_of(self.graph.node, shapes, self.said_block)
+
+    def values(self, name: str) -> np.ndarray | None:
+        """The values of a constant, or None for what is none."""
+        return self.constants[name].values if name in self.constants else None
+
     def body(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that a node of FUNCTIONS stands for, by ONNX's definition of it for these attributes and types."""
         version = self.domains.get("", UNIFORM)
@@ -206,7 +233,7 @@ class Folder:
         else:
             return []
         function = onnx.FunctionProto.FromString(text)
-        prefix = node.name or node.output[0]
+        prefix = next(filter(None, node.output))
         names = {name: f"{prefix}/{name}" for n in function.node for name in n.output if name}
         for own, given in ((function.input, node.input), (function.output, node.output)):
             names |= dict(zip(own, [*given, *[""] * len(own)], strict=False))
@@ -229,6 +256,10 @@ class Folder:
         opset = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), version)
         taken = {*self.types, *self.constants, *names.values()}
         return nodes if opset >= UNIFORM else upgrade_nodes(nodes, opset, Scope(lambda name: None, taken))
+
+    def is_used(self, name: str) -> bool:
+        """Whether a node or an output of the model may read it."""
+        return name not in self.unused
 
     # --- what needs no evaluation
 
@@ -321,21 +352,41 @@ class Folder:
         parts = self.sequences.get(node.input[0]) if node.input else None
         if parts is None:
             return False
+        where = SEQUENCE_PLACES.get(node.op_type, len(node.input))
+        at = self.place(node, where, len(parts)) if where < len(node.input) and node.input[where] else None
         match node.op_type:
             case "SequenceLength":
                 self.set_constant(y, literal("", len(parts), np.int64))
-                return True
-            case "SequenceAt" if (at := self.number(node, 1)) is not None and -len(parts) <= at < len(parts):
+            case "Identity":
+                self.sequences[y] = parts
+            case "SequenceAt" if at is not None:
                 self.same(y, parts[at])
-                return True
-            case "SequenceInsert" if len(node.input) < 3 or self.number(node, 2) is not None:
-                at = self.number(node, 2) if len(node.input) > 2 else len(parts)
+            case "SequenceInsert":
+                at = len(parts) if at is None else at
                 self.sequences[y] = [*parts[:at], node.input[1], *parts[at:]]
-                return True
+            case "SequenceErase" if parts:
+                at = len(parts) - 1 if at is None else at % max(len(parts), 1)
+                self.sequences[y] = [*parts[:at], *parts[at + 1 :]]
             case "ConcatFromSequence":
                 self.concat_from_sequence(node, parts)
-                return True
-        return False
+            case _:
+                raise UnsupportedError(
+                    f"{title(node)} reads the sequence {node.input[0]!r}; only operators that make tensors of one can be "
+                    "compiled: split the model there"
+                )
+        return True
+
+    def place(self, node: onnx.NodeProto, i: int, parts: int) -> int:
+        """The place in a sequence of so many parts that input i says."""
+        at = self.number(node, i)
+        if at is None:
+            raise UnsupportedError(
+                f"{title(node)}: its position ({node.input[i]}) is computed at run time; export the model with that constant, or "
+                "split it there"
+            )
+        if not -parts <= at < parts + (node.op_type == "SequenceInsert"):
+            raise invalid(node, f"its position is {at}, in a sequence of {parts}")
+        return at
 
     def number(self, node: onnx.NodeProto, i: int) -> int | None:
         """The value of input i, if it is a constant number."""
@@ -391,23 +442,24 @@ class Folder:
         return self.types[name]
 
     def infer(self, node: onnx.NodeProto) -> None:
-        """Sets the types of the node's outputs; what the model itself says of them is taken where ONNX's rules say nothing."""
-        failure = (
-            "its shape depends on values that are known only when the model runs; end the model before it, and compute the rest "
-            "in the application"
-        )
+        """Sets the types of the node's outputs by ONNX's rules.
+
+        What the model itself says of them counts only for operators that are not the standard's. Where the rules leave a shape
+        open, it is the values' to decide, and what was true when the model was exported need not be when it runs.
+        """
         domain = "" if node.domain == "ai.onnx" else node.domain
-        found: dict[str, Type] = {}
-        if onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain):
-            found = self.inferred(node, domain)
-        else:
-            failure = "the operator is not one of ONNX's; export the model with standard operators only"
-        outputs = {name: found.get(name) or self.said.get(name) for name in node.output if name}
+        known = onnx.defs.has(node.op_type, self.domains.get(domain, 1), domain)
+        found = self.inferred(node, domain) if known else {}
+        claimed = {name: found.get(name) or self.said.get(name) for name in node.output if name}
         if domain == "":
-            first = outputs.get(node.output[0])
+            first = claimed.get(node.output[0])
             self.check_shapes(node, first.shape if first is not None else None if node.output[0] else ())
+        outputs = {name: found.get(name) for name in claimed} if known and domain == "" else claimed
         for name, type_ in outputs.items():
             if type_ is None:
+                failure = (
+                    self.undecided(node, domain) if known else "the operator is not one of ONNX's; export the model without it"
+                )
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
             if max(type_.shape, default=0) >= MAX_EXTENT:
                 raise UnsupportedError(f"{title(node)}: its output {name!r} is {type_.shape}; extents below 2^31 are supported")
@@ -420,11 +472,11 @@ class Folder:
 
     def inferred(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
         """The types of the node's outputs by ONNX's rules, as far as they give any."""
-        reads = [name for name in _reads(node) if name]
-        types = {name: self.type_of(name, node).proto for name in reads}
+        names = [name for name in reads(node) if name]
+        types = {name: self.type_of(name, node).proto for name in names}
         data = {
             name: onnx.numpy_helper.from_array(np.array(weight.values), name)
-            for name in reads
+            for name in names
             if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
         }
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
@@ -436,7 +488,8 @@ class Folder:
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self.opsets)
         except Exception as e:
-            raise invalid(node, f"{first_line(e)}") from e
+            shapes = ", ".join("×".join(map(str, self.type_of(x, node).shape)) or "scalar" if x else "none" for x in node.input)
+            raise invalid(node, f"{first_line(e).removeprefix('[ShapeInferenceError] ')} (inputs of {shapes})") from e
         if domain == "" and node.op_type in LIKE_INPUT:
             return {node.output[0]: self.type_of(node.input[0], node)}
         if domain == "" and node.op_type == "Resize" and (scaled := self.scaled(node)) is not None:
@@ -446,6 +499,13 @@ class Folder:
             return {node.output[0]: Type(self.type_of(node.input[0], node).elem, shape)}
         if domain == "" and node.op_type == "Compress" and node.input[1] in self.constants:
             return {node.output[0]: self.compressed(node)}
+        if domain == "" and node.op_type in COUNTED and node.input[0] in self.constants:
+            return self.counted(node)
+        if domain == "" and node.op_type == "Range" and all(x in self.constants for x in node.input):
+            start, limit, step = (self.constants[x].values.item() for x in node.input)
+            if not step:
+                raise invalid(node, "its delta is 0")
+            return {node.output[0]: Type(self.type_of(node.input[0], node).elem, (max(math.ceil((limit - start) / step), 0),))}
         if domain == "" and node.op_type == "STFT" and _attribute(node, "onesided", 1):
             found = {name: onnx.TypeProto.FromString(proto.SerializeToString()) for name, proto in found.items()}
             for proto in found.values():  # ONNX's rule forgets that these are half of the bins
@@ -457,6 +517,20 @@ class Folder:
             if min(extents, default=0) < 0:
                 raise invalid(node, f"its output {name!r} would be {'×'.join(map(str, extents))}")
         return {name: t for name, proto in found.items() if (t := static_type(proto))}
+
+    def undecided(self, node: onnx.NodeProto, domain: str) -> str:
+        """Why ONNX's rules leave the shape of a node's output open, and what can be done."""
+        schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
+        decide = DECIDES.get(node.op_type, ()) if domain == "" and node.op_type not in COUNTED else ()
+        given = [i for i in decide if i < len(node.input) and node.input[i] and node.input[i] not in self.constants]
+        if not given:
+            return (
+                "its shape depends on values that are known only when the model runs; end the model before it, and compute the "
+                "rest in the application"
+            )
+        names = " and ".join(f"{schema.inputs[i].name} ({node.input[i]})" for i in given)
+        verb = "is" if len(given) == 1 else "are"
+        return f"its {names} {verb} computed at run time; export the model with that constant, or end it before this node"
 
     def check_axis(self, node: onnx.NodeProto) -> None:
         """Raises ModelError for an axis that there is not, and for outputs that are not as many as parts: ONNX aborts on some."""
@@ -492,6 +566,15 @@ class Folder:
         shape = (kept,) if axis is None else tuple(kept if a == axis % len(x.shape) else n for a, n in enumerate(x.shape))
         return Type(x.elem, shape)
 
+    def counted(self, node: onnx.NodeProto) -> dict[str, Type]:
+        """The types of what an operator of COUNTED finds in a constant; none where that takes too long."""
+        x = self.constants[node.input[0]]
+        if x.values.size > max(self.work, SMALL):
+            return {}
+        values = [w.values for w in _reference(node, [x], self.opsets)]
+        types = [Type(onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for v in values]
+        return {name: t for name, t in zip(node.output, types, strict=False) if name}
+
     def scaled(self, node: onnx.NodeProto) -> Type | None:
         """The type of a Resize by constant scales, or by constant sizes that need not keep its proportions.
 
@@ -524,6 +607,8 @@ class Folder:
 
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT:
+            return False
+        if node.op_type in ORDERED and any(w.values.dtype.kind == "f" and np.isnan(w.values).any() for w in inputs):
             return False
         made_of = sum(w.values.nbytes for w in inputs)
         made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)
@@ -595,7 +680,7 @@ class Folder:
         for node in reversed(self.kept):
             if used.intersection(node.output):
                 alive.append(node)
-                used.update(_reads(node))
+                used.update(reads(node))
         self.kept = alive[::-1]
         for name in [name for name in self.constants if name not in used]:
             del self.constants[name]
@@ -610,13 +695,13 @@ def subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
+def reads(node: onnx.NodeProto) -> list[str]:
     """The names a node reads, those that graphs inside it take from around it included."""
     names = list(node.input)
     for graph in subgraphs(node):
         inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
         for inner in graph.node:
-            names += [name for name in _reads(inner) if name not in inside]
+            names += [name for name in reads(inner) if name not in inside]
             inside.update(inner.output)
         names += [v.name for v in graph.output if v.name not in inside]
     return list(dict.fromkeys(names))
@@ -670,7 +755,9 @@ def constant_node(node: onnx.NodeProto) -> Weight:
     match attribute.name:
         case "value":
             if value.data_type == onnx.TensorProto.STRING:
-                raise UnsupportedError(f"{title(node)} holds strings; only numbers and booleans can be compiled")
+                raise UnsupportedError(
+                    f"the constant {node.output[0]!r} holds strings; only numbers and booleans can be compiled"
+                )
             return literal("", tensor_values(value, title(node)))
         case "value_float" | "value_floats":
             return literal("", value, np.float32)
@@ -678,7 +765,7 @@ def constant_node(node: onnx.NodeProto) -> Weight:
             return literal("", value, np.int64)
         case "sparse_value":
             return literal("", dense_values(value))
-    raise UnsupportedError(f"{title(node)} holds strings; only numbers and booleans can be compiled")
+    raise UnsupportedError(f"the constant {node.output[0]!r} holds strings; only numbers and booleans can be compiled")
 
 
 def dense_values(sparse: onnx.SparseTensorProto) -> np.ndarray:
@@ -790,8 +877,31 @@ def _gather_elements(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight
     return [literal("", np.take_along_axis(x[0].values, x[1].values, axis))]
 
 
+def _shift(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    return [derived("", "right_shift", *x)] if _attribute(node, "direction") == b"RIGHT" else None
+
+
 def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """(x - zero_point) * scale, with one scale a tensor or one an extent of `axis`."""
+    """(x - zero_point) * scale, with one scale a tensor, one an extent of `axis`, or one a block along it."""
+    block, shape = _attribute(node, "block_size", 0), list(y.shape)
+    if block and x[1].values.dtype == np.float32 and len(shape) > 0:
+        axis = _attribute(node, "axis", 1) % len(shape)
+        if shape[axis] % block:
+            return None
+        apart = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
+        once = (*shape[:axis], shape[axis] // block, 1, *shape[axis + 1 :])
+        numbers, *scales = (
+            derived("", "reshape", t, shape=s) for t, s in zip(x, (apart, once, once), strict=False) if t is not None
+        )
+        out = derived("", "cast", numbers, dtype="float32")
+        if len(scales) > 1:
+            out = derived("", "sub", out, derived("", "cast", scales[1], dtype="float32"))
+        return [derived("", "reshape", derived("", "mul", out, scales[0]), shape=y.shape)]
+    return _dequantize_along(node, x, y)
+
+
+def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    """The same without blocks."""
     values, scale, zero = x[0], x[1], x[2] if len(x) > 2 else None
     if scale.values.ndim > 1 or _attribute(node, "block_size", 0) or scale.values.dtype != np.float32:
         return None
@@ -805,8 +915,26 @@ def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | N
     return [derived("", "mul", out, derived("", "reshape", scale, shape=tuple(shape if scale.values.ndim else ())))]
 
 
+def _quantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    """round(x / scale) + zero point, saturated: ONNX's evaluator is wrong beyond int32. NaN becomes the least number."""
+    values, scale, zero = x[0].values, x[1].values, x[2].values if len(x) > 2 and x[2] is not None else np.zeros((), y.dtype)
+    if values.dtype != np.float32 or scale.ndim > 1 or _attribute(node, "block_size", 0) or str(y.dtype) not in QUANTIZED:
+        return None
+    lie = [1] * values.ndim
+    if scale.size > 1:
+        lie[_attribute(node, "axis", 1)] = -1
+    limits, shape = np.iinfo(y.dtype), tuple(lie) if scale.ndim else ()
+    with np.errstate(all="ignore"):
+        moved = np.rint(values / scale.reshape(shape)) + zero.astype(np.float32).reshape(shape)
+    return [literal("", np.where(moved > limits.min, np.minimum(moved, limits.max), limits.min).astype(y.dtype))]
+
+
+QUANTIZED = ("int8", "uint8", "int16", "uint16")
+
 TRANSFORMED: dict[str, How] = {
     "Add": _plain("add"),
+    "BitShift": _shift,
+    "BitwiseAnd": _plain("bitwise_and"),
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
@@ -820,6 +948,7 @@ TRANSFORMED: dict[str, How] = {
     "Mul": _plain("mul"),
     "Neg": _plain("neg"),
     "Pad": _pad,
+    "QuantizeLinear": _quantize,
     "Reshape": _reshape,
     "Slice": _slice,
     "Sqrt": _plain("sqrt"),

@@ -7,11 +7,12 @@ time depends on is checked here in any case; then `verify` is asked for the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
 from tccompile.expr import FUNCTIONS, Coord, DType, Element, Epilogue, Expr, Index, Quotient, Remainder, View, parts
+from tccompile.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.program import (
     GATES,
     Attention,
@@ -32,6 +33,7 @@ from tccompile.program import (
     Softmax,
     Tensor,
     TopK,
+    Trees,
     dense,
     verify,
 )
@@ -47,6 +49,8 @@ SCALE = 126
 """A tensor is scaled by a power of two of at most this exponent, which float32 holds."""
 DEPTH = 128
 """Expressions, indices and recipes nest less deep."""
+TREE = 1 << 14
+"""Branches from the root of a decision tree to a leaf: at most."""
 
 
 def require(condition: Any, message: str) -> None:
@@ -62,7 +66,8 @@ def check_program(program: Program) -> None:
     for tensor in program.tensors.values():
         if tensor.base is not None:
             _check_base(tensor, program.tensors.get(tensor.base))
-    for name in (*program.inputs, *program.outputs):
+    ends = {*program.inputs, *program.outputs}
+    for name in ends:
         require(name in program.tensors, f"input or output {name!r} is no tensor")
         tensor = program.tensors[name]
         plain = tensor == dense(name, tensor.shape, tensor.dtype, pad=1)
@@ -71,29 +76,42 @@ def check_program(program: Program) -> None:
         require(len(set(names)) == len(names), f"inputs or outputs of the same name in {names}")
     for name, recipe in program.constants.items():
         require(name in program.tensors, f"constant {name!r} is no tensor")
-        require(name not in program.inputs and name not in program.outputs, f"constant {name!r} is an input or output")
+        require(name not in ends, f"constant {name!r} is an input or output")
         require(program.tensors[name].base is None, f"constant {name!r} lies in another tensor")
         _check_recipe(name, recipe)
     for name, storage in program.storage.items():
         own = name in program.tensors and program.tensors[name].base is None and program.tensors[name].dtype.is_float
         require(own, f"the storage of {name!r}, which is no float tensor with storage of its own")
         require(abs(storage.scale) <= SCALE, f"tensor {name!r} is scaled by 2**{storage.scale}")
+    given = {*program.inputs, *program.constants}
     for op in program.ops:
-        _check_op(op, program)
+        _check_op(op, program, given)
     try:
         verify(program)
     except (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise PlanError(str(error) or type(error).__name__) from None
+    _check_written(program, given)
 
 
 def _check_tensor(name: str, t: Tensor) -> None:
     what = f"tensor {name!r}"
     require(t.name == name, f"{what} calls itself {t.name!r}")
     require(len(t.shape) == len(t.padded) == len(t.strides) <= RANK, f"{what}: rank above {RANK}, or different ones")
+    count, empty = 1, 0 in t.padded
     for n, padded, stride in zip(t.shape, t.padded, t.strides, strict=True):
-        require(0 <= n <= padded < EXTENT, f"{what}: shape {t.shape} in extents of {t.padded}")
-        require(0 < stride < SIZE or (stride == 0 and (padded <= 1 or 0 in t.padded)), f"{what}: strides {t.strides}")
-    require(math.prod(t.padded) < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
+        if not 0 <= n <= padded < EXTENT:
+            raise PlanError(f"{what}: shape {t.shape} in extents of {t.padded}")
+        if not (0 < stride < SIZE or (stride == 0 and (padded <= 1 or empty))):
+            raise PlanError(f"{what}: strides {t.strides}")
+        count *= padded or 1  # more than SIZE NumPy cannot count, not even of an empty array
+    require(count < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
+    require(t.base is not None or not t.offset, f"{what} begins {t.offset} elements into its own storage")
+    reach = 0
+    for stride, n in sorted(zip(t.strides, t.padded, strict=True)):
+        if n > 1 and not empty:
+            if stride <= reach:
+                raise PlanError(f"{what}: elements in the same place, by strides {t.strides}")
+            reach += stride * (n - 1)
 
 
 def _check_base(t: Tensor, base: Tensor | None) -> None:
@@ -117,10 +135,67 @@ def _check_recipe(name: str, recipe: Recipe) -> None:
                 pass
 
 
+def _check_written(program: Program, given: Collection[str]) -> None:
+    """Each element is written once before it is read: of what one op reads, others may have written parts."""
+    written: dict[str, _Written] = {}
+    budget = Budget(COMPARED)
+    for op in program.ops:
+        for name in op.inputs:
+            t = program.tensors[name]
+            if t.storage not in given and t.span and not (t.storage in written and written[t.storage].hold(t)):
+                raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} reads elements of {name!r} that nothing before it writes")
+        t = program.tensors[op.y]
+        if not written.setdefault(t.storage, _Written(program.tensors[t.storage], budget)).add(t):
+            raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} writes elements of {t.storage!r} that have been written")
+    for name in program.outputs:
+        t = program.tensors[name]
+        require(not t.span or (name in written and written[name].hold(t)), f"not all of the output {name!r} is written")
+
+
+class _Written:
+    """The elements of a storage that have been written: all of it, or blocks, by where they lie along one axis."""
+
+    def __init__(self, base: Tensor, budget: Budget) -> None:
+        self._base, self._left = base, math.prod(base.padded)
+        self._axis = -1
+        self._line = Line[Block](budget)
+
+    def add(self, t: Tensor) -> bool:
+        """Note that a tensor is written. False if some of it has been, or it is no block of the storage."""
+        size = math.prod(t.padded)
+        block = block_of(t, self._base)
+        if not size or not self._left or block is None:
+            return not size
+        if t.base is None:
+            whole, self._left = self._left == size, 0
+            return whole
+        if self._left == math.prod(self._base.padded):
+            self._axis = next((a for a, n in enumerate(self._base.padded) if block[a] != (0, n)), -1)
+        if self._shared(block):
+            return False
+        self._left -= size
+        self._line.add(*self._along(block), block)
+        return True
+
+    def hold(self, t: Tensor) -> bool:
+        """Whether all of a tensor has been written."""
+        if not self._left:
+            return True
+        block = block_of(t, self._base)
+        return block is not None and self._shared(block) == math.prod(t.padded)
+
+    def _along(self, block: Block) -> tuple[int, int]:
+        return block[self._axis] if self._axis >= 0 else (0, 1)
+
+    def _shared(self, block: Block) -> int:
+        """How many elements of a block have been written."""
+        return sum(common(block, other) for other in {*self._line.between(*self._along(block))})
+
+
 # --- Ops -------------------------------------------------------------------------------------------------------------
 
 
-def _check_op(op: Op, program: Program) -> None:
+def _check_op(op: Op, program: Program, given: Collection[str]) -> None:
     require(op.nodes, f"{type(op).__name__} without a node's name")
     what = f"{type(op).__name__} {op.nodes[0]!r}"
     places = op.at if isinstance(op, Scatter) else ()
@@ -130,8 +205,7 @@ def _check_op(op: Op, program: Program) -> None:
     for name in (*op.inputs, op.y):
         require(name in program.tensors, f"{what}: {name!r} is no tensor")
     owner = program.tensors[op.y].storage
-    given = owner in program.inputs or owner in program.constants
-    require(not given, f"{what}: writes into {owner!r}, which is an input or a constant")
+    require(owner not in given, f"{what}: writes into {owner!r}, which is an input or a constant")
     y, b = program.tensors[op.y].shape, op.epilogue.shuffle
     require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
     shape = program.op_shape(op)
@@ -151,6 +225,7 @@ def _check_op(op: Op, program: Program) -> None:
 def _conv(op: Conv, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     x, w = shapes[op.x], shapes[op.w]
     yield len(x) == len(w) == len(y) and _windows(w[2:], op.strides, op.pads, op.dilations, y)
+    yield _covered(x, w[2:], op.strides, op.dilations, y)
     yield op.groups >= 1 and x[0] == y[0] and w[0] == y[1] and w[0] % op.groups == 0 and x[1] == w[1] * op.groups
 
 
@@ -158,6 +233,7 @@ def _pool(op: Pool, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     x = shapes[op.x]
     yield len(x) == len(y) and x[:2] == y[:2] and op.kind in ("max", "mean")
     yield _windows(op.window, op.strides, op.pads, op.dilations, y)
+    yield _covered(x, op.window, op.strides, op.dilations, y)
     yield len(op.end_pads) == len(op.pads) and all(0 <= p < EXTENT for p in op.end_pads)
 
 
@@ -172,6 +248,20 @@ def _windows(window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Sh
     )
 
 
+ON_THE_WAY, TIMES = 1 << 22, 64
+"""Elements that computing an op may make between its operands and its result: so many, or so many times those that they have."""
+
+
+def _in_proportion(made: int, *shapes: Shape) -> bool:
+    return made <= max(ON_THE_WAY, TIMES * sum(map(math.prod, shapes)))
+
+
+def _covered(x: Shape, window: Shape, strides: Shape, dilations: Shape, y: Shape) -> bool:
+    """Whether windows cover no more than an image and some padding."""
+    sides = (max(p - 1, 0) * s + (k - 1) * d + 1 for p, s, k, d in zip(y[2:], strides, window, dilations, strict=True))
+    return _in_proportion(math.prod(x[:2]) * math.prod(sides), x, y)
+
+
 def _gemm(op: Gemm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     a, b = shapes[op.a], shapes[op.b]
     yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
@@ -182,6 +272,7 @@ def _mlp(op: Mlp, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     yield all(len(s) == 4 and s[2:] == (1, 1) for s in (x, w, v, y))
     yield x[1] == w[1] and w[0] == v[1] and y[:2] == (x[0], v[0])
     yield op.b is None or shapes[op.b] == w[:1]
+    yield _in_proportion(x[0] * w[0], x, w, v, y)
     _check_expr(op.hidden, 0, True, "hidden")
 
 
@@ -203,6 +294,13 @@ def _top_k(op: TopK, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     x = shapes[op.x]
     yield _axes((op.axis,), x) and len(y) == len(x) and y[op.axis] <= x[op.axis]
     yield all(n == y[a] for a, n in enumerate(x) if a != op.axis)
+
+
+def _trees(op: Trees, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
+    x, branches, leaves = shapes[op.x], shapes[op.branches], shapes[op.leaves]
+    yield len(x) == len(y) == 2 and x[0] == y[0] and x[1] >= 1 and op.combine in ("add", "min", "max")
+    yield len(branches) == len(leaves) == 1 and branches[0] % 4 == 0 and branches[0] >= 8 and leaves[0] % 2 == 0
+    yield 1 <= op.trees <= branches[0] // 4 and 0 <= op.depth < branches[0] // 4 and op.depth <= TREE
 
 
 def _scatter(op: Scatter, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
@@ -229,7 +327,10 @@ def _resize(op: Resize, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     x = shapes[op.x]
     yield len(x) == len(y) and _axes(op.axes, x) and len(op.axes) == len(op.index) == len(op.weights)
     yield all(n == y[a] for a, n in enumerate(x) if a not in op.axes)
+    way = list(x)
     for axis, index, weights in zip(op.axes, op.index, op.weights, strict=True):
+        way[axis] = y[axis]
+        yield _in_proportion(math.prod(way), x, y)
         yield len(shapes[index]) == 2 and shapes[index] == shapes[weights] and shapes[index][0] == y[axis]
         yield shapes[index][1] >= 1 and x[axis] >= 1
 
@@ -250,12 +351,14 @@ def _rnn(op: Rnn, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
 
 
 def _indices(op: Op) -> tuple[str, ...]:
-    """The operands that are indices or counts."""
+    """The operands that are indices, counts or bits."""
     match op:
         case Resize(index=index):
             return index
         case Rnn(lengths=str() as lengths):
             return (lengths,)
+        case Trees(branches=branches, leaves=leaves):
+            return branches, leaves
     return ()
 
 
@@ -269,6 +372,7 @@ RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
     Cumulate: _cumulate,
     Scatter: _scatter,
     TopK: _top_k,
+    Trees: _trees,
     Gemm: _gemm,
     Mlp: _mlp,
     Norm: _norm,

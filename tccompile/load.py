@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import shlex
 import stat
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.checker
+import onnx.defs
 import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
@@ -21,7 +24,9 @@ import onnx_graphsurgeon as gs
 from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from tccompile import contrib
 from tccompile.constants import Weight
+from tccompile.cut import Part, cut, nearest
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.fold import (
     MAX_BYTES,
@@ -31,11 +36,15 @@ from tccompile.fold import (
     dense_values,
     first_line,
     fold,
+    reads,
     rename_inputs,
     subgraphs,
+    title,
     widened,
 )
+from tccompile.issues import Findings, Issue
 from tccompile.opset import NEWEST, OLDEST, UNIFORM, Scope, upgrade_nodes
+from tccompile.survey import Survey
 from tccompile.weights import SMALL, Source
 
 BF16 = onnx.TensorProto.BFLOAT16
@@ -54,31 +63,39 @@ class Opened:
 
     proto: onnx.ModelProto
     weights: Mapping[str, np.ndarray]
+    block: int | None = None  # how many channels a block has, where the user says it
 
 
-Model = str | Path | onnx.ModelProto
+Model = str | Path | onnx.ModelProto | Part
 
 
-def read(model: Model | Opened) -> Opened:
-    """The model, read and checked once for all that look into it. Raises what `load` raises."""
-    if isinstance(model, Opened):
-        return model
+def read(model: Model | Opened, block: int | None = None) -> Opened:
+    """The model, read and checked once for all that look into it. Raises what `load` raises.
+
+    block  how many channels a block has, of a model that ONNX Runtime has laid out for a CPU; None if the model shows it
+    """
+    return model if isinstance(model, Opened) else _guard("the model is not valid ONNX", _read, model, block)
+
+
+def _read(model: Model, block: int | None) -> Opened:
     proto, path = _parsed(model)
+    _list_once(proto)
     _opset(proto)
     if len(proto.graph.node) > MAX_NODES:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
-    _guard("the model is not valid ONNX", _bring_in, proto, path)
-    weights = _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
+    _bring_in(proto, path)
+    _adopt(proto)
+    weights = _hold_aside(proto.graph, path)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
-    _check_text(proto)
-    return Opened(deepcopy(proto), weights)  # of what is deleted from it, a message keeps the memory
+    return Opened(deepcopy(proto), weights, block)  # of what is deleted from it, a message keeps the memory
 
 
-def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = None) -> gs.Graph:
+def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = None, found: Findings | None = None) -> gs.Graph:
     """The model's graph: legal ONNX at opset 23 or the model's own newer one, shapes static, constants folded, nothing unused.
 
     shapes  the shape of each input that has symbolic dimensions, by the input's name
+    found   takes what is wrong with inputs and nodes, in place of an error; the graph is without these, and what depends on them
 
     Every constant is a `Weight`, so `constants.recipe_of` says where its values come from. Raises ModelError for a file
     that is not valid ONNX, UnsupportedError for a valid one that cannot be compiled, UsageError for shapes that do not fit.
@@ -86,20 +103,34 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     opened = read(model)
     weights = opened.weights
     proto = _guard("the model is not valid ONNX", _one_opset, deepcopy(opened.proto), weights)
-    _bind(proto.graph, set(weights), shapes or {})
+    unknown = _bind(proto.graph, set(weights), shapes or {}, found)
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
-    types = fold(proto.graph, constants, {o.domain: o.version for o in proto.opset_import})
-    return _import(proto, types, constants)
+    domains = {o.domain: o.version for o in proto.opset_import}
+    if found is None:
+        types = fold(proto.graph, constants, domains, opened.block)
+    else:
+        types = Survey(found, unknown, proto.graph, constants, domains, opened.block).run()
+    return _import(proto, types, constants, told=found is not None)
+
+
+def with_small_weights(model: Model) -> tuple[onnx.ModelProto, Path | None]:
+    """The model as its file says, with those weights in it by which ONNX Runtime infers shapes; and the file."""
+    proto, path = parsed(model)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) * 4 <= SMALL:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(_values(tensor, tensor.name, path), tensor.name))
+    return proto, path
 
 
 def sources(model: Model) -> Mapping[str, np.ndarray]:
-    """The model's weights by the names that recipes call them: what fills a plan that was made without them."""
-    return read(model).weights
+    """The model's weights by the names that recipes call them: they fill a plan, of all or of a part, made without."""
+    proto, path = parsed(model)
+    return _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
 
 
 def input_names(model: Model) -> list[str]:
     """The names of the model's inputs, as its file says; nothing else of it is checked."""
-    graph = _parsed(model)[0].graph
+    graph = parsed(model)[0].graph
     weights = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     return [v.name for v in graph.input if v.name not in weights]
 
@@ -107,8 +138,16 @@ def input_names(model: Model) -> list[str]:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+def parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
+    """The model, of which nothing is known yet but that it has a graph and names that are text, and the file it comes from."""
+    return _guard("the model is not valid ONNX", _parsed, model)
+
+
 def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
-    """The model, of which nothing is known yet but that it has a graph, and the file it comes from."""
+    if isinstance(model, Part):
+        proto, path = _parsed(model.model)
+        cut(proto, model.inputs, model.outputs)
+        return proto, path
     path = None
     if isinstance(model, onnx.ModelProto):
         proto = deepcopy(model)
@@ -123,11 +162,18 @@ def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
         _guard(f"{path} is not an ONNX file", proto.ParseFromString, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{path or 'the model'} is not an ONNX model: it holds no graph")
+    _check_text(proto)
     return proto, path
 
 
 def _check(proto: onnx.ModelProto) -> None:
-    """ONNX's own checks, except that inputs and outputs may be without a shape: it is given by the user, or inferred."""
+    """ONNX's own checks, except that inputs and outputs may be without a shape: it is given by the user, or inferred.
+
+    So is the type of an output that the model was cut at.
+    """
+    untyped = [v for v in proto.graph.output if not v.HasField("type")]
+    for value in untyped:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     tensors = [v.type.tensor_type for v in (*proto.graph.input, *proto.graph.output) if v.type.HasField("tensor_type")]
     shapeless = [t for t in tensors if not t.HasField("shape")]
     for tensor in shapeless:
@@ -135,9 +181,11 @@ def _check(proto: onnx.ModelProto) -> None:
     unnamed = [n for n in proto.graph.node if not n.name and n.output]
     for node in unnamed:  # what the checks say of a node has its name and op, and nothing else
         node.name = node.output[0]
-    _guard("the model is not valid ONNX", _check_model, proto)
+    _check_model(proto)
     for tensor in shapeless:
         tensor.ClearField("shape")
+    for value in untyped:
+        value.ClearField("type")
     for node in unnamed:
         node.ClearField("name")
 
@@ -146,13 +194,47 @@ def _check_model(proto: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as e:  # the node is on the last of its lines
-        found = " ".join(str(e).split()).replace(" ==> Context:", ";")
+        found = _unknown_operator(proto) or _unknown_tensor(proto.graph)
+        found = found or " ".join(str(e).split()).replace(" ==> Context:", ";")
         raise ModelError(f"the model is not valid ONNX: {found}") from e
+
+
+def _unknown_operator(proto: onnx.ModelProto) -> str | None:
+    """The first of the standard's operators that its opset has not."""
+    opset = _opset(proto)
+    for node in proto.graph.node:
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset, ""):
+            since = (s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == node.op_type and not s.domain)
+            first = min(since, default=None)
+            there = (
+                f"it is there from opset {first} on: export the model with that" if first else "export it with standard operators"
+            )
+            return f"{title(node)}: opset {opset} has no such operator; {there}"
+    return None
+
+
+def _unknown_tensor(graph: onnx.GraphProto) -> str | None:
+    """The first tensor that is read and that nothing computes, or only a later node."""
+    known = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    later = {y: node for node in reversed(graph.node) for y in node.output}
+    for node in graph.node:
+        for name in filter(None, reads(node)):
+            if name not in known and name in later:
+                return f"{title(node)} reads {name!r}, which {title(later[name])} behind it computes; nodes must be in order"
+            if name not in known:
+                return f"{title(node)} reads {name!r}, which nothing computes{nearest(name, {*known, *later})}"
+        known.update(node.output)
+    return None
 
 
 def _check_text(message: Message) -> None:
     """Raises ModelError for names that are not UTF-8, which protobuf gives as bytes; what only people read may be anything."""
-    for field, value in message.ListFields():
+    if isinstance(message, onnx.TensorProto):  # of its other fields one may be most of what the file holds, and would be copied
+        known = message.DESCRIPTOR.fields_by_name
+        fields = [(known[name], getattr(message, name)) for name in ("name", "external_data")]
+    else:
+        fields = message.ListFields()
+    for field, value in fields:
         parts = [value] if isinstance(value, str | bytes | Message) else value
         if field.type == field.TYPE_STRING and field.name != "doc_string":
             for text in parts:
@@ -175,8 +257,24 @@ def _guard(what: str, fn: Callable[..., Any], *args: Any) -> Any:
         raise ModelError(f"{what}: {first_line(e)}") from e
 
 
+def _list_once(proto: onnx.ModelProto) -> None:
+    """Each operator set is named once: tools name the same one twice, and by both of the standard's names.
+
+    A model that has none of the standard's operators need not name a version of them.
+    """
+    imports = {("" if o.domain == "ai.onnx" else o.domain, o.version) for o in proto.opset_import}
+    if (
+        imports
+        and not any(domain == "" for domain, _ in imports)
+        and all(n.domain not in ("", "ai.onnx") for n in proto.graph.node)
+    ):
+        imports.add(("", UNIFORM))
+    del proto.opset_import[:]
+    proto.opset_import.extend(onnx.helper.make_opsetid(*each) for each in sorted(imports))
+
+
 def _opset(proto: onnx.ModelProto) -> int:
-    versions = [o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    versions = [o.version for o in proto.opset_import if o.domain == ""]
     if len(versions) != 1:
         raise ModelError(f"the model names {len(versions)} versions of ONNX's operator set; it must name one")
     if not OLDEST <= versions[0] <= NEWEST:
@@ -199,12 +297,13 @@ def _hold_aside(graph: onnx.GraphProto, path: Path | None) -> dict[str, np.ndarr
         if name not in inputs:  # before IR version 4 initializers were inputs as well
             graph.input.append(onnx.helper.make_tensor_value_info(name, elem, shape))
 
-    for tensor in graph.initializer:
+    texts = [t for t in graph.initializer if t.data_type == onnx.TensorProto.STRING]
+    for tensor in [t for t in graph.initializer if t.data_type != onnx.TensorProto.STRING]:
         hold(tensor.name, _values(tensor, tensor.name, path), tensor.data_type, tuple(tensor.dims))
     for sparse in graph.sparse_initializer:
         values = _guard(f"the sparse constant {sparse.values.name!r} is broken", dense_values, sparse)
         hold(sparse.values.name, values, sparse.values.data_type, tuple(sparse.dims))
-    kept = []
+    kept = [onnx.helper.make_node("Constant", [], [t.name], t.name, value=t) for t in texts]
     for node in graph.node:
         tensor = _large_constant(node)
         if tensor is not None:
@@ -212,10 +311,17 @@ def _hold_aside(graph: onnx.GraphProto, path: Path | None) -> dict[str, np.ndarr
         else:
             kept.append(node)
     del graph.initializer[:], graph.sparse_initializer[:]
-    if len(kept) < len(graph.node):
+    _drop_inputs(graph, {t.name for t in texts})
+    if texts or len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(kept)
     return weights
+
+
+def _drop_inputs(graph: onnx.GraphProto, names: Container[str]) -> None:
+    """Initializers that were inputs as well are constants only."""
+    for value in [v for v in graph.input if v.name in names]:
+        graph.input.remove(value)
 
 
 def _large_constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -223,6 +329,8 @@ def _large_constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or len(node.attribute) != 1 or node.attribute[0].name != "value":
         return None
     tensor = node.attribute[0].t
+    if tensor.data_type == onnx.TensorProto.STRING:  # refused where it is, if it is needed
+        return None
     return tensor if math.prod(tensor.dims) * 4 > SMALL else None
 
 
@@ -346,13 +454,15 @@ def _check_calls(proto: onnx.ModelProto) -> None:
 def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
     """Brings model and functions to one opset, 23 or newer, ahead of ONNX's checker and inliner where these would refuse them.
 
-    That is if they are of several opsets, or use GroupNormalization-18, which was deprecated after models had been made of it.
+    That is if they are of several opsets, use operators of newer ones, or GroupNormalization-18, which was deprecated after
+    models had been made of it.
     """
     opset = _opset(proto)
-    nodes = (n for part in (proto.graph, *proto.functions) for n in part.node)
+    nodes = [n for part in (proto.graph, *proto.functions) for n in _all_nodes(part.node)]
     own = [next((o.version for o in f.opset_import if o.domain in ("", "ai.onnx")), opset) for f in proto.functions]
     deprecated = 18 <= opset < 21 and any(n.op_type == "GroupNormalization" for n in nodes)
-    if not deprecated and all(version == opset for version in own):
+    newer = any(n.domain == "" and not onnx.defs.has(n.op_type, opset) and onnx.defs.has(n.op_type, UNIFORM) for n in nodes)
+    if not deprecated and not newer and all(version == opset for version in own):
         return
     for function, version in zip(proto.functions, own, strict=True):
         _upgrade(function, version, {})
@@ -360,6 +470,29 @@ def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
         _set_opset(imports, max(UNIFORM, opset, *own))
+
+
+def _adopt(proto: onnx.ModelProto) -> None:
+    """Names the domain of ONNX Runtime's operators where its optimizer has put them into the default one, or has not said it."""
+    newest = max(_opset(proto), UNIFORM)
+    own = {op for op in contrib.OPERATORS[contrib.MICROSOFT] if not onnx.defs.has(op, newest)}
+    for part in (proto.graph, *proto.functions):
+        used = set()
+        for node in _all_nodes(part.node):
+            if node.domain == "" and node.op_type in own:
+                node.domain = contrib.MICROSOFT
+            used.add(node.domain)
+        imports = proto.opset_import if part is proto.graph else part.opset_import
+        missing = contrib.DOMAINS & used - {o.domain for o in imports}
+        imports.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(missing))
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
 
 
 def _set_opset(imports: Any, version: int) -> None:
@@ -415,23 +548,37 @@ def _widen_nodes(graph: onnx.GraphProto) -> None:
 # --- Shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _bind(graph: onnx.GraphProto, weights: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Gives the model's inputs the shapes that the user says; all are static afterwards."""
-    for value in [v for v in graph.input if v.name in weights]:
-        graph.input.remove(value)
+def _bind(graph: onnx.GraphProto, weights: set[str], shapes: Mapping[str, tuple[int, ...]], found: Findings | None) -> list[str]:
+    """Gives the model's inputs the shapes that the user says; all are static afterwards. Gives the names of those left out."""
+    _drop_inputs(graph, weights)
     names = [v.name for v in graph.input]
     for name in shapes:
         if name not in names:
             raise UsageError(f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names)) or 'none'}")
     symbols: dict[str, int] = {}  # an extent that is called the same in two inputs is the same
+    left_out = []
     for value in sorted(graph.input, key=lambda v: v.name not in shapes):
-        _bind_input(value, shapes.get(value.name), symbols)
+        bound = partial(_bind_input, value, shapes.get(value.name), symbols)
+        if found is None:
+            bound()
+        elif found.catch(bound, Issue(value.name, "Input", (), "", "", outputs=(value.name,)), f"the input {value.name!r}"):
+            left_out.append(value.name)
+    _drop_inputs(graph, left_out)
+    return left_out
+
+
+KINDS = {
+    "map_type": "a map", "optional_type": "an optional value", "sequence_type": "a sequence",
+    "sparse_tensor_type": "a sparse tensor",
+}  # fmt: skip
+"""What values are that are no tensors."""
 
 
 def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbols: dict[str, int]) -> None:
     name, kind = value.name, value.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise UnsupportedError(f"the input {name!r} is a {kind or 'value without a type'}; only tensors can be compiled")
+        what = KINDS.get(kind, "a value without a type")
+        raise UnsupportedError(f"the input {name!r} is {what}; only tensors can be compiled")
     tensor = value.type.tensor_type
     if tensor.elem_type == onnx.TensorProto.STRING:
         raise UnsupportedError(f"the input {name!r} holds strings; only numbers and booleans can be compiled")
@@ -470,7 +617,7 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
 # --- gs.Graph --------------------------------------------------------------------------------------------------------
 
 
-def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mapping[str, Weight]) -> gs.Graph:
+def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mapping[str, Weight], told: bool) -> gs.Graph:
     inputs = {v.name for v in proto.graph.input}
     known = {name: t.proto for name, t in types.items() if name not in inputs}
     known |= {
@@ -479,7 +626,9 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
     }
     proto.graph.value_info.extend(onnx.helper.make_value_info(name, t) for name, t in known.items())
     for value in proto.graph.output:
-        value.type.CopyFrom(known.get(value.name, value.type))
+        if (made := known.get(value.name)) is not None:
+            _hold_to(value, made, told)
+            value.type.CopyFrom(made)
     with G_LOGGER.suppress():  # it prints warnings where results go
         graph = _guard("the model cannot be imported", gs.import_onnx, proto)
     for name, tensor in graph.tensors().items():
@@ -487,3 +636,28 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
             tensor.to_constant(constants[name].values)
             tensor.__class__, tensor.recipe = Weight, constants[name].recipe
     return graph
+
+
+def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: bool) -> None:
+    """What the model says of an output beside what its nodes make of it, as ONNX Runtime holds it: another type is an error.
+
+    Another shape is the model's word against its nodes', which compute what they do: a warning, unless it was told.
+    """
+    said, found = value.type.tensor_type, made.tensor_type
+    name_of = onnx.TensorProto.DataType.Name
+    plain = onnx.helper.tensor_dtype_to_np_dtype(said.elem_type).kind in "biuf" if said.elem_type else False
+    if plain and said.elem_type != found.elem_type:  # others have been widened
+        kinds = [name_of(e).lower() for e in (said.elem_type, found.elem_type)]
+        raise ModelError(
+            f"the model says that its output {value.name!r} is {kinds[0]}, and its nodes make it {kinds[1]}: correct it"
+        )
+    extents = [d.dim_value for d in found.shape.dim]
+    fixed = [d.dim_value if d.WhichOneof("value") == "dim_value" else None for d in said.shape.dim]
+    differs = len(fixed) != len(extents) or any(n not in (None, m) for n, m in zip(fixed, extents, strict=True))
+    if said.HasField("shape") and differs and not told:
+        shapes = ["x".join("?" if n is None else str(n) for n in shape) or "a scalar" for shape in (fixed, extents)]
+        warnings.warn(
+            f"the model says that its output {value.name!r} is {shapes[0]}, and its nodes make it {shapes[1]}, which it will be",
+            RuntimeWarning,
+            stacklevel=2,
+        )

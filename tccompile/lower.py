@@ -6,15 +6,26 @@ stage chooses fp16 later), images NHWC, the innermost axis padded to a multiple 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_graphsurgeon as gs
 
-from tccompile.errors import blamed_on
+from tccompile.errors import ModelError, PlanError, blamed_on
 from tccompile.expr import identity_view
 from tccompile.fold import RANDOM
-from tccompile.ops import CONVERTERS
-from tccompile.ops.builder import Builder, Issue, Refusal, shape_of
+from tccompile.issues import Issue, Refusal
+from tccompile.limits import check_program
+from tccompile.ops import CLASSICAL, CONVERTERS
+from tccompile.ops.builder import Builder, shape_of
 from tccompile.program import Program, dense
 from tccompile.rewrites.rule import name_of
+
+SIZED_BY_VALUES = {
+    "NonMaxSuppression": "how many boxes it keeps is known only when the model runs",
+    "NonZero": "how many elements are not zero is known only when the model runs",
+    "Unique": "how many elements differ is known only when the model runs",
+}
+"""Operators whose results have no static shape, unless they fold."""
 
 
 def lower(graph: gs.Graph) -> Program:
@@ -24,7 +35,7 @@ def lower(graph: gs.Graph) -> Program:
     """
     b = Builder(graph)
     for t in graph.inputs:
-        b.model_input(t)
+        _model_input(t, b)
     for node in graph.nodes:
         _convert(node, b)
     outputs = []
@@ -34,21 +45,34 @@ def lower(graph: gs.Graph) -> Program:
     return Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops))
 
 
+def check_together(program: Program) -> None:
+    """Raises ModelError for nodes that are right one by one, but not together."""
+    try:
+        check_program(program)
+    except PlanError as error:
+        raise ModelError(f"the model contradicts itself: {error}") from error
+
+
 def unsupported(graph: gs.Graph) -> list[Issue]:
     """All inputs, nodes and outputs that cannot be lowered, each with the reason and the way out; none if the graph can be."""
     b, issues = Builder(graph), []
     for t in graph.inputs:
         try:
-            b.model_input(t)
+            _model_input(t, b)
         except Refusal as e:
             issues.append(e.issue)
     for node in graph.nodes:
-        if any(t.name and not isinstance(t, gs.Constant) and not b.known(t) for t in node.inputs):
+        masked = any(t.name and not isinstance(t, gs.Constant) and not b.known(t) for t in node.inputs)
+        if masked and not missing(node.op, node.domain):
             continue  # an earlier refusal is the cause
         try:
             _convert(node, b)
         except Refusal as e:
             issues.append(e.issue)
+            _assume(node, b)
+        except ModelError as e:
+            reason = str(e).removeprefix(_called(node)).strip()
+            issues.append(replace(b.refuse(reason, "").issue, invalid=True))
             _assume(node, b)
     for t in graph.outputs:
         if not isinstance(t, gs.Constant) and not b.known(t):
@@ -62,14 +86,35 @@ def unsupported(graph: gs.Graph) -> list[Issue]:
 
 def _convert(node: gs.Node, b: Builder) -> None:
     b.node = node
-    converter = CONVERTERS.get(node.op) if node.domain in (None, "", "ai.onnx") else None
-    if node.op in RANDOM:
-        raise b.refuse("it draws values at random", "draw them in the application: make them an input of the model")
-    if converter is None:
-        domain = f" of domain {node.domain}" if node.domain else ""
-        raise b.refuse(f"the op {node.op}{domain} is not supported", "replace it by supported ops, or split the model there")
-    with blamed_on(f"node {name_of(node)!r} ({node.op})"):
-        converter(node, b)
+    if why := missing(node.op, node.domain):
+        raise b.refuse(*why)
+    with blamed_on(_called(node)):
+        BY_DOMAIN[node.domain][node.op](node, b)
+
+
+def _called(node: gs.Node) -> str:
+    return f"node {name_of(node)!r} ({node.op})"
+
+
+BY_DOMAIN = {None: CONVERTERS, "": CONVERTERS, "ai.onnx": CONVERTERS, "ai.onnx.ml": CLASSICAL}
+
+
+def missing(op: str, domain: str | None) -> tuple[str, str] | None:
+    """Why there is no converter for an operator, and the way out; None if there is one."""
+    if op in BY_DOMAIN.get(domain, {}):
+        return None
+    if domain not in (None, "", "ai.onnx"):
+        return f"the op {op} of domain {domain} is not supported", "replace it by supported ops, or split the model there"
+    if op in RANDOM:
+        return "it draws values at random", "draw them in the application: make them an input of the model"
+    if op in SIZED_BY_VALUES:
+        return SIZED_BY_VALUES[op], "end the model before it, and compute the rest in the application"
+    return f"the op {op} is not supported", "replace it by supported ops, or split the model there"
+
+
+def _model_input(t: gs.Tensor, b: Builder) -> None:
+    b.node = gs.Node("Input", name=t.name, outputs=[gs.Variable(t.name)])
+    b.model_input(t)
 
 
 def _assume(node: gs.Node, b: Builder) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tccompile.arch import ARCHS
@@ -30,6 +31,9 @@ class Options:
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
     fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
     calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
+    max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
+    nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
+    input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
     entries: tuple[Shapes, ...] = ({},)
@@ -42,6 +46,9 @@ class Options:
     tune: bool = False
     fp32: tuple[str, ...] = ()
     calibrate: Path | None = None
+    nchwc_block: int | None = None
+    input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    max_error: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -51,8 +58,15 @@ class Options:
             raise UsageError("no GPU generation to build for; leave --arch away for all of them")
         if self.precision not in PRECISIONS:
             raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
+        if self.nchwc_block not in (None, 8, 16):
+            raise UsageError(f"blocks of {self.nchwc_block} channels: ONNX Runtime has those of 8 and of 16")
         if self.calibrate is not None and self.precision != "mixed":
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
+        if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
+            raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        for name, (low, high) in self.input_ranges.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise UsageError(f"the range of {name!r} is {low:g}..{high:g}: give two finite numbers, the smaller one first")
         if not self.entries:
             raise UsageError("no entry: give at least one set of input shapes")
         texts = [_entry_text(shapes) for shapes in self.entries]
@@ -103,6 +117,21 @@ def _parse_shape(text: str, inputs: Collection[str]) -> tuple[str, tuple[int, ..
     except ValueError:
         return name, None
     return name, shape if sign and all(d >= 0 for d in shape) else None
+
+
+def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Ranges of inputs' values, each as `NAME=LOW..HIGH`."""
+    out: dict[str, tuple[float, float]] = {}
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        low, dots, high = numbers.partition("..")
+        try:
+            out[name] = float(low), float(high)
+        except ValueError:
+            dots = ""
+        if not (name and dots):
+            raise UsageError(f"cannot read the range {text!r}; write it as NAME=LOW..HIGH, such as position_ids=0..4095")
+    return out
 
 
 def parse_entry(text: str, inputs: Collection[str]) -> dict[str, tuple[int, ...]]:

@@ -58,8 +58,8 @@ def pack(
     weights: dict[str, bytes] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
-        program = without_unread(program, _read(builds))
-        names = _own_names(program, packed, number)
+        joined, program = program.joined, without_unread(program, _read(builds))
+        names = _own_names(program, joined, packed, number)
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
         kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
@@ -109,7 +109,8 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
             for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
         )
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
-        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after))
+        own = placement.scratch[number], placement.own_counters[number]
+        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own))
     return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
 
 
@@ -135,15 +136,20 @@ def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
         )
 
 
-def _own_names(program: Program, earlier: Sequence[Entry], number: int) -> dict[str, str]:
-    """A new name for each constant that another entry has under the same name with other values or layout."""
+def _own_names(
+    program: Program, joined: Mapping[tuple[str, int], tuple[str, ...]], earlier: Sequence[Entry], number: int
+) -> dict[str, str]:
+    """A new name for each constant that another entry has under the same name with other values or layout.
+
+    joined  weights with joined groups, by those that they are made of, whose name theirs begins with: see `joined_name`
+    """
     names: dict[str, str] = {}
     for name, recipe in program.constants.items():
         for entry in earlier:
             other = entry.program.constants.get(name)
             if other is not None and not (same(other, recipe) and entry.program.tensors[name] == program.tensors[name]):
                 names[name] = f"{name}@{number}"
-    return names
+    return names | {j: names[w] + j.removeprefix(w) for (w, _), made in joined.items() if w in names for j in made}
 
 
 def _renamed(program: Program, names: Mapping[str, str]) -> Program:

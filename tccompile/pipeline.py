@@ -28,23 +28,27 @@ import numpy as np
 
 import tccompile
 from tccompile.arch import ARCHS, PTX
+from tccompile.check import Report, advise
+from tccompile.check import check as check_entries
+from tccompile.classical import is_classical
+from tccompile.cut import Part, part
 from tccompile.dump import Dump
 from tccompile.emit import Job, SpillError, emit, toolchain
-from tccompile.errors import InputError, ModelError, PlanError, TccompileError, UsageError, blamed_on
+from tccompile.error_budget import Raised, within
+from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
 from tccompile.estimate import estimated
 from tccompile.expr import DType
 from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
 from tccompile.groups import absorb_shuffles, join_groups
 from tccompile.kernels.spec import Code, Work
-from tccompile.limits import check_program
 from tccompile.load import load, read
-from tccompile.lower import lower, unsupported
-from tccompile.ops.builder import Issue
+from tccompile.lower import check_together, lower
 from tccompile.options import Options, Shapes
 from tccompile.pack import Build, pack
 from tccompile.place import place
 from tccompile.plan import Plan, Section, Step
+from tccompile.positions import ranges_of
 from tccompile.precision import precision, storage_note
 from tccompile.program import Program, verify
 from tccompile.ranges import LONG, TOO_LARGE, TOO_LONG, Spread, activations, largest, operands, smaller, total_flops
@@ -76,19 +80,28 @@ def compile(
     tune: bool = False,
     fp32: Sequence[str] = (),
     calibrate: str | Path | None = None,
+    input_ranges: Mapping[str, tuple[float, float]] | None = None,
+    max_error: float | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    nchwc_block: int | None = None,
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
     shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
     archs         GPU generations to build for
     precision     "mixed", "fp16" or "fp32" (see Options); `fp32`: nodes that compute in fp32 in any; `calibrate`: real inputs
+    input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
+    max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
+    inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
+    nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
     """
     if shapes and entries is not None:
         raise UsageError("shapes are those of the only entry; with entries, give all of them there")
-    for what, names in (("archs", archs), ("fp32", fp32)):
+    for what, names in (("archs", archs), ("fp32", fp32), ("inputs", inputs), ("outputs", outputs)):
         if isinstance(names, str):
             raise UsageError(f"{what} is a list of names, as [{names!r}]")
     sets = tuple(entries) if entries is not None else (shapes or {},)
@@ -102,17 +115,28 @@ def compile(
         tune=tune,
         fp32=tuple(fp32),
         calibrate=Path(calibrate) if calibrate is not None else None,
+        input_ranges=dict(input_ranges or {}),
+        max_error=max_error,
+        nchwc_block=nchwc_block,
     )
-    return compile_model(model, options)
+    return compile_model(part(model, inputs, outputs), options)
 
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
     measuring = gpu_to_measure(options.archs) if options.tune else None
     progress("load", 0, 5)
-    opened = read(model)
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
-    programs = [to_program(opened, shapes, options, dump, progress) for shapes, dump in zip(options.entries, dumps, strict=True)]
+    notes: list[str] = []
+    try:
+        opened = read(model, options.nchwc_block)
+        programs = [
+            to_program(opened, shapes, options, dump, progress, notes)
+            for shapes, dump in zip(options.entries, dumps, strict=True)
+        ]
+    except (UnsupportedError, ModelError) as error:
+        advise(error, model, options.entries, options.nchwc_block)
+        raise
 
     if measuring:
         assert options.timing_cache is not None
@@ -135,10 +159,15 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
             refused |= spilled
     dumps[0].images(list(images.values()))
 
-    name = Path(model).stem if isinstance(model, str | Path) else opened.proto.graph.name
+    whole = model.model if isinstance(model, Part) else model
+    name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain()}
     entries = list(zip(programs, builds, strict=True))
-    notes = [*dict.fromkeys(storage_note(program, options.precision) for program in programs)]
+    notes = [*dict.fromkeys([*(storage_note(program, mode_of(opened, options)) for program in programs), *notes])]
+    if mode_of(opened, options) != options.precision:
+        notes.append(
+            "what models of scikit-learn and its kind compute is compared, so mixed is fp32: --precision fp16 is fp16 still"
+        )
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
@@ -162,10 +191,20 @@ def without_code(model: Model, shapes: Shapes | None = None, precision: str = Op
     return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 
 
-def to_program(model: Model | Opened, shapes: Shapes, options: Options, dump: Dump, progress: Progress = quiet) -> Program:
-    """From the model to typed ops: the stages that do not depend on a GPU generation."""
+def to_program(
+    model: Model | Opened,
+    shapes: Shapes,
+    options: Options,
+    dump: Dump,
+    progress: Progress = quiet,
+    notes: list[str] | None = None,
+) -> Program:
+    """From the model to typed ops: the stages that do not depend on a GPU generation.
+
+    notes  gets a line on what was done for an error budget
+    """
     progress("load", 0, 5)
-    opened = read(model)
+    opened = read(model, options.nchwc_block)
     graph = load(opened, shapes)
     dump.graph(0, "load", graph)
 
@@ -175,10 +214,7 @@ def to_program(model: Model | Opened, shapes: Shapes, options: Options, dump: Du
 
     progress("lower", 2, 5)
     program = lower(graph)
-    try:
-        check_program(program)
-    except PlanError as error:  # nodes that are right one by one, but not together
-        raise ModelError(f"the model contradicts itself: {error}") from error
+    check_together(program)
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
@@ -186,16 +222,65 @@ def to_program(model: Model | Opened, shapes: Shapes, options: Options, dump: Du
     verify(program)
     dump.program(3, "fuse", program)
 
-    spreads = measured(opened, program, options, progress) if options.precision == "mixed" else {}
+    mode = mode_of(opened, options)
+    spreads = measured(opened, program, options, progress) if mode == "mixed" else {}
     progress("precision", 4, 5)
-    program = join_groups(absorb_shuffles(precision(program, options.precision, spreads, options.fp32)))
+    chosen = partial(precision, program, mode, spreads, options.fp32)
+    if options.max_error is None:
+        program = chosen()
+    else:
+        raised = within(program, options.max_error, chosen, spreads, inputs_of(program, options), opened.weights)
+        program = raised.program
+        if notes is not None:
+            notes.append(_cost_of(raised, options))
+    program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
     return program
 
 
+def _cost_of(raised: Raised, options: Options) -> str:
+    """What an error budget was met by, and what it costs where there is most to lose: on the last generation asked for."""
+    arch = options.archs[-1]
+    errors = f"the error is {raised.error:.1e} of {options.max_error:g} allowed"
+    if not raised.ops:
+        return f"{errors}; nothing had to be raised for it"
+    before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
+    return (
+        f"{errors}, {raised.error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
+        f"by estimates {after:.0f} µs in place of {before:.0f} on {arch}; --explain names them"
+    )
+
+
+def inputs_of(program: Program, options: Options) -> list[dict[str, np.ndarray]]:
+    """What the program is measured with: the user's inputs, or random ones of mean 0, and positive as images often are.
+
+    Raises InputError if the user's do not fit, UsageError if running it would take too long.
+    """
+    if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
+        work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
+        raise UsageError(f"--max-error runs the model on the CPU, and this one is {work}: compile it for smaller shapes first")
+    if options.calibrate is None:
+        known = ranges_of(program, options.input_ranges)
+        return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
+    runs = samples(program, read_arrays(options.calibrate, program.inputs))
+    if not runs:
+        raise _misfit(options.calibrate, program)
+    return runs
+
+
+def _misfit(data: Path, program: Program) -> InputError:
+    shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
+    return InputError(f"{data}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
+
+
+def mode_of(model: Opened, options: Options) -> str:
+    """The precision: "mixed" is fp32 for models of scikit-learn and its kind, where rounding would move labels."""
+    return "fp32" if options.precision == "mixed" and is_classical(model.proto) else options.precision
+
+
 def measured(model: Opened, program: Program, options: Options, progress: Progress = quiet) -> dict[str, Spread]:
-    """The values that the program's tensors take with the user's inputs, or else with random ones.
+    """The values that the program's tensors take with the user's inputs, or else with random ones (see `positions.ranges_of`).
 
     With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
     takes them; see `ranges.smaller`. Where nothing can be run, they are estimated from the weights.
@@ -213,8 +298,7 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
         if runs:
             return run(program, runs)
         if len(options.entries) == 1:
-            shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
-            raise InputError(f"{options.calibrate}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
+            raise _misfit(options.calibrate, program)
     small = program
     if total_flops(program) > LONG:
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
@@ -225,8 +309,9 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:
         try:
+            known = ranges_of(program, options.input_ranges)
             with blamed_on("the model"):
-                return run(small, [seeded(small, 0), seeded(small, 0, positive=True)])
+                return run(small, [seeded(small, 0, known), seeded(small, 0, known, positive=True)])
         except InputError as error:
             why = f"random inputs do not fit: {error}"
     way_out = "--calibrate DATA.npz measures it with real inputs"
@@ -259,11 +344,6 @@ def jobs_of(build: Build) -> list[Job]:
     return [(launch.code, ARCHS[build.arch], build.kind) for choice in build.choices for launch in choice.work.launches]
 
 
-def check(model: Model, options: Options) -> list[Issue]:
-    """The nodes that are not supported, for any of the entries; none if the model can be compiled."""
-    found: dict[str, Issue] = {}
-    opened = read(model)
-    for shapes in options.entries:
-        for issue in unsupported(rewrite(load(opened, shapes))):
-            found.setdefault(issue.node, issue)
-    return list(found.values())
+def check(model: Model, options: Options) -> Report:
+    """What is not supported, for any of the entries, and where the model can be cut; see `check.check`."""
+    return check_entries(model, options.entries, options.nchwc_block)

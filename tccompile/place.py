@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
+from itertools import accumulate, combinations
 from operator import and_
 
 from tccompile.kernels import spec
-from tccompile.kernels.spec import Im2colMap, TiledMap, Work
+from tccompile.kernels.spec import Im2colMap, Launch, TiledMap, Work
+from tccompile.memory import NOWHERE, Budget, Span, accesses, ordered, whereabouts
 from tccompile.plan import Address, Float, Int, Map, PlanArg
-from tccompile.program import Program, Tensor, earlier, lifetimes
+from tccompile.program import Program, earlier, lifetimes
 
 ALIGN = 256
 """Bytes: what tensor maps and the widest vector loads ask for, and a multiple of a memory sector."""
@@ -41,6 +42,7 @@ class Placement:
     arena     its bytes; counters, the bytes of the steps' counters
     after     for each step, the earlier ones that it waits for: no edge follows from others
     args      for each step and launch, its arguments
+    scratch   for each step, where in the arena its workspace lies; own_counters, where in the counters its own do
     """
 
     offsets: Mapping[str, int]
@@ -48,6 +50,8 @@ class Placement:
     counters: int
     after: tuple[tuple[int, ...], ...]
     args: tuple[tuple[tuple[PlanArg, ...], ...], ...]
+    scratch: tuple[Span, ...]
+    own_counters: tuple[Span, ...]
 
 
 def place(program: Program, works: Sequence[Work]) -> Placement:
@@ -59,17 +63,13 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
         if wider[1] <= ROOM * arena:
             at, arena = wider
     offsets = {area.name: offset for area, offset in zip(areas, at, strict=True) if area.name}
-    scratch = {area.first: offset for area, offset in zip(areas, at, strict=True) if not area.name}
-    counters, size = [], 0
-    for work in works:
-        counters.append(size)
-        size += _aligned(work.counters)
-    layout = _Layout(program, offsets)
-    args = tuple(
-        tuple(tuple(layout.arg(a, scratch.get(i, 0), counters[i]) for a in launch.args) for launch in work.launches)
-        for i, work in enumerate(works)
-    )
-    return Placement(offsets, arena, size, _edges(program, works, layout, scratch), args)
+    starts = {area.first: offset for area, offset in zip(areas, at, strict=True) if not area.name}
+    scratch = tuple((starts[i], work.scratch) if work.scratch else NOWHERE for i, work in enumerate(works))
+    *begins, size = accumulate((_aligned(work.counters) for work in works), initial=0)
+    counters = tuple((at, work.counters) if work.counters else NOWHERE for at, work in zip(begins, works, strict=True))
+    layout = Layout(program, offsets)
+    args = tuple(tuple(layout.args(launch, scratch[i], counters[i]) for launch in work.launches) for i, work in enumerate(works))
+    return Placement(offsets, arena, size, _edges(program, works, offsets, scratch, counters), args, scratch, counters)
 
 
 def _aligned(size: int) -> int:
@@ -172,20 +172,20 @@ def _packed(areas: Sequence[Area], order: Sequence[int], apart: Sequence[Collect
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     program: Program
     offsets: Mapping[str, int]
 
     def address(self, name: str, more: int = 0) -> Address:
         """The address of a tensor's first element plus `more` bytes."""
-        tensor = self.program.tensors[name]
-        owner, start = tensor.storage, tensor.offset * tensor.dtype.size + more
-        if owner in self.offsets:
-            return Address("arena", "", self.offsets[owner] + start)
-        return Address("weights" if owner in self.program.constants else "io", owner, start)
+        space, owner, start = whereabouts(self.program, self.offsets, name)
+        return Address(space, owner, start + more)
 
-    def arg(self, arg: spec.Arg, scratch: int, counters: int) -> PlanArg:
-        """The argument of a step whose scratch and counters start at these bytes."""
+    def args(self, launch: Launch, scratch: Span, counters: Span) -> tuple[PlanArg, ...]:
+        """The arguments of a launch of a step whose workspace and counters lie there."""
+        return tuple(self._arg(arg, scratch[0], counters[0]) for arg in launch.args)
+
+    def _arg(self, arg: spec.Arg, scratch: int, counters: int) -> PlanArg:
         match arg:
             case spec.Ptr(name, more):
                 return self.address(name, more)
@@ -210,50 +210,15 @@ class _Layout:
 # --- Edges -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Access:
-    """Bytes `low` to `high` of the arena, or of an input or output, that a step reads or writes.
-
-    part   the storage, and the first and last coordinate plus one along each of its axes, where the access is such a block
-    solid  whether it touches all bytes in between
-    """
-
-    step: int
-    space: str
-    low: int
-    high: int
-    writes: bool
-    part: tuple[str, tuple[tuple[int, int], ...]] | None
-    solid: bool
-
-    def conflicts(self, other: _Access) -> bool:
-        if self.space != other.space or self.high <= other.low or other.high <= self.low or not (self.writes or other.writes):
-            return False
-        if self.part and other.part and self.part[0] == other.part[0]:
-            return all(a < d and c < b for (a, b), (c, d) in zip(self.part[1], other.part[1], strict=True))
-        return True
-
-    def covers(self, other: _Access) -> bool:
-        """Whether what conflicts with `other` from now on conflicts with this too."""
-        inside = self.space == other.space and self.low <= other.low and other.high <= self.high
-        return self.writes and self.solid and inside
-
-
-def _edges(program: Program, works: Sequence[Work], layout: _Layout, scratch: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+def _edges(
+    program: Program, works: Sequence[Work], offsets: Mapping[str, int], scratch: Sequence[Span], counters: Sequence[Span]
+) -> tuple[tuple[int, ...], ...]:
     """The earlier steps that each step waits for: those whose bytes it reads or overwrites, less what follows from others."""
-    recent: list[_Access] = []  # those that later steps can still depend on
+    own = accesses(program, offsets, scratch, counters)
+    cooperative = [any(launch.cooperative for launch in work.launches) for work in works]
     reach: list[int] = []  # for each step, the set of all steps that it comes after, as bits
     after: list[tuple[int, ...]] = []
-    cooperative: set[int] = set()  # the last step whose blocks must run at once
-    for i, (op, work) in enumerate(zip(program.ops, works, strict=True)):
-        own = [_access(i, name, False, layout) for name in op.inputs if program.tensors[name].storage not in program.constants]
-        own.append(_access(i, op.y, True, layout))
-        if work.scratch:
-            own.append(_Access(i, "", scratch[i], scratch[i] + _aligned(work.scratch), True, None, True))
-        needed = {other.step for other in recent for access in own if access.conflicts(other)}
-        if any(launch.cooperative for launch in work.launches):  # two at once could each wait for room that the other has
-            needed |= cooperative
-            cooperative = {i}
+    for needed in ordered(own, cooperative, Budget()):
         kept, reached = [], 0
         for step in sorted(needed, reverse=True):
             if not reached >> step & 1:
@@ -261,31 +226,4 @@ def _edges(program: Program, works: Sequence[Work], layout: _Layout, scratch: Ma
                 reached |= reach[step] | 1 << step
         reach.append(reached)
         after.append(tuple(reversed(kept)))
-        recent = [other for other in recent if not any(access.covers(other) for access in own)] + own
     return tuple(after)
-
-
-def _access(step: int, name: str, writes: bool, layout: _Layout) -> _Access:
-    tensor = layout.program.tensors[name]
-    base = layout.program.tensors[tensor.storage]
-    address = layout.address(name)
-    part = _part(tensor, base)
-    high = address.bytes + tensor.nbytes
-    return _Access(step, address.name, address.bytes, high, writes, part, tensor is base)
-
-
-def _part(tensor: Tensor, base: Tensor) -> tuple[str, tuple[tuple[int, int], ...]] | None:
-    """The block of `base` that a view of it is, if both count their axes alike."""
-    if (
-        not base.span
-        or tensor.rank != base.rank
-        or any(s != b for s, b, n in zip(tensor.strides, base.strides, base.padded, strict=True) if n > 1)
-    ):
-        return None
-    block, rest = [(0, 1)] * base.rank, tensor.offset
-    for axis in (a for a in base.order if base.padded[a] > 1):
-        start, rest = divmod(rest, base.strides[axis])
-        block[axis] = (start, start + tensor.padded[axis])
-        if block[axis][1] > base.padded[axis]:
-            return None
-    return None if rest else (base.name, tuple(block))

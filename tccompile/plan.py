@@ -5,28 +5,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import mmap
 import os
+import secrets
 import struct
-import tempfile
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from tccompile import codec
-from tccompile.errors import PlanError, UsageError
+from tccompile.arch import ARCHS
+from tccompile.code import has_function, targets
+from tccompile.errors import LaunchError, PlanError, UsageError
 from tccompile.expr import DType
+from tccompile.feeds import InputRange
 from tccompile.limits import SIZE, check_program, require
-from tccompile.program import OPS, Op, Program, Tensor
+from tccompile.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
+from tccompile.program import OPS, Conv, Op, Program, Tensor, joined_name, lifetimes
 from tccompile.reference.storage import elements, store, to_storage
+from tccompile.stretch import Stretch
 from tccompile.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -108,6 +114,7 @@ class Step:
     op            index into the entry's program
     kernel        the kernel's name; config, its parameters
     tensor_cores  whether it uses them; `reason` says why this kernel, or why no Tensor Cores
+    scratch       where in the arena its workspace begins, and its bytes; counters, the same of its counters
     """
 
     op: int
@@ -117,11 +124,13 @@ class Step:
     reason: str
     launches: tuple[PlacedLaunch, ...]
     after: tuple[int, ...]
+    scratch: Span = NOWHERE
+    counters: Span = NOWHERE
 
 
 @dataclass(frozen=True)
 class Section:
-    """An entry's steps for one GPU generation.
+    """An entry's steps for one GPU generation, or for "cpu": steps without launches, that only the CPU engine runs.
 
     offsets   byte offset in the arena of each tensor that owns storage there
     arena     bytes; counters, bytes that are zero before the first inference
@@ -148,12 +157,15 @@ class Image:
 
     kind      "cubin", or "ptx" for the driver to compile
     function  the name of its entry function
+    kernel    the kernel's name, and `params` those of its `build`: what the code can be made of again
     """
 
     arch: str
     kind: str
     function: str
     code: bytes
+    kernel: str
+    params: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +191,7 @@ class Certificate:
     oracle  what computed the reference
     device  where `error` was measured
     inputs  SHA-256 of the inputs' bytes, in the program's order, in hexadecimal
+    ranges  between what numbers the values of inputs lie, of those that are not normally distributed
     """
 
     entry: int
@@ -187,6 +200,7 @@ class Certificate:
     oracle: str
     device: str
     outputs: tuple[Expected, ...]
+    ranges: Mapping[str, InputRange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -205,14 +219,14 @@ class Plan:
     producer: Mapping[str, str]
     entries: tuple[Entry, ...]
     images: tuple[Image, ...]
-    weights: Mapping[str, bytes | memoryview]
+    weights: Mapping[str, bytes | memoryview | Stretch]
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
     def weight(self, name: str) -> memoryview:
-        """The bytes of a constant tensor, checked against their SHA-256 if they come from a file.
+        """The bytes of a constant tensor; if they come from a file, read from it now, and checked against their SHA-256.
 
         Raises UsageError if they were left out of the plan, PlanError if the file is damaged.
         """
@@ -221,10 +235,19 @@ class Plan:
                 f"the plan holds no values of {name!r}, it was made without its weights: give the model "
                 "they come from (tcrun --weights MODEL.onnx)"
             )
-        data = memoryview(self.weights[name]).cast("B")
+        held = self.weights[name]
+        data = held.read() if isinstance(held, Stretch) else memoryview(held).cast("B")
         if name in self.digests and hashlib.sha256(data).digest() != self.digests[name]:
-            raise PlanError(f"section 'weights {name}': its SHA-256 is not what the header says, the file is damaged")
+            raise PlanError(
+                f"section 'weights {name}': its SHA-256 is not what the header says, the file is damaged, or has been written to "
+                "since it was opened"
+            )
         return data
+
+    def size(self, name: str) -> int:
+        """The bytes of a constant tensor in the plan; 0 if they were left out."""
+        held = self.weights.get(name, b"")
+        return len(held) if isinstance(held, Stretch) else memoryview(held).nbytes
 
     def kind(self, section: Section) -> str:
         """In what form the section's code comes: "cubin" or "ptx"."""
@@ -301,8 +324,12 @@ ARGS = 1024
 def check_plan(plan: Plan) -> None:
     """Hold a plan to the rules of the format: every index, offset, size and limit. Raises PlanError that names the place."""
     require(plan.entries, "a plan without entries")
+    for i, image in enumerate(plan.images):
+        with _naming(f"code {i}"):
+            _check_image(image)
     constants: dict[str, Tensor] = {}
     ends: set[tuple[tuple[str, DType], ...]] = set()
+    budget = Budget(COMPARED)
     for i, entry in enumerate(plan.entries):
         with _naming(f"entry {i}"):
             check_program(entry.program)
@@ -314,17 +341,25 @@ def check_plan(plan: Plan) -> None:
                 require(constants.setdefault(name, tensor) == tensor, f"constant {name!r} has another layout in another entry")
         for section in entry.sections:
             with _naming(f"entry {i} for {section.arch}"):
-                _check_section(section, entry.program, plan.images)
-    for name, data in plan.weights.items():
+                _check_section(section, entry.program, plan.images, budget)
+    for name in plan.weights:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].nbytes
-        require(len(memoryview(data).cast("B")) == size, f"weights of {name!r} of {len(data)} bytes, its layout has {size}")
+        require(plan.size(name) == size, f"weights of {name!r} of {plan.size(name)} bytes, its layout has {size}")
     _check_left_out(plan)
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
             _check_certificate(certificate, plan.entries)
-    for image in plan.images:
-        require(image.kind in ("cubin", "ptx"), f"code of kind {image.kind!r}")
+
+
+def _check_image(image: Image) -> None:
+    require(image.kind in ("cubin", "ptx"), f"code of kind {image.kind!r}")
+    said = targets(image.kind, image.code)
+    require(
+        image.arch in ARCHS and image.arch in said,
+        f"{image.kind} of {image.arch!r} that says it is for {' or '.join(said) or 'nothing'}",
+    )
+    require(has_function(image.kind, image.code, image.function), f"it has no function {image.function!r}")
 
 
 MADE, TIMES = 1 << 27, 64
@@ -359,6 +394,12 @@ def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> No
     require(0 <= certificate.entry < len(entries), f"it is of entry {certificate.entry}")
     require(0 <= certificate.seed < 1 << 32, f"a seed of {certificate.seed}")
     program = entries[certificate.entry].program
+    for name, r in certificate.ranges.items():
+        require(name in program.inputs, f"a range of {name!r}, which is no input")
+        require(math.isfinite(r.low) and math.isfinite(r.high) and r.low <= r.high, f"input {name!r}: a range of {r}")
+        dtype = program.tensors[name].dtype
+        held = dtype.is_float or (abs(r.low) < 2**63 and abs(r.high) < 2**63 and math.ceil(r.low) <= math.floor(r.high))
+        require(held, f"input {name!r} of {dtype.value}: a range of {r}")
     names = [e.name for e in certificate.outputs]
     require(names == list(program.outputs), f"its outputs are {names}, the program's {list(program.outputs)}")
     for e in certificate.outputs:
@@ -377,7 +418,14 @@ def _naming(place: str) -> Iterator[None]:
         raise PlanError(f"{place}: {error}") from None
 
 
-def _check_section(section: Section, program: Program, images: Sequence[Image]) -> None:
+CPU = "cpu"
+"""The generation of a section that only the CPU engine runs."""
+
+STEPS = 1 << 16
+"""Steps of a section, at most: for each, those that it comes after are kept as bits."""
+
+
+def _check_section(section: Section, program: Program, images: Sequence[Image], budget: Budget) -> None:
     require(0 <= section.arena < SIZE and 0 <= section.counters < SIZE, f"an arena of {section.arena} bytes")
     elsewhere = {*program.constants, *program.inputs, *program.outputs}
     for name, offset in section.offsets.items():
@@ -385,77 +433,212 @@ def _check_section(section: Section, program: Program, images: Sequence[Image]) 
         if tensor is None or tensor.base is not None or name in elsewhere:
             raise PlanError(f"{name!r} has no place in the arena")
         end = offset + tensor.nbytes
-        require(offset >= 0 and end <= section.arena, f"tensor {name!r} ends at {end} of {section.arena} bytes of the arena")
-        require(offset % 16 == 0, f"tensor {name!r} at {offset}, which 16 does not divide")
+        if offset < 0 or end > section.arena:
+            raise PlanError(f"tensor {name!r} ends at {end} of {section.arena} bytes of the arena")
+        if offset % 16:
+            raise PlanError(f"tensor {name!r} at {offset}, which 16 does not divide")
     for op in program.ops:
         for name in (*op.inputs, op.y):
             owner = program.tensors[name].storage
-            require(owner in elsewhere or owner in section.offsets, f"tensor {owner!r} has no place in the arena")
+            if owner not in section.offsets and owner not in elsewhere:
+                raise PlanError(f"tensor {owner!r} has no place in the arena")
+    require(len(section.steps) <= STEPS, f"{len(section.steps)} steps")
     require([s.op for s in section.steps] == list(range(len(program.ops))), "its steps are not the program's ops in order")
     for i, step in enumerate(section.steps):
         with _naming(f"step {i}"):
             require(all(0 <= a < i for a in step.after), f"runs after {step.after}")
-            for launch in step.launches:
-                _check_launch(launch, section, program, images)
+            for what, (start, size), most in (
+                ("scratch", step.scratch, section.arena),
+                ("counters", step.counters, section.counters),
+            ):
+                require(start >= 0 and size >= 0 and start + size <= most, f"{what} of {size} bytes at {start} of {most}")
+    _check_lifetimes(section, program)
+    _check_edges(section, program, budget)
+    require(section.arch in ARCHS or section.arch == CPU, "a generation that there is not")
+    if section.arch == CPU:
+        require(not any(step.launches for step in section.steps), "launches, which the CPU engine does not run")
+    else:
+        _check_launches(section, program, images)
 
 
-def _check_launch(launch: PlacedLaunch, section: Section, program: Program, images: Sequence[Image]) -> None:
+def _check_lifetimes(section: Section, program: Program) -> None:
+    """What is in use at the same time shares no bytes."""
+    begin: list[list[tuple[int, int, str]]] = [[] for _ in section.steps]
+    end: list[list[int]] = [[] for _ in section.steps]
+    for name, (first, last) in lifetimes(program).items():
+        if size := program.tensors[name].nbytes:
+            begin[first].append((section.offsets[name], size, repr(name)))
+            end[last].append(section.offsets[name])
+    for i, step in enumerate(section.steps):
+        start, size = step.scratch
+        if size:
+            begin[i].append((start, size, "its workspace"))
+            end[i].append(start)
+    starts: list[int] = []  # of what is in use, in order
+    used: list[tuple[int, str]] = []  # where it ends, and what it is
+    for i, (new, old) in enumerate(zip(begin, end, strict=True)):
+        for start, size, what in new:
+            k = bisect_left(starts, start)
+            near = [n for n in (k - 1, k) if 0 <= n < len(starts) and starts[n] < start + size and start < used[n][0]]
+            if near:
+                other = used[near[0]][1]
+                raise PlanError(f"step {i} ({_called(program.ops[i])}): {what} lies over {other}, which is in use")
+            starts.insert(k, start)
+            used.insert(k, (start + size, what))
+        for start in old:
+            k = bisect_left(starts, start)
+            del starts[k], used[k]
+
+
+def _check_edges(section: Section, program: Program, budget: Budget) -> None:
+    """Steps that touch the same bytes, one of them writing, come after each other: see `memory`."""
+    own = accesses(program, section.offsets, [s.scratch for s in section.steps], [s.counters for s in section.steps])
+    cooperative = [any(launch.cooperative for launch in step.launches) for step in section.steps]
+    reach: list[int] = []  # for each step, all that it comes after, as bits
+    for i, (step, needed) in enumerate(zip(section.steps, ordered(own, cooperative, budget), strict=True)):
+        before = 0
+        for a in step.after:
+            before |= reach[a] | 1 << a
+        for other in needed:
+            if not before >> other & 1:
+                what = f"step {i} ({_called(program.ops[i])}) may run at the same time as step {other}"
+                raise PlanError(f"{what} ({_called(program.ops[other])}), but they touch the same bytes or must not meet")
+        reach.append(before)
+
+
+def _called(op: Op) -> str:
+    return f"{type(op).__name__} {op.nodes[0]!r}"
+
+
+# --- Launches --------------------------------------------------------------------------------------------------------
+
+
+class _Places:
+    """Bytes that a step's addresses may lie in: of tensors, and of its workspace and counters."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[str, str], list[Span]] = {}
+        self._reach: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+
+    def add(self, space: str, name: str, start: int, size: int) -> None:
+        self._spans.setdefault((space, name), []).append((start, start + size))
+
+    def hold(self, address: Address, span: int) -> bool:
+        """Whether an address and `span` bytes from it on lie in one of them, or it is the address of an empty one."""
+        key = address.space, address.name
+        if key not in self._reach:
+            spans = sorted(self._spans.get(key, ()))
+            self._reach[key] = [low for low, _ in spans], [*accumulate((high for _, high in spans), max)]
+        starts, ends = self._reach[key]  # how far those reach that begin there or before
+        k = bisect_right(starts, address.bytes)
+        if k and address.bytes + max(span, 1) <= ends[k - 1]:
+            return True
+        return not span and (address.bytes, address.bytes) in self._spans.get(key, ())
+
+
+def _check_launches(section: Section, program: Program, images: Sequence[Image]) -> None:
+    """Launches keep to what a GPU can do, and take addresses of what their step reads and writes only.
+
+    The result of a step without launches is not written: those that read it in the program read what it is made of in its place.
+    """
+    kinds: set[str] = set()
+    unwritten: dict[str, tuple[str, ...]] = {}  # and what they are made of
+    for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
+        y = program.tensors[op.y]
+        with _naming(f"step {i} ({_called(op)})"):
+            if not step.launches:
+                if y.size:
+                    require(y.storage not in program.outputs, f"nothing writes the output {y.storage!r}")
+                    unwritten[y.storage] = op.inputs if y.base is None else ()
+                continue
+            read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
+            own, places = _Places(), _Places()
+            own.add(*_place(program, section, op.y))
+            for name in (*read, *_joined(op, step, program), op.y):
+                if program.tensors[name].storage not in unwritten:
+                    places.add(*_place(program, section, name))
+            places.add("arena", "", *step.scratch)
+            places.add("counters", "", *step.counters)
+            addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
+            require(not y.size or any(own.hold(a, 0) for a in addresses), f"no launch writes its result {op.y!r}")
+    require(len(kinds) <= 1, "code of both kinds")
+
+
+def _place(program: Program, section: Section, name: str) -> tuple[str, str, int, int]:
+    return *whereabouts(program, section.offsets, name), program.tensors[name].nbytes
+
+
+def _joined(op: Op, step: Step, program: Program) -> list[str]:
+    """The weights that a convolution multiplies by in place of its own, see `Program.joined`."""
+    groups = step.config.get("groups")
+    if not isinstance(op, Conv) or groups is None:
+        return []
+    name = joined_name(op.w, groups, op.groups)  # type: ignore[arg-type]
+    require(name in program.constants, f"there are no weights {name!r}")
+    return [name]
+
+
+def _check_launch(
+    launch: PlacedLaunch, section: Section, images: Sequence[Image], kinds: set[str], places: _Places
+) -> list[Address]:
+    """Check a launch whose addresses must lie in one of the places; its addresses. Adds the kind of its code to those seen."""
     require(0 <= launch.image < len(images), f"there is no code {launch.image}")
-    require(all(1 <= n <= most for n, most in zip(launch.grid, GRID, strict=True)), f"a grid of {launch.grid}")
-    require(not launch.cooperative or launch.grid[1:] == (1, 1), f"a cooperative grid of {launch.grid}")
+    image, (x, y, z) = images[launch.image], launch.grid
+    kinds.add(image.kind)
+    if image.arch != section.arch:
+        raise PlanError(f"code for {image.arch} among that for {section.arch}")
+    if not (1 <= x <= GRID[0] and 1 <= y <= GRID[1] and 1 <= z <= GRID[2]):
+        raise PlanError(f"a grid of {launch.grid}")
+    require(not launch.cooperative or (y, z) == (1, 1), "a cooperative grid of more than one dimension")
     require(not (launch.cooperative and launch.early), "a cooperative launch that starts early")
-    require(1 <= launch.block <= BLOCK, f"a block of {launch.block} threads")
-    require(0 <= launch.smem <= SMEM, f"{launch.smem} bytes of shared memory")
-    require(len(launch.args) <= ARGS, f"{len(launch.args)} arguments")
+    if not (1 <= launch.block <= BLOCK and 0 <= launch.smem <= SMEM and len(launch.args) <= ARGS):
+        raise PlanError(f"a block of {launch.block} threads, {launch.smem} bytes of shared memory, {len(launch.args)} arguments")
+    addresses = []
     for arg in launch.args:
-        match arg:
-            case Int(value):
-                require(-(1 << 31) <= value < 1 << 32, f"{value} in 32 bits")
-            case Address():
-                _check_address(arg, 0, section, program)
-            case Map():
-                _check_map(arg, section, program)
+        if isinstance(arg, Int):
+            if not -(1 << 31) <= arg.value < 1 << 32:
+                raise PlanError(f"{arg.value} in 32 bits")
+        elif not isinstance(arg, Float):
+            address, span = _check_map(arg) if isinstance(arg, Map) else (arg, 0)
+            if not places.hold(address, span):
+                raise PlanError(f"bytes {address.bytes} to {address.bytes + span} of {_space(address)} are none of its tensors'")
+            addresses.append(address)
+    return addresses
 
 
-def _check_map(arg: Map, section: Section, program: Program) -> None:
-    dims, im2col = len(arg.extents), arg.kind == "im2col"
+def _space(address: Address) -> str:
+    return f"{address.space} {address.name!r}" if address.name else f"{address.space!r}"
+
+
+CORNER = 1 << 7
+
+
+def _check_map(m: Map) -> tuple[Address, int]:
+    """Hold a tensor map to what the driver takes (cuTensorMapEncodeTiled, …Im2col); the bytes that it spans."""
+    dims, im2col = len(m.extents), m.kind == "im2col"
+    inner = 2 * (m.channels if im2col else m.box[0] if m.box else 0)
     fits = (
-        arg.kind in ("tiled", "im2col")
+        m.kind in ("tiled", "im2col")
         and (dims == 4 if im2col else 1 <= dims <= 5)
-        and len(arg.strides) == dims - 1
-        and len(arg.box) == (0 if im2col else dims)
-        and len(arg.lower) == len(arg.upper) == (2 if im2col else 0)
-        and len(arg.steps) == (2 if im2col else dims)
-        and all(1 <= n < 1 << 32 for n in arg.extents)
-        and all(0 < s < SIZE for s in arg.strides)
-        and all(1 <= n <= 256 for n in arg.box)
-        and all(1 <= n <= 8 for n in arg.steps)
-        and all(-(1 << 15) <= n < 1 << 15 for n in (*arg.lower, *arg.upper))
-        and arg.swizzle in (0, 32, 64, 128)
-        and 0 <= arg.channels <= 256
-        and 0 <= arg.pixels <= 1024
-        and arg.address.space in ("arena", "weights")
+        and len(m.strides) == dims - 1
+        and len(m.box) == (0 if im2col else dims)
+        and len(m.lower) == len(m.upper) == (2 if im2col else 0)
+        and len(m.steps) == (2 if im2col else dims)
+        and all(1 <= n < 1 << 32 for n in m.extents)
+        and all(0 < s < SIZE and s % 16 == 0 for s in m.strides)
+        and all(1 <= n <= 256 for n in (*m.box, *([m.channels] if im2col else ())))
+        and all(1 <= n <= 8 for n in m.steps)
+        and all(-CORNER <= n < CORNER for n in (*m.lower, *m.upper))
+        and m.swizzle in (0, 32, 64, 128)
+        and inner % 16 == 0
+        and (inner <= m.swizzle or not m.swizzle)
+        and (1 <= m.pixels <= 1024 if im2col else m.pixels == m.channels == 0)
+        and m.address.space in ("arena", "weights")
+        and m.address.bytes % 16 == 0
     )
-    require(fits, f"a tensor map that the hardware does not have: {arg}")
-    span = arg.extents[0] * 2 + sum((n - 1) * s for n, s in zip(arg.extents[1:], arg.strides, strict=True))
-    _check_address(arg.address, span, section, program)
-
-
-def _check_address(address: Address, span: int, section: Section, program: Program) -> None:
-    """An address and `span` bytes from it on lie inside what the address is relative to."""
-    names = {"weights": program.constants, "io": (*program.inputs, *program.outputs)}
-    match address.space:
-        case "arena":
-            size = section.arena
-        case "counters":
-            size = section.counters
-        case "weights" | "io":
-            require(address.name in names[address.space], f"the address of {address.name!r}, which is not in {address.space}")
-            size = program.tensors[address.name].nbytes
-        case _:
-            raise PlanError(f"an address in {address.space!r}")
-    end = address.bytes + span
-    require(address.bytes >= 0 and end <= size, f"bytes {address.bytes} to {end} of {size} in {address.space}")
+    if not fits:
+        raise PlanError(f"a tensor map that the hardware does not have: {m}")
+    return m.address, m.extents[0] * 2 + sum((n - 1) * s for n, s in zip(m.extents[1:], m.strides, strict=True))
 
 
 # --- The file --------------------------------------------------------------------------------------------------------
@@ -464,7 +647,11 @@ MAGIC = b"\x89TCPLAN\n"
 PREFIX = struct.Struct("<8sIIQQ32s")  # magic, format version, 0, bytes of the header as stored and as JSON, its SHA-256
 ALIGN = 256
 MAX_HEADER = 1 << 26
+MAX_VALUES = 1 << 22
+"""JSON values of a header: in Python each takes some 100 bytes, of the file perhaps one bit."""
+
 MAX_CODE = 1 << 26
+MAX_ALL_CODE = 1 << 28
 
 _PACKED = np.empty(0)
 """Stands for the values of a literal that a plan's weights hold already."""
@@ -516,11 +703,15 @@ class _Writer:
 class _Reader:
     """Gives sections of a file, checked as they are read."""
 
-    def __init__(self, data: memoryview, table: Sequence[_Stored], start: int) -> None:
+    def __init__(self, data: Stretch, table: Sequence[_Stored], start: int) -> None:
         self.table = table
-        self._sections: list[memoryview] = []
+        self._sections: list[Stretch] = []
+        self._code: dict[int, bytes] = {}
+        self._left = MAX_ALL_CODE
         for section in table:
-            start = _aligned(start)
+            end, start = start, _aligned(start)
+            if any(data[end:start].read()):
+                raise PlanError(f"bytes before section {section.name!r} that are not zero: the file is damaged")
             if not 0 <= section.length <= len(data) - start:
                 raise PlanError(
                     f"section {section.name!r} of {section.length} bytes does not fit into the file: it is cut off or damaged"
@@ -530,20 +721,25 @@ class _Reader:
         if start != len(data):
             raise PlanError(f"the file has {len(data)} bytes, its sections end at {start}")
 
-    def section(self, index: Any) -> tuple[_Stored, memoryview]:
+    def section(self, index: Any) -> tuple[_Stored, Stretch]:
         if type(index) is not int or not 0 <= index < len(self.table):
             raise codec.CodecError(f"there is no section {index!r}")
         return self.table[index], self._sections[index]
 
     def checked(self, index: Any) -> tuple[_Stored, memoryview]:
-        stored, data = self.section(index)
+        stored, part = self.section(index)
+        data = part.read()
         if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise PlanError(f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged")
         return stored, data
 
     def code(self, index: Any) -> bytes:
-        stored, data = self.checked(index)
-        return _decompressed(data, stored.size, MAX_CODE, f"section {stored.name!r}")
+        """A section of code, decompressed once for all images that it is the code of."""
+        if index not in self._code:
+            stored, data = self.checked(index)
+            self._code[index] = _decompressed(data, stored.size, min(MAX_CODE, self._left), f"section {stored.name!r}")
+            self._left -= stored.size
+        return self._code[index]
 
     def array(self, value: Any) -> np.ndarray:
         if value is None:
@@ -574,7 +770,7 @@ _ARRAYS = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8,
 
 
 def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Codec:
-    return codec.Codec({Op: OPS}, {bytes: code, bytes | memoryview: weights, np.ndarray: array})
+    return codec.Codec({Op: OPS}, {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array})
 
 
 def _aligned(size: int) -> int:
@@ -599,16 +795,11 @@ def _chunks(plan: Plan) -> Iterator[bytes | memoryview]:
     check_plan(plan)
     writer = _Writer()
     coder = _codec((writer.code, _refuse), (lambda w: w, _refuse), (writer.array, _refuse))
-    weights: Any = {
-        name: writer.put(f"weights {name}", memoryview(plan.weights[name]).cast("B")) for name in sorted(plan.weights)
-    }
+    weights: Any = {name: writer.put(f"weights {name}", plan.weight(name)) for name in sorted(plan.weights)}
     numbered: Any = replace(_without_packed_literals(plan), weights=weights)
     encoded = coder.encode(numbered, Plan)
     header = codec.dumps({"plan": encoded, "sections": coder.encode(tuple(writer.table), tuple[_Stored, ...])})
-    if len(header) > MAX_HEADER:
-        raise PlanError(
-            f"the plan's header has {len(header)} bytes, at most {MAX_HEADER} are allowed: compile fewer entries or generations"
-        )
+    _check_header(header)
     stored = zlib.compress(header, 9)
     yield PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(stored), len(header), hashlib.sha256(stored).digest())
     yield stored
@@ -617,6 +808,14 @@ def _chunks(plan: Plan) -> Iterator[bytes | memoryview]:
         yield bytes(_aligned(end) - end)
         yield data
         end = _aligned(end) + len(data)
+
+
+def _check_header(header: bytes) -> None:
+    for what, count, most in (("bytes", len(header), MAX_HEADER), ("values", codec.values(header), MAX_VALUES)):
+        if count > most:
+            raise PlanError(
+                f"the plan's header has {count} {what}, at most {most} are allowed: compile fewer entries or generations"
+            )
 
 
 def _refuse(value: Any) -> Any:
@@ -639,13 +838,11 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name, and the place of an older one, when all of it has been written."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # not mkstemp's, which only its owner could read
+    file = open(temporary, "xb")  # noqa: SIM115  closed below
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             yield file
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(FileNotFoundError):  # interrupted when it had its name already
@@ -662,37 +859,47 @@ def is_plan(path: Path) -> bool:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a file. Its weights stay in the mapped file; everything else is read and checked.
+    """The plan in a file. Its weights are read when they are used; everything else is read and checked.
 
-    Raises PlanError, which names the file and the section, if it cannot be read or breaks a rule of the format.
+    Raises PlanError, which names the file and the section, if it cannot be read or breaks a rule of the format, and LaunchError
+    if there is no memory for it.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+        return _read(Stretch.of_file(path))
     except OSError as error:
         raise PlanError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
-    try:
-        return from_bytes(data)
     except PlanError as error:
         raise PlanError(f"{os.fspath(path)}: {error}") from None
 
 
 def from_bytes(data: bytes | memoryview) -> Plan:
     """The plan in a file's bytes: see `read_plan`."""
-    data = memoryview(data)
-    if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
+    return _read(Stretch.of(data))
+
+
+def _read(data: Stretch) -> Plan:
+    try:
+        return _checked(data)
+    except MemoryError:
+        raise LaunchError("there is no memory to read the plan") from None
+
+
+def _checked(data: Stretch) -> Plan:
+    prefix = data[: PREFIX.size].read()
+    if len(prefix) < PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
         raise PlanError("is not a plan of tccompile's")
-    _, version, zero, length, size, digest = PREFIX.unpack_from(data)
+    _, version, zero, length, size, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         raise PlanError(
             f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
         )
-    stored = data[PREFIX.size : PREFIX.size + length]
+    stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:
         raise PlanError("section 'header': is cut off or damaged")
     try:
-        header = codec.loads(_decompressed(stored, size, MAX_HEADER, "section 'header'"))
+        text = _decompressed(stored, size, MAX_HEADER, "section 'header'")
+        _check_header(text)
+        header = codec.loads(text)
         if type(header) is not dict or set(header) != {"plan", "sections"}:
             raise codec.CodecError("expected a plan and its sections")
         table = codec.Codec({}, {}).decode(header["sections"], tuple[_Stored, ...])
@@ -734,13 +941,15 @@ def _with_packed_literals(plan: Plan) -> Plan:
     def whole(program: Program) -> Program:
         constants = dict(program.constants)
         for name, recipe in program.constants.items():
-            if not isinstance(recipe, Literal):
+            if isinstance(recipe, Literal) and recipe.values is not _PACKED:
+                require(name not in plan.weights, f"the constant {name!r} has values, and weights")
+            elif not isinstance(recipe, Literal):
                 packed = any(isinstance(leaf, Literal) and leaf.values is _PACKED for leaf in leaves(recipe))
                 require(not packed, f"the recipe of {name!r} has no values")
-            elif recipe.values is _PACKED:
+            else:
                 require(name in plan.weights, f"the constant {name!r} has no values")
                 tensor = program.tensors[name]
-                constants[name] = Literal(elements(np.frombuffer(plan.weights[name], tensor.dtype.numpy), tensor))
+                constants[name] = Literal(elements(np.frombuffer(plan.weight(name), tensor.dtype.numpy), tensor))
         return replace(program, constants=constants)
 
     return replace(plan, entries=tuple(replace(e, program=whole(e.program)) for e in plan.entries))

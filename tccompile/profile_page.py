@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from tccompile.runtime.profile import Profile, Roof, StepProfile
+from tccompile.terminal import plain
 
 WIDTH, ROW, MARGIN = 1100, 16, 70
 """Of the drawings, in pixels: their width, a row of the timeline, what lies left of and below a plot's axes."""
@@ -27,7 +28,7 @@ def profile_text(profile: Profile) -> str:
         flops = f"{s.tflops:8.2f}" if s.flops else " " * 8
         part = s.us / total if total else 0.0
         lines.append(f"{s.us:7.1f} {part:6.1%} {flops} {s.gbps:8.1f}  {of_roof}  {_kernel(s)}: {' + '.join(s.nodes)}")
-    return "\n".join([*lines, summary_text(profile)])
+    return "\n".join(map(plain, [*lines, summary_text(profile)]))
 
 
 def summary_text(profile: Profile) -> str:

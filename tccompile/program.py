@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ class Tensor:
     def rank(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Elements from the first to the last one of `padded`, both included."""
         return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if 0 not in self.padded else 0
@@ -50,7 +50,7 @@ class Tensor:
         """Elements of `shape`."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes from the first to the last element of `padded`."""
         return self.span * self.dtype.size
@@ -239,7 +239,9 @@ class Cumulate(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Op):
-    """y (int64) = where along `axis` x's largest (or smallest) elements are, the first of equals first and NaN last.
+    """y (int64) = where along `axis` x's largest (or smallest) elements are, the first of equals first.
+
+    NaN is larger than all others, and as large as NaN.
 
     As many as y has along the axis.
     """
@@ -274,6 +276,33 @@ class Scatter(Op):
     @property
     def operands(self) -> tuple[str, ...]:
         return (self.x, self.updates, *(e.tensor for index in self.at for e in index.elements))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trees(Op):
+    """y = what the leaves say that the rows of x come to, in each of so many trees: x (N, F), y (N, K).
+
+    branches  (4 M,), int32: a record of four numbers for each node; the first `trees` of them are the roots. Of a branch they are
+              the bits of a float32 t, 16 f + mode, c, and 0: it is left for record c if what feature f is to t is in `mode`
+              (bits 0 to 3: less, equal, greater, or neither as one of them is NaN), and for record c + 1 otherwise. Of a leaf
+              they are 0, 0, the first of its entries, and how many it has plus 1
+    leaves    (2 E,), int32: the entries: a target k, and the bits of a float32 that is combined with y[:, k]
+    depth     a walk ends after so many branches
+    combine   "add", "min" or "max"; targets of which none of the leaves says anything are 0
+    """
+
+    x: str
+    branches: str
+    leaves: str
+    trees: int
+    depth: int
+    combine: str = "add"
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, self.branches, self.leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,7 +444,7 @@ GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 """By the cell of an Rnn."""
 
 OPS: tuple[type[Op], ...] = (
-    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
 )  # fmt: skip
 
 
@@ -470,6 +499,11 @@ class Program:
     def writer(self) -> dict[str, Op]:
         """The op that writes each tensor."""
         return {op.y: op for op in self.ops}
+
+
+def joined_name(w: str, groups: int, of: int) -> str:
+    """The constant that holds the weights `w` of a convolution in `of` groups with neighbours joined to so many groups."""
+    return f"{w}.{groups}of{of}"
 
 
 def needs(program: Program) -> list[list[int]]:
@@ -534,7 +568,10 @@ def products(op: Op, program: Program) -> int:
     return 0
 
 
-TENSOR_FIELDS = ("x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths")
+TENSOR_FIELDS = (
+    "x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths",
+    "branches", "leaves",
+)  # fmt: skip
 
 
 def tensor_fields(op: Op) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tccompile.plan import Certificate, Entry, Plan, Step
 from tccompile.program import Conv, Gemm, Op, Program, lifetimes
+from tccompile.terminal import plain
 
 Json = dict[str, Any]
 
@@ -22,7 +23,7 @@ def inspect(plan: Plan) -> Json:
         "entries": [_entry(plan, entry) for entry in plan.entries],
         "weights": {
             "constants": len({n for e in plan.entries for n in e.program.constants}),
-            "bytes": sum(len(w) for w in plan.weights.values()),
+            "bytes": sum(map(plan.size, plan.weights)),
             "left_out": len({n for e in plan.entries for n in e.program.constants} - set(plan.weights)),
         },
         "code": {"images": len(plan.images), "bytes": sum(len(i.code) for i in plan.images)},
@@ -128,7 +129,7 @@ def _padding(program: Program, op: Op, step: Step) -> list[str]:
 def summary_text(data: Json) -> str:
     """One line on a plan that has been written."""
     archs = dict.fromkeys(s["arch"] for entry in data["entries"] for s in entry["sections"])
-    return f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}"
+    return plain(f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}")
 
 
 def inspect_text(data: Json) -> str:
@@ -154,7 +155,7 @@ def inspect_text(data: Json) -> str:
         entry = f"entry {made['entry']}, " if len(data["entries"]) > 1 else ""
         errors = ", ".join(f"{e['name']}: {e['error']:.1e} of {e['bound']:.0e}" for e in made["outputs"])
         lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def explain_text(sections: list[Json]) -> str:
@@ -172,7 +173,7 @@ def explain_text(sections: list[Json]) -> str:
             lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def size_text(size: int) -> str:

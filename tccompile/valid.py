@@ -15,15 +15,17 @@ import onnx
 import onnx.defs
 import onnx.helper
 
+from tccompile.errors import ModelError
 from tccompile.expr import Shape
 from tccompile.program import GATES
 
 FLAGS = frozenset((
-    "align_corners", "allowzero", "antialias", "ceil_mode", "channels_last", "count_include_pad", "detect_negative",
-    "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_causal",
-    "keepdims", "largest", "layout", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "periodic",
-    "reverse", "saturate", "select_last_index", "sorted", "storage_order", "training_mode", "transA", "transB",
-    "unidirectional", "upper",
+    "align_corners", "allowzero", "antialias", "causal", "ceil_mode", "channels_last", "count_include_pad",
+    "detect_negative", "detect_positive", "do_rotary", "exclude_outside", "exclusive", "fmod", "input_forget",
+    "interleaved", "inverse", "is_bidirectional", "is_causal", "is_inner_broadcast", "keepdims", "largest", "layout",
+    "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "past_present_share_buffer", "periodic",
+    "reverse", "rotary_interleaved", "saturate", "select_last_index", "sorted", "storage_order", "training_mode", "transA",
+    "transB", "transBatchA", "transBatchB", "unidirectional", "upper",
 ))  # fmt: skip
 """Attributes that are 0 or 1."""
 
@@ -68,12 +70,11 @@ LEAST: dict[tuple[str, str], int] = {
     **{(op, "p"): 1 for op in ("GlobalLpPool", "LpPool")},
     **{(op, "block_size"): 0 for op in ("DequantizeLinear", "QuantizeLinear")},
     **{(op, "blocksize"): 1 for op in ("DepthToSpace", "SpaceToDepth")},
-    **{("Attention", heads): 1 for heads in ("q_num_heads", "kv_num_heads", "num_heads")},
+    **{("Attention", heads): 1 for heads in ("q_num_heads", "kv_num_heads")},
     ("DeformConv", "offset_group"): 1,
     ("GatherND", "batch_dims"): 0,
     ("GroupNormalization", "num_groups"): 1,
     ("LRN", "size"): 1,
-    ("MultiHeadAttention", "num_heads"): 1,
     ("RoiAlign", "sampling_ratio"): 0,
     ("Scan", "num_scan_inputs"): 1,
 }
@@ -91,6 +92,60 @@ TYPES = ("dtype", "output_datatype", "output_dtype", "to")
 """Attributes that are element types."""
 
 
+DECIDES: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "Compress": (1,),
+    "ConstantOfShape": (0,),
+    "ConvTranspose": (1, 2),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "If": (0,),
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "NonZero": (0,),
+    "OneHot": (1, 2),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "SequenceAt": (1,),
+    "SequenceInsert": (2,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unique": (0,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
+}
+"""Inputs, by op and position, whose values are needed to compile: they say a result's shape, or what goes where."""
+
+
+def title(node: onnx.NodeProto) -> str:
+    """What an error calls a node."""
+    op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return f"node {node.name or next(iter(node.output), '')!r} ({op})"
+
+
+def invalid(node: onnx.NodeProto, why: str) -> ModelError:
+    """The error about a node that is not what the standard asks for."""
+    return ModelError(f"{title(node)} is not valid: {why}")
+
+
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Their values by name, strings as such."""
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -98,12 +153,13 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def wrong_attribute(node: onnx.NodeProto) -> str | None:
-    """An attribute whose value has no meaning."""
+    """An attribute whose value has no meaning; of other operators than the standard's, only what all have in common."""
+    op = node.op_type if node.domain in ("", "ai.onnx") else ""
     for name, value in attributes(node).items():
-        choices = (0, 1) if name in FLAGS else CHOICES.get((node.op_type, name))
+        choices = (0, 1) if name in FLAGS else CHOICES.get((op, name))
         if choices is not None and value not in choices:
             return f"its {name} is {value!r}; it must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
-        least = LEAST.get((node.op_type, name))
+        least = LEAST.get((op, name))
         if least is not None and not (isinstance(value, int) and value >= least):
             return f"its {name} is {value!r}; it must be at least {least}"
         if name in POSITIVE and min(value, default=1) < 1:

@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from tccompile.certificate import Result, certificate, numbers, relative_error
+from tccompile.classical import class_names
+from tccompile.cut import Part
 from tccompile.errors import DeviceError, InputError, UsageError, VerificationError
 from tccompile.feeds import read_arrays, samples, seeded
-from tccompile.load import sources
+from tccompile.load import sources, with_small_weights
 from tccompile.plan import Certificate, Plan, fill
+from tccompile.positions import ranges_of
 from tccompile.program import Program
 from tccompile.reference import from_storage
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
+from tccompile.terminal import plain
 
 if TYPE_CHECKING:
     from tccompile.pipeline import Model
@@ -61,11 +66,19 @@ class Verification:
         return {"verify": verified | ({"layers": [x.to_json() for x in self.layers]} if self.layers else {})}
 
 
-def verify(model: Model, plan: Plan, bound: float, data: Path | None = None, layers: bool = False) -> Verification:
+def verify(
+    model: Model,
+    plan: Plan,
+    bound: float,
+    data: Path | None = None,
+    layers: bool = False,
+    input_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> Verification:
     """Run the plan beside ONNX Runtime in fp32, on the CPU engine, and on the first GPU if there is one that can.
 
     bound  what ‖out - ref‖ / ‖ref‖ may be, for each output
     data   a file of inputs, to look at beside the seeded ones; `layers`: every tensor that the model has too, on seeded inputs
+    input_ranges  of the seeded ones, by the input's name, where the model does not tell them
     Raises UsageError without ONNX Runtime, or if it does not run the model; InputError for data that fit no entry.
     """
     oracle = Oracle(model)
@@ -80,7 +93,8 @@ def verify(model: Model, plan: Plan, bound: float, data: Path | None = None, lay
             sessions.append(stack.enter_context(Session(whole, "gpu")))
         for number, entry in enumerate(plan.entries):
             program = entry.program
-            runs = [(f"entry {number}, seed {SEED}", seeded(program, SEED))]
+            ranges = ranges_of(program, input_ranges)
+            runs = [(f"entry {number}, seed {SEED}", seeded(program, SEED, ranges))]
             if data is not None:
                 sets = samples(program, read_arrays(data, program.inputs)) or []
                 used |= bool(sets)
@@ -94,7 +108,7 @@ def verify(model: Model, plan: Plan, bound: float, data: Path | None = None, lay
                     results += own
                 if i > 0:
                     continue
-                if made := certificate(plan, number, SEED, reference, own, oracle.name):
+                if made := certificate(plan, number, SEED, ranges, reference, own, oracle.name):
                     certificates.append(made)
                 else:
                     message = (
@@ -102,16 +116,15 @@ def verify(model: Model, plan: Plan, bound: float, data: Path | None = None, lay
                     )
                     warnings.warn(message, RuntimeWarning, stacklevel=2)
             if layers:
-                found += _layers(whole, number, oracle)
+                found += _layers(whole, number, runs[0][1], oracle)
     if not used:
         raise InputError(f"{data}: the arrays fit the inputs of no entry, neither alone nor as a row of them")
     return Verification(replace(plan, certificates=tuple(certificates)), tuple(results), tuple(found))
 
 
-def _layers(plan: Plan, number: int, oracle: Oracle) -> list[Layer]:
+def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Oracle) -> list[Layer]:
     """Each float tensor that an op writes and that the model has under the same name and shape."""
     program = plan.entries[number].program
-    feeds = seeded(program, SEED)
     names = [op.y for op in program.ops if op.y in oracle.tensors and op.y not in program.outputs]
     if not names:  # for which ONNX Runtime would give all outputs
         return []
@@ -138,14 +151,17 @@ class Oracle:
             import onnxruntime
         except ImportError:
             raise UsageError("--verify needs onnxruntime, which is not installed: pip install onnxruntime") from None
-        self.runtime, self.model = onnxruntime, model
+        self.runtime = onnxruntime
         self.name = f"ONNX Runtime {onnxruntime.__version__}"
-        graph = (model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)).graph
-        self.tensors = {name for node in graph.node for name in node.output}
-        self._session = self._open(model if isinstance(model, onnx.ModelProto) else str(model))
+        self.proto, self.path = with_small_weights(model)
+        self.tensors = {name for node in self.proto.graph.node for name in node.output}
+        self.classes = {node.output[0]: class_names(node) for node in self.proto.graph.node if node.op_type == "ZipMap"}
+        self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part) else str(model))
 
     def _open(self, model: Any) -> Any:
         options = self.runtime.SessionOptions()
+        if self.path is not None:  # where a model that comes from memory has its weights
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.path.parent))
         options.graph_optimization_level = self.runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         try:
@@ -159,7 +175,7 @@ class Oracle:
         session = self._session
         if not set(names) <= {o.name for o in session.get_outputs()}:
             watched = onnx.ModelProto()
-            watched.CopyFrom(self.model if isinstance(self.model, onnx.ModelProto) else onnx.load(self.model))
+            watched.CopyFrom(self.proto)
             there = {o.name for o in watched.graph.output}
             watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
             session = self._open(watched)
@@ -168,7 +184,13 @@ class Oracle:
             values = session.run(list(names), given)
         except Exception as error:
             raise VerificationError(f"{self.name} fails on these inputs: {error}") from None
-        return {name: np.asarray(v) for name, v in zip(names, values, strict=True)}
+        return {name: self._array(name, v) for name, v in zip(names, values, strict=True)}
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """An output as the plan gives it: of a list of maps, the array that they were made of."""
+        if name not in self.classes:
+            return np.asarray(value)
+        return np.array([[row[c] for c in self.classes[name]] for row in value], np.float32)
 
 
 def layers_text(layers: Sequence[Layer]) -> str:
@@ -176,4 +198,4 @@ def layers_text(layers: Sequence[Layer]) -> str:
     for x in layers:
         error = f"{x.error:9.2e}" if math.isfinite(x.error) else "      NaN"
         lines.append(f"{error}  {x.dtype:8}  {x.tensor}" + (f"  ({x.node})" if x.node != x.tensor else ""))
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))

@@ -49,6 +49,11 @@ class Transform:
 Recipe = Source | Literal | Transform
 
 
+def _cast(x: np.ndarray, dtype: str) -> np.ndarray:
+    with np.errstate(all="ignore"):  # infinities become what the model asks for, and no warning
+        return x.astype(dtype)
+
+
 def _take(x: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
     return np.take(x, indices.astype(np.int64), axis)
 
@@ -145,10 +150,12 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "div": np.divide,
     "sqrt": np.sqrt,
     "neg": np.negative,
+    "right_shift": np.right_shift,
+    "bitwise_and": np.bitwise_and,
     "matmul": np.matmul,
     "reshape": lambda x, shape: x.reshape(shape),
     "transpose": lambda x, axes: x.transpose(axes),
-    "cast": lambda x, dtype: x.astype(dtype),
+    "cast": _cast,
     "rounded": _rounded,
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
@@ -208,7 +215,7 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
     else:
         inspect.signature(function).bind(*shapes, **given)
     match fn:
-        case "add" | "sub" | "mul" | "div":
+        case "add" | "sub" | "mul" | "div" | "right_shift" | "bitwise_and":
             return np.broadcast_shapes(*shapes)
         case "matmul":
             a, b = shapes

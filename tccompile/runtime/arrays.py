@@ -6,7 +6,9 @@ DLPack's structures are those of dlpack.h, https://dmlc.github.io/dlpack/latest/
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import local
@@ -264,6 +266,61 @@ def _contiguous(shape: Shape, strides: tuple[int, ...] | None) -> bool:
             return False
         step *= n
     return True
+
+
+def check_apart(outputs: Mapping[str, np.ndarray | DeviceBuffer], inputs: Mapping[str, np.ndarray | DeviceBuffer]) -> None:
+    """Hold arrays that outputs are written into to memory of their own. Raises InputError that names both.
+
+    What lies on the host is copied from before kernels run and copied to when they are done, so there an output may take the
+    place of an input; on the GPU kernels read and write it in any order.
+    """
+    before: list[tuple[str, np.ndarray | DeviceBuffer]] = []
+    on_gpu = [(f"input {name!r}", a) for name, a in inputs.items() if isinstance(a, DeviceBuffer)]
+    for name, a in outputs.items():
+        what = f"output {name!r}"
+        if isinstance(a, np.ndarray) and not _elements_apart(a):
+            raise InputError(
+                f"{what}: elements of the array lie in the same memory (strides {a.strides}); give one that has its own"
+            )
+        for other, b in (*before, *on_gpu) if isinstance(a, DeviceBuffer) else before:
+            if _overlap(a, b):
+                raise InputError(f"{what} and {other} overlap in memory; give each memory of its own")
+        before.append((what, a))
+
+
+def _elements_apart(a: np.ndarray) -> bool:
+    """Whether every element certainly has bytes of its own: each axis steps over all that the ones within it span."""
+    span = a.itemsize
+    for step, n in sorted((abs(step), n) for step, n in zip(a.strides, a.shape, strict=True) if n > 1):
+        if step < span:
+            return not a.size
+        span += step * (n - 1)
+    return True
+
+
+def _overlap(a: np.ndarray | DeviceBuffer, b: np.ndarray | DeviceBuffer) -> bool:
+    """Whether arrays share memory; also where finding out would take long, and their ends overlap."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        try:
+            return bool(np.shares_memory(a, b, max_work=_PATIENCE))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+    (low, high), (begin, end) = _ends(a), _ends(b)
+    return low < end and begin < high
+
+
+_PATIENCE = 1 << 16
+"""Steps of NumPy's search for an element that two arrays share."""
+
+
+def _ends(a: np.ndarray | DeviceBuffer) -> tuple[int, int]:
+    if isinstance(a, DeviceBuffer):
+        return a.address, a.address + math.prod(a.shape) * a.dtype.size
+    if not a.size:
+        return 0, 0
+    start = a.__array_interface__["data"][0]
+    reach = [step * (n - 1) for step, n in zip(a.strides, a.shape, strict=True)]
+    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + a.itemsize
 
 
 KEPT = 8

@@ -7,15 +7,29 @@ padding. It needs no code of the section's generation, so it runs any.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from tccompile.errors import InputError, LaunchError, VerificationError
-from tccompile.expr import DType
 from tccompile.plan import Entry, Plan, Section
-from tccompile.program import Op, Storage, Tensor
-from tccompile.reference import Observer, compute, elements, from_storage, store, to_storage, unobserved
+from tccompile.program import Op, Tensor
+from tccompile.reference import Observer, compute, elements, store, to_storage, unobserved
+from tccompile.runtime.finite import check_finite
+
+_constants: WeakValueDictionary[tuple[int, str], np.ndarray] = WeakValueDictionary()
+"""What the engines of a plan share of its weights, by the plan's id: an engine keeps both."""
+
+
+def _constant(plan: Plan, tensor: Tensor) -> np.ndarray:
+    """A constant's storage."""
+    key = id(plan), tensor.name
+    found = _constants.get(key)
+    if found is None:
+        found = _constants[key] = np.frombuffer(plan.weight(tensor.name), tensor.dtype.numpy)
+    return found
 
 
 class CpuEngine:
@@ -37,7 +51,7 @@ class CpuEngine:
         check_padding: bool = False,
         observe: Observer = unobserved,
     ) -> None:
-        self.entry, self.program, self.section = entry, entry.program, section
+        self.plan, self.entry, self.program, self.section = plan, entry, entry.program, section
         self.check_finite, self.check_padding, self.observe = check_finite, check_padding, observe
         tensors = self.program.tensors
         try:
@@ -51,17 +65,20 @@ class CpuEngine:
             self._memory[name] = arena[offset : offset + tensors[name].nbytes].view(tensors[name].dtype.numpy)
         for owner in dict.fromkeys(tensors[name].storage for op in self.program.ops for name in op.inputs):
             if owner in self.program.constants:
-                self._memory[owner] = np.frombuffer(plan.weight(owner), tensors[owner].dtype.numpy)
+                self._memory[owner] = _constant(plan, tensors[owner])
 
     def run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None = None) -> dict[str, np.ndarray]:
         """The outputs by name, from the inputs by name; shapes and dtypes are the model's, bf16 is its bits in uint16.
 
         times  takes the microseconds of each step
-        Raises VerificationError, which names the user's node and the tensor, if a check fails, and InputError for an index
-        outside its axis.
+        Raises VerificationError, which names the user's node and the tensor, if a check fails, InputError for an index
+        outside its axis, and LaunchError if memory runs out.
         """
-        with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
-            return self._run(feeds, times)
+        try:
+            with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
+                return self._run(feeds, times)
+        except MemoryError as error:
+            raise LaunchError(f"there is no memory to run the plan on the CPU: {error}") from None
 
     def _run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None) -> dict[str, np.ndarray]:
         tensors, memory = self.program.tensors, self._memory
@@ -77,11 +94,11 @@ class CpuEngine:
             y = tensors[op.y]
             try:
                 values = compute(op, self.program, {name: self._elements(name) for name in op.inputs})
-            except InputError as error:
-                raise InputError(f"node {op.nodes[0]!r}: {error}") from None
+            except (InputError, MemoryError) as error:
+                raise type(error)(f"node {op.nodes[0]!r}: {error}") from None
             stored = to_storage(values, y.dtype)
-            if self.check_finite and y.dtype.is_float:
-                _check_finite(op, y, values, stored, self.program.storage.get(y.storage))
+            if self.check_finite:
+                check_finite(op, y, stored, partial(np.asarray, values), self.program.storage.get(y.storage))
             self.observe(op.y, stored)
             store(memory[y.storage], y, stored)
             if times is not None:
@@ -99,20 +116,3 @@ class CpuEngine:
             padding[tuple(slice(n) for n in tensor.shape)] = 0
             if padding.any():
                 raise VerificationError(f"node {op.nodes[0]!r} reads {name!r} {tensor.shape}, whose padding is not zero")
-
-
-def _check_finite(op: Op, tensor: Tensor, values: np.ndarray, stored: np.ndarray, storage: Storage | None) -> None:
-    numbers = from_storage(stored, tensor.dtype)
-    if np.isfinite(numbers).all():
-        return
-    finite = values[np.isfinite(values)]
-    largest = float(np.abs(finite).max()) if finite.size else 0.0
-    what = "NaN" if np.isnan(numbers).any() else "an infinity"
-    where = f"node {op.nodes[0]!r} writes {what} into {tensor.name!r} {tensor.shape} {tensor.dtype.value}"
-    if tensor.dtype is DType.F16 and largest > 65504:
-        scale = storage.scale if storage else 0
-        end = f"float16 {f'times 2^{-scale} ' if scale else ''}ends at {65504 / 2.0**scale:.6g}"
-        way = f"its largest magnitude is {largest / 2.0**scale:.4g}, {end}: compile with --calibrate INPUT, or --precision fp32"
-    else:
-        way = f"its largest finite magnitude is {largest:.4g}: the model itself computes it, or an input holds it"
-    raise VerificationError(f"{where}; {way}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -14,10 +15,14 @@ from typing import Any
 import numpy as np
 
 from tccompile.arch import ARCHS
-from tccompile.errors import DeviceError, LaunchError, PlanError
+from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationError
 from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
+from tccompile.program import Op
+from tccompile.reference import compute, elements, to_storage
 from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
+from tccompile.runtime.finite import check_finite, is_finite
+from tccompile.terminal import plain
 
 ALIGN = 256
 """Bytes that everything in device memory is aligned to."""
@@ -88,23 +93,26 @@ class Resident:
 
         Raises UsageError if the plan was stored without them, PlanError if the file is damaged.
         """
-        with self.lock, self.device as cu:
+        with self.lock, self.device:
             missing = [n for n in dict.fromkeys(names) if n not in self._weights]
             if not missing:
                 return
-            sizes = {
-                n: len(memoryview(self.plan.weights.get(n, b"")).cast("B")) for n in missing
-            }  # `weight` refuses what is not there
+            sizes = {n: self.plan.size(n) for n in missing}  # `weight` refuses what is not there
             *offsets, size = accumulate(map(_aligned, sizes.values()), initial=0)
             memory = Memory(self.device, size, f"{len(missing)} weights")
             addresses = {name: memory.address + offset for name, offset in zip(missing, offsets, strict=True)}
             with ThreadPoolExecutor() as threads:  # a checksum takes longer than the copy, the largest one longest
-                checks = {threads.submit(self.plan.weight, n): n for n in sorted(missing, key=lambda n: -sizes[n])}
-                for check in as_completed(checks):
-                    data = check.result()
-                    cu.cuMemcpyHtoD(addresses[checks[check]], np.frombuffer(data, np.uint8).ctypes.data, len(data))
+                largest_first = sorted(missing, key=lambda n: -sizes[n])
+                for copied in [threads.submit(self._copy, n, addresses[n]) for n in largest_first]:
+                    copied.result()
             self._weights |= addresses
             self._memory.append(memory)
+
+    def _copy(self, name: str, address: int) -> None:
+        """A constant to the device, from memory of its own that is freed again."""
+        data = np.frombuffer(self.plan.weight(name), np.uint8)
+        with self.device as cu:
+            cu.cuMemcpyHtoD(address, data.ctypes.data, data.size)
 
     def functions(self, smem: Mapping[int, int]) -> dict[int, Any]:
         """The kernels of images, each allowed to use so many bytes of dynamic shared memory. DriverError if one does not load."""
@@ -352,7 +360,7 @@ class GpuEngine:
         op = self.program.ops[node.step.op]
         sizes = ", ".join(f"{n} {'x'.join(map(str, self.program.tensors[n].shape))}" for n in (*op.inputs, op.y))
         how = f"grid {node.launch.grid}, {node.launch.block} threads, {node.launch.smem} bytes of shared memory"
-        return f"node {op.nodes[0]} ({sizes}): kernel {node.step.kernel}, {how}"
+        return plain(f"node {op.nodes[0]} ({sizes}): kernel {node.step.kernel}, {how}")
 
     # --- One inference -----------------------------------------------------------------------------------------------
 
@@ -438,7 +446,59 @@ class GpuEngine:
             pairs = zip(events[::2], events[1::2], strict=True)
             return [float(cu.cuEventElapsedTime(begin.value, end.value)) for begin, end in pairs]
 
-    # --- For tests and debugging -------------------------------------------------------------------------------------
+    # --- Checks and debugging ----------------------------------------------------------------------------------------
+
+    def check_finite(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Wait for the inference that was queued last; raises VerificationError if an output of it is not finite.
+
+        It then runs once more, one step at a time, to find the first step that writes an infinity or a NaN.
+        """
+        self.synchronize(stream)
+        tensors = self.program.tensors
+        wrong = [n for n in self.program.outputs if not is_finite(tensors[n], self._elements(n, addresses))]
+        if not wrong:
+            return
+        left_out: dict[str, np.ndarray] = {}  # copies that no step makes: a later one reads what they are of
+
+        def meaning(op: Op) -> np.ndarray:
+            given = {n: left_out[n] if n in left_out else self._elements(n, addresses) for n in op.inputs}
+            return compute(op, self.program, given)
+
+        for step in self.section.steps:
+            op = self.program.ops[step.op]
+            y = tensors[op.y]
+            if step.launches:
+                self._run_alone(step)
+                stored = self._elements(op.y, addresses)
+            else:
+                stored = left_out[op.y] = to_storage(meaning(op), y.dtype)
+            check_finite(op, y, stored, partial(meaning, op), self.program.storage.get(y.storage))
+        raise VerificationError(f"output {wrong[0]!r} was not finite, but is when its steps run one by one: please report it")
+
+    def _run_alone(self, step: Step) -> None:
+        """Run the launches of a step, one after the other, on what lies in memory."""
+        with self.device as cu:
+            graph = Handle(self.device, cu.cuGraphCreate(0), "cuGraphDestroy")
+            last: list[Any] = []
+            for node in self._nodes:
+                if node.step is step:
+                    last = [node.add_to(graph.value, last, cu, False)]
+            how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
+            alone = Handle(self.device, cu.cuGraphInstantiateWithParams(graph.value, how), "cuGraphExecDestroy")
+            cu.cuGraphLaunch(alone.value, self._own)
+            self.synchronize(self._own)
+
+    def _elements(self, name: str, addresses: Mapping[str, int]) -> np.ndarray:
+        """A tensor's elements as they are stored on the device, or a constant's in the plan."""
+        t = self.program.tensors[name]
+        owner = self.program.tensors[t.storage]
+        if owner.name in self.program.constants:
+            stored = np.frombuffer(self.plan.weight(owner.name), np.uint8)
+        elif owner.name in addresses:
+            stored = self._read(addresses[owner.name], owner.nbytes)
+        else:
+            stored = self.read_arena(self.section.offsets[owner.name], owner.nbytes)
+        return elements(stored.view(owner.dtype.numpy), t)
 
     def fill_arena(self, byte: int) -> None:
         """Set every byte of the arena: 0xFF makes every float of it NaN. Counters stay as they are."""

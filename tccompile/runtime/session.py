@@ -20,7 +20,7 @@ from tccompile.expr import DType, Shape
 from tccompile.feeds import seeded
 from tccompile.plan import Entry, Plan, read_plan
 from tccompile.program import Tensor
-from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt
+from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt, check_apart
 
 if TYPE_CHECKING:
     from tccompile.runtime.cpu import CpuEngine
@@ -50,7 +50,8 @@ class Session:
 
     plan          a Plan, or the path of one
     device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu"; "gpu:1"; "cpu"
-    check_finite  on the CPU: raise VerificationError that names the first node whose result is not finite
+    check_finite  raise VerificationError that names the first node whose result is not finite: on the CPU as soon as there is
+                  one, on a GPU if one reaches an output. There outputs are copied to the host, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
@@ -74,9 +75,7 @@ class Session:
         name, colon, number = str(device).partition(":")
         if name not in ("auto", "cpu", "gpu") or (colon and (name != "gpu" or not number.isdecimal())):
             raise UsageError(f"unknown device {device!r}; choose auto, cpu, gpu, or gpu:N")
-        if self._check_finite and name == "gpu":
-            raise UsageError("values are checked on the CPU only; use device cpu")
-        if name == "cpu" or self._check_finite:
+        if name == "cpu":
             self._engines[0] = self._cpu_engine(self.plan.entries[0])
             return None
         from tccompile.runtime.driver import open_device
@@ -155,7 +154,8 @@ class Session:
 
         feeds    each input's array, in the plan's shape and dtype (bfloat16 as uint16): NumPy, or anything with DLPack, or
                  contiguous and on this GPU with `__cuda_array_interface__`. Arrays on the GPU are read where they lie
-        outputs  arrays to write outputs into, by name: NumPy, or contiguous ones on this GPU; they are what is returned
+        outputs  arrays to write outputs into, by name: NumPy, or contiguous ones on this GPU; they are what is returned. None may
+                 overlap another, nor on the GPU an input
         stream   the CUDA stream to run on: a CUstream as an integer, or an object of PyTorch's, CuPy's or cuda.core's
 
         Outputs that are not given are NumPy arrays if all inputs lie on the host, and DeviceArrays if any lies on the GPU.
@@ -179,6 +179,7 @@ class Session:
         targets = {
             name: self._target_array(engine, adopt(array, None, 0, f"output {name!r}"), name) for name, array in given.items()
         }
+        check_apart(targets, {})
         program = engine.entry.program
         results = engine.run({n: np.asarray(_as_stored(arrays[n], program.tensors[n])) for n in program.inputs})  # type: ignore[union-attr]
         for name, target in targets.items():
@@ -196,6 +197,7 @@ class Session:
             arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
             adopted = {name: adopt(array, gpu, queue, f"output {name!r}") for name, array in given.items()}
             engine, targets = self._checked(arrays, adopted)
+            check_apart(targets, arrays)
             buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
             for where in {b.stream for b in buffers}:
                 producer = where.stream(gpu) if isinstance(where, Exchange) else where
@@ -224,6 +226,8 @@ class Session:
                     addresses[name] = engine.staging().address(name)
                     staged.append(name)
             engine.launch_in(cu, addresses, queue)
+            if self._check_finite:
+                engine.check_finite(addresses, queue)
 
             to_host = []
             for name in staged:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import tccompile
-from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError
+from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.expr import DType, Epilogue, broadcast_view, call, identity_view, load
-from tccompile.plan import Address, Entry, Float, Image, Int, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
 from tccompile.program import Pointwise, Program, dense
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime import gpu
@@ -27,6 +27,7 @@ from tccompile.runtime.driver import Driver, open_device
 from tccompile.runtime.session import Session
 from tccompile.weights import Literal
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, NO_DEVICE, OUT_OF_MEMORY, FakeApi, FakeArray, floats
+from tests.small import image
 
 P, I32, F32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_float
 
@@ -74,7 +75,7 @@ def section(arch: str, rows: int, images: tuple[int, int]) -> Section:
 
 def plan(archs: tuple[tuple[str, str], ...] = (("sm_80", "cubin"),), rows: tuple[int, ...] = (2,)) -> Plan:
     """One entry for each number of rows; each has a section for each of (generation, "cubin" or "ptx")."""
-    images = tuple(Image(a, kind, f, f"{a} {kind}".encode()) for a, kind in archs for f in ("tc_add", "tc_scale"))
+    images = tuple(image(a, kind, f) for a, kind in archs for f in ("tc_add", "tc_scale"))
     entries = tuple(Entry(program(r), tuple(section(a, r, (2 * i, 2 * i + 1)) for i, (a, _) in enumerate(archs))) for r in rows)
     return Plan("toy", {}, entries, images, {"w": WEIGHT.tobytes()})
 
@@ -234,6 +235,54 @@ def test_device_arrays_are_read_and_written_in_place(fake):
     assert not any(entry[0] == "copy" for entry in api.log)
     assert len(api.blocks) == before + 1  # z's
     assert got[1].__dlpack_device__() == (2, 0) and got[1].__cuda_array_interface__["shape"] == (2, 3)
+
+
+def test_outputs_that_overlap_are_refused(fake):
+    fake()
+    room = np.zeros(12, np.float32)
+    whole, shifted = room[:6].reshape(2, 3), room[3:9].reshape(2, 3)
+    every_other, between = room[::2].reshape(2, 3), room[1::2].reshape(2, 3)
+    stacked = np.lib.stride_tricks.as_strided(room, (2, 3), (4, 4))
+    for device in ("gpu", "cpu"):
+        with Session(plan(), device) as session:
+            with pytest.raises(InputError, match="output 'z' and output 'y' overlap in memory"):
+                session.run(None, {"x": x_of()}, outputs={"y": whole, "z": shifted})
+            with pytest.raises(InputError, match="output 'y': elements of the array lie in the same memory"):
+                session.run(None, {"x": x_of()}, outputs={"y": stacked})
+            same(session.run(None, {"x": x_of()}, outputs={"y": every_other, "z": between}), expected(x_of()))
+            same(session.run(None, {"x": x_of()}, outputs={"y": whole, "z": whole[::-1] + 0}), expected(x_of()))
+
+
+def test_on_the_host_an_output_may_take_the_place_of_an_input(fake):
+    fake()
+    for device in ("gpu", "cpu"):
+        room = np.zeros(9, np.float32)
+        room[:6] = x_of().ravel()
+        x, y = room[:6].reshape(2, 3), room[2:8].reshape(2, 3)
+        with Session(plan(), device) as session:
+            same(session.run(None, {"x": x}, outputs={"y": y}), expected(x_of()))
+
+
+def test_on_the_gpu_an_output_must_not_overlap_another_array(fake):
+    api = fake()
+    room = FakeArray(api, np.zeros((5, 3), np.float32))
+    address = room.__cuda_array_interface__["data"][0]
+
+    def part(row: int) -> FakeArray:
+        out = FakeArray(api, x_of())
+        out.__cuda_array_interface__ |= {"data": (address + 12 * row, False)}
+        return out
+
+    with Session(plan(), "gpu") as session:
+        for feeds, outputs, message in (
+            ({"x": part(0)}, {"y": part(1)}, "output 'y' and input 'x' overlap"),
+            ({"x": part(0)}, {"z": part(0)}, "output 'z' and input 'x' overlap"),
+            ({"x": x_of()}, {"z": part(0), "y": part(1)}, "output 'y' and output 'z' overlap"),
+        ):
+            with pytest.raises(InputError, match=message):
+                session.run(None, feeds, outputs=outputs)
+        got = session.run(None, {"x": FakeArray(api, x_of())}, outputs={"y": part(0), "z": part(2)})
+        same([a.numpy() for a in got], expected(x_of()))
 
 
 def test_addresses_are_set_only_when_they_change(fake):
@@ -487,6 +536,41 @@ def test_sessions_of_a_file_share_weights(fake, tmp_path):
     del a, b, c
     gc.collect()
     assert not api.blocks
+
+
+@pytest.mark.parametrize("how", ["cut off", "other weights", "empty", "replaced"])
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_file_that_is_rewritten_under_a_session(fake, tmp_path, how, device):
+    """What was loaded stays as it was, and what is loaded later is right or an error; a mapped file would end the process"""
+    fake()
+    path = tmp_path / "toy.plan"
+    plan().save(path)
+    later = read_plan(path)
+    with Session(path, device) as session:
+        same(session.run(None, {"x": x_of()}), expected(x_of()))
+        content = path.read_bytes()
+        match how:
+            case "cut off":
+                with path.open("r+b") as file:
+                    file.truncate(len(content) // 2)
+            case "other weights":
+                with path.open("r+b") as file:
+                    file.seek(content.rindex(WEIGHT.tobytes()))
+                    file.write((WEIGHT + 1).tobytes())
+            case "empty":
+                path.write_bytes(b"")
+            case "replaced":
+                replace(plan(), weights={"w": (WEIGHT + 1).tobytes()}).save(path)
+        same(session.run(None, {"x": x_of()}), expected(x_of()))
+    if how == "replaced":  # by another file of the same name, as `save` does
+        with Session(later, device) as session:
+            same(session.run(None, {"x": x_of()}), expected(x_of()))
+        with Session(path, device) as session:
+            more = WEIGHT + 1
+            same(session.run(None, {"x": x_of()}), [2 * (x_of() + more), -(x_of() + more)])
+    else:
+        with pytest.raises(PlanError, match=r"written to since it was opened|was cut off after it was opened"):
+            Session(later, device)
 
 
 def test_threads_load_weights_once(fake, monkeypatch):
@@ -862,11 +946,65 @@ def test_unknown_devices(device):
         Session(plan(), device)
 
 
-def test_checking_values_is_the_cpus(fake):
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_values_that_are_not_finite(fake, where):
+    """The first step that writes one is named, with what it should have written; finite ones pass, also afterwards."""
+    api = fake()
+    x = x_of()
+    with Session(plan(), "gpu", check_finite=True) as session:
+        given = {"x": FakeArray(api, x) if where == "device" else x}
+        same(session.run(None, given), expected(x))
+        x[1, 1] = 3e38
+        with (
+            np.errstate(over="ignore"),
+            pytest.raises(VerificationError, match=r"'Mul_1' writes an infinity into 'y'.*magnitude is [0-9.]+: the model"),
+        ):
+            session.run(None, {"x": FakeArray(api, x) if where == "device" else x})
+        x[1, 1] = np.nan
+        with pytest.raises(VerificationError, match=r"'Add_0' writes NaN into 'h'"):
+            session.run(["z"], {"x": x})
+        same(session.run(None, {"x": x_of()}), expected(x_of()))
+    with Session(plan(), "gpu") as session:
+        assert np.isnan(session.run(None, {"x": x})[0]).any()
+
+
+def test_values_of_a_copy_that_no_step_makes(fake):
+    """Its reader's kernel reads what it is a copy of; the CPU engine names the copy, and so does the search on a GPU."""
     fake()
-    assert Session(plan(), check_finite=True).device == "cpu"
-    with pytest.raises(UsageError, match="on the CPU only"):
-        Session(plan(), "gpu", check_finite=True)
+    whole = plan()
+    (entry,) = whole.entries
+    (part,) = entry.sections
+    first, *rest = entry.program.ops
+    tensors = entry.program.tensors | {"c": dense("c", (2, 3), DType.F16, pad=1)}
+    copy = Pointwise(nodes=("Copy",), y="c", epilogue=Epilogue(load(0), (identity_view("x", 2),)))
+    views = replace(first.epilogue, loads=(identity_view("c", 2), first.epilogue.loads[1]))
+    ops = (copy, replace(first, epilogue=views), *rest)
+    steps = [replace(s, op=s.op + 1, after=tuple(a + 1 for a in s.after)) for s in part.steps]
+    steps = [replace(steps[0], op=0, launches=(), after=()), *steps]
+    part = replace(part, steps=tuple(steps), offsets=part.offsets | {"c": 0})
+    entry = replace(entry, program=replace(entry.program, ops=ops, tensors=tensors), sections=(part,))
+    x = x_of()
+    x[1, 1] = 1e6
+    for device in ("cpu", "gpu"):
+        with Session(replace(whole, entries=(entry,)), device, check_finite=True) as session:
+            if device == "gpu":
+                session.run(None, {"x": x})  # the kernel rounds nothing, and all is well
+                x[1, 1] = np.inf
+            with pytest.raises(VerificationError, match="'Copy' writes an infinity into 'c'"):
+                session.run(None, {"x": x})
+
+
+def test_a_value_that_is_finite_the_next_time(fake, monkeypatch):
+    """A kernel that is wrong once is not explained away."""
+    fake()
+    left = [np.float32(np.inf)]
+
+    def scale(h: int, y: int, factor: float, count: int) -> None:
+        floats(y, count)[:] = left.pop() if left else 1
+
+    monkeypatch.setitem(KERNELS, "tc_scale", ((P, P, F32, I32), scale))
+    with Session(plan(), "gpu", check_finite=True) as session, pytest.raises(VerificationError, match="one by one"):
+        session.run(None, {"x": x_of()})
 
 
 def test_a_stripped_plan(fake):
