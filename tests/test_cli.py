@@ -27,6 +27,7 @@ from tccompile.options import parse_entry, parse_shapes
 from tccompile.plan import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
+from tests.tiers import usually
 
 FLOAT = TensorProto.FLOAT
 GPU = subprocess.run([sys.executable, "-c", "from tccompile.runtime.driver import open_device; open_device(0)"],
@@ -297,11 +298,10 @@ RUNNING = {
     "no plan": ("text.plan x.npy", 5, "text.plan", "is not a plan"),
     "a model": ("conv.onnx x.npy", 5, "conv.onnx", "is not a plan"),
     "cut off": ("cut.plan x.npy", 5, "cut.plan"),
-    "damaged": ("damaged.plan x.npy", 5, "SHA-256"),
+    "damaged": ("damaged.plan x.npy", 5, "damaged.plan: ", "the file is damaged"),
     "another version": ("version.plan x.npy", 5, "version.plan", "99", "compile the model again"),
     "unknown device": ("conv.plan x.npy --device tpu", 2, "tpu", "cpu"),
     "target": ("conv.plan x.npy --device cpu --target sm_75", 6, "sm_75", "sm_80, sm_90a"),
-    "finite on the GPU": ("conv.plan x.npy --check-finite --device gpu", 2, "CPU"),
     "shape": ("conv.plan x9.npy --device cpu", 7, "'x'", "1x3x8x8", "1x3x9x8", "--shape"),
     "rank": ("conv.plan x3.npy --device cpu", 7, "'x'", "1x3x8x8", "3x8x8"),
     "dtype": ("conv.plan x64.npy --device cpu", 7, "'x'", "float32", "float64", "astype"),
@@ -325,7 +325,7 @@ RUNNING = {
     "another model's weights": ("stripped.plan x.npy --weights two.onnx --device cpu", 2, "another model"),
     "no certificate": ("conv.plan --selftest --device cpu", 2, "no certificate", "--verify"),
     "self-test of an input": ("conv.plan x.npy --selftest", 2, "--selftest", "alone"),
-    "beyond fp16": ("overflow.plan x.npy --check-finite", 9, "'first'", "65504", "--precision fp32"),
+    "beyond fp16": ("overflow.plan x.npy --check-finite --device cpu", 9, "'first'", "65504", "--precision fp32"),
 }
 
 
@@ -634,7 +634,7 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 @pytest.mark.parametrize(
-    "path", [LIGHT / f"light_{name}.onnx" for name in ("squeezenet", "shufflenet", "zfnet512")], ids=lambda p: p.stem
+    "path", usually([LIGHT / f"light_{name}.onnx" for name in ("squeezenet", "shufflenet", "zfnet512")], 1), ids=lambda p: p.stem
 )
 def test_light_model(path, run, tmp_path):
     """It runs, or --check-finite names the first tensor that leaves fp16's range: ONNX Runtime says whether that is true."""
@@ -645,7 +645,7 @@ def test_light_model(path, run, tmp_path):
     shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
     x = np.random.default_rng(0).random(shape, dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
-    result = run("tcrun", "m.plan", "x.npy", "--check-finite", "-o", "y.npy", "-q")
+    result = run("tcrun", "m.plan", "x.npy", "--check-finite", "--device", "cpu", "-o", "y.npy", "-q")
 
     nodes = list(proto.graph.node)
     watched = [node.output[0] for node in nodes]
@@ -670,7 +670,7 @@ def test_a_model_beyond_fp16_runs_in_fp32(run, tmp_path):
     write_plan(without_code(proto, ("sm_80",), precision="fp32"), tmp_path / "m.plan")
     x = np.random.default_rng(0).random((1, 3, 224, 224), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
-    assert run("tcrun", "m.plan", "x.npy", "--check-finite", "-o", "y.npy", "-q").code == 0
+    assert run("tcrun", "m.plan", "x.npy", "--check-finite", "--device", "cpu", "-o", "y.npy", "-q").code == 0
     (value,) = (i for i in proto.graph.input if i.name not in {t.name for t in proto.graph.initializer})
     (expected,) = reference(proto, {value.name: x}).values()
     assert relative_error(np.load(tmp_path / "y.npy"), expected) <= 1e-5
