@@ -141,7 +141,8 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     limit = REGISTERS if not across else REGISTERS // 2
     held = held if shared or held <= limit else 0
     words = straight if shared or threads > THREADS or held * rows > REGISTERS // 2 else 0
-    whole = across or bool(groups) or y.padded[lane] == x.shape[lane]  # groups of padding are outputs that nobody reads
+    of_padding = bool(groups) and lane == 1  # groups of it are outputs that nobody reads
+    whole = across or of_padding or y.padded[lane] == x.shape[lane]
     sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
     if words and whole and size % threads == 0:
         sure = held

@@ -116,7 +116,7 @@ class TccompileBackend(Backend):
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """Whether the model can be compiled, as far as can be said without its inputs."""
         try:
-            return cls.supports_device(device) and not check(model, Options())
+            return cls.supports_device(device) and not check(model, Options()).missing
         except TccompileError:
             return False
 

@@ -512,6 +512,7 @@ import subprocess
 from tccompile import emit
 run = subprocess.run
 subprocess.run = lambda command, **options: run(["sleep", "60"], **options)
+emit.toolchain = lambda: None
 emit._ptxas = lambda: "ptxas"
 emit._receive = lambda stream: ("", "sm_80")
 emit.compile_code = emit.assemble

@@ -1050,6 +1050,7 @@ CASES: Cases = {
     "group_norm_batch": _case(norm, (3, 48, 8, 9), (2, 3), groups=8, order=NHWC, shift=10.0, ep="scale bias silu"),
     "group_norm_residual": _case(norm, (3, 160, 13, 17), (2, 3), groups=10, order=NHWC, ep="scale bias residual"),
     "group_norm_odd": _case(norm, (1, 30, 8, 8), (2, 3), groups=5, order=NHWC),
+    "group_norm_rows": _case(norm, (2, 24, 4, 6), (2, 3), groups=3, shift=3.0),
     "layer_norm": _case(norm, (40, 768), (1,), ep="scale bias"),
     "layer_norm_3": _case(norm, (2, 7, 100), (2,), axis=2),
     "layer_norm_long": _case(norm, (3, 5000), (1,)),
