@@ -248,7 +248,7 @@ def _windows(window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Sh
     )
 
 
-ON_THE_WAY, TIMES = 1 << 22, 64
+ON_THE_WAY, TIMES = 1 << 25, 64
 """Elements that computing an op may make between its operands and its result: so many, or so many times those that they have."""
 
 

@@ -18,7 +18,7 @@ from tests.gpu.cases import conv
 from tests.kernels import machine
 from tests.kernels.support import check
 from tests.networks import relative_error
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 KERNEL = ConvStem()
 ARCH = ARCHS["sm_90a"]
@@ -58,6 +58,7 @@ def test_values(program, columns: int, groups: int, blocks: int) -> None:
     check(KERNEL, program, {"columns": columns, "warpgroups": groups}, arch=ARCH, run=on(blocks))
 
 
+@thorough
 def test_all_blocks_have_work() -> None:
     program = conv("many blocks", (1, 3, 20, 34), 40, (3, 3), stride=2, ep="bias relu", source="planes")
     check(KERNEL, program, arch=ARCH, run=partial(machine.run, arch=ARCH))

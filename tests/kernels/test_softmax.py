@@ -13,7 +13,7 @@ from tccompile.schedule import candidates
 from tests.bench.bandwidth import softmax as large
 from tests.gpu.cases import MANY, NHWC, program_of, softmax
 from tests.kernels.support import ARCH, check
-from tests.tiers import thorough
+from tests.tiers import thorough, usually
 
 KERNEL = SoftmaxKernel()
 
@@ -132,7 +132,7 @@ def test_a_launch_covers_the_outputs() -> None:
     assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
 
 
-@pytest.mark.parametrize("length", [4101, 9001, 16409, 33000, 70001])
+@pytest.mark.parametrize("length", usually([4101, 9001, 16409, 33000, 70001], 0, 4))
 def test_rows_with_many_operands_have_a_way(length: int) -> None:
     program = softmax("softmax", (2, length), 1, ep=MANY)
     (op,) = program.ops
