@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def _read(model: Model, block: int | None) -> Opened:
     _bring_in(proto, path)
     _adopt(proto)
     weights = _hold_aside(proto.graph, path)
+    _sort(proto.graph)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
     return Opened(deepcopy(proto), weights, block)  # of what is deleted from it, a message keeps the memory
@@ -166,6 +168,36 @@ def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
     return proto, path
 
 
+def _sort(graph: onnx.GraphProto) -> None:
+    """Puts nodes behind those whose results they read, which some tools leave to who runs the model; others keep their order.
+
+    Nodes of a circle, and all that depends on them, stay at the end, where the checks find them.
+    """
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _sort(inner)
+    maker = {y: i for i, node in enumerate(graph.node) for y in node.output if y}
+    sources = [{maker[x] for x in reads(node) if x in maker} for node in graph.node]
+    if all(not needs or max(needs) < i for i, needs in enumerate(sources)):
+        return
+    readers: dict[int, list[int]] = {}
+    for i, needs in enumerate(sources):
+        for source in needs:
+            readers.setdefault(source, []).append(i)
+    missing = [len(needs) for needs in sources]
+    ready, order = [i for i, n in enumerate(missing) if not n], list[int]()
+    while ready:
+        order.append(heappop(ready))
+        for i in readers.get(order[-1], ()):
+            missing[i] -= 1
+            if not missing[i]:
+                heappush(ready, i)
+    nodes = [graph.node[i] for i in (*order, *(i for i, n in enumerate(missing) if n))]
+    copies = [deepcopy(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
 def _check(proto: onnx.ModelProto) -> None:
     """ONNX's own checks, except that inputs and outputs may be without a shape: it is given by the user, or inferred.
 
@@ -214,13 +246,13 @@ def _unknown_operator(proto: onnx.ModelProto) -> str | None:
 
 
 def _unknown_tensor(graph: onnx.GraphProto) -> str | None:
-    """The first tensor that is read and that nothing computes, or only a later node."""
+    """The first tensor that is read and that nothing computes, or only what depends on who reads it."""
     known = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     later = {y: node for node in reversed(graph.node) for y in node.output}
     for node in graph.node:
         for name in filter(None, reads(node)):
             if name not in known and name in later:
-                return f"{title(node)} reads {name!r}, which {title(later[name])} behind it computes; nodes must be in order"
+                return f"{title(node)} reads {name!r}, which {title(later[name])} computes from what it is to make"
             if name not in known:
                 return f"{title(node)} reads {name!r}, which nothing computes{nearest(name, {*known, *later})}"
         known.update(node.output)

@@ -406,6 +406,26 @@ def test_bad_files(case, tmp_path):
     assert says in str(e.value) and "\n" not in str(e.value)
 
 
+def test_nodes_in_any_order():
+    """ONNX Runtime takes them, but for those of graphs inside nodes, and some tools leave them so."""
+    net = Net(x=(2, 3))
+    y = net("Softmax", net("Relu", "x"))
+    half = helper.make_node("Constant", [], ["half"], value_float=0.5)
+    out = helper.make_tensor_value_info("mul", TensorProto.FLOAT, (2, 3))
+    inner = helper.make_graph([half, helper.make_node("Mul", ["half", y], ["mul"])], "inner", [], [out])
+    model = net.out(net("If", np.array(True), then_branch=inner, else_branch=inner)).model()
+    ordered = onnx.ModelProto()
+    ordered.CopyFrom(model)
+    last = next(n for n in model.graph.node if n.op_type == "If")
+    for graph in (model.graph, *(a.g for a in last.attribute)):
+        graph.node.reverse()
+    assert [n.op_type for n in model.graph.node] == ["If", "Softmax", "Relu"]
+    check_same(load(model), ordered, 1e-6)
+    model.graph.node[2].input[0] = y
+    with pytest.raises(ModelError, match=r"\(Softmax\) reads 't0', which .* \(Relu\) computes from what it is to make"):
+        load(model)
+
+
 def test_a_file_that_is_not_there():
     with pytest.raises(UsageError, match="cannot read"):
         load("nowhere.onnx")
