@@ -248,13 +248,16 @@ def _unknown_operator(proto: onnx.ModelProto) -> str | None:
 def _unknown_tensor(graph: onnx.GraphProto) -> str | None:
     """The first tensor that is read and that nothing computes, or only what depends on who reads it."""
     known = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    later = {y: node for node in reversed(graph.node) for y in node.output}
+    makers = {y: node for node in reversed(graph.node) for y in node.output}
     for node in graph.node:
-        for name in filter(None, reads(node)):
-            if name not in known and name in later:
-                return f"{title(node)} reads {name!r}, which {title(later[name])} computes from what it is to make"
-            if name not in known:
-                return f"{title(node)} reads {name!r}, which nothing computes{nearest(name, {*known, *later})}"
+        seen = set[str]()
+        while name := next((x for x in reads(node) if x and x not in known), None):
+            if name not in makers:
+                return f"{title(node)} reads {name!r}, which nothing computes{nearest(name, {*known, *makers})}"
+            node, reader = makers[name], node
+            if name in seen:
+                return f"{title(reader)} reads {name!r}, which {title(node)} computes from what {title(reader)} is to make"
+            seen.add(name)
         known.update(node.output)
     return None
 
