@@ -673,6 +673,9 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
     return graph
 
 
+_PLAIN = {e for e in onnx.TensorProto.DataType.values() if e and onnx.helper.tensor_dtype_to_np_dtype(e).kind in "biuf"}
+
+
 def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: bool) -> None:
     """What the model says of an output beside what its nodes make of it, as ONNX Runtime holds it: another type is an error.
 
@@ -680,8 +683,7 @@ def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: bool) -> No
     """
     said, found = value.type.tensor_type, made.tensor_type
     name_of = onnx.TensorProto.DataType.Name
-    plain = onnx.helper.tensor_dtype_to_np_dtype(said.elem_type).kind in "biuf" if said.elem_type else False
-    if plain and said.elem_type != found.elem_type:  # others have been widened
+    if said.elem_type in _PLAIN and said.elem_type != found.elem_type:  # others have been widened
         kinds = [name_of(e).lower() for e in (said.elem_type, found.elem_type)]
         raise ModelError(
             f"the model says that its output {value.name!r} is {kinds[0]}, and its nodes make it {kinds[1]}: correct it"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-TOO_LARGE = 1 << 28
-"""Elements of a tensor for which a run takes 1 GiB, and which are not run through."""
+TOO_LARGE = 10**8
+"""Elements of a tensor, 400 MB of them, that take a second to draw and another to look through, and are not run through."""
 
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
@@ -151,7 +151,7 @@ def largest(program: Program) -> int:
     """Elements of the largest tensor that a run makes: one of the program's, or a head's scores."""
     heads = (op for op in program.ops if isinstance(op, Attention))
     scores = [program.tensors[op.q].shape[2] * program.tensors[op.k].shape[2] for op in heads]
-    return max((*scores, *(t.size for t in program.tensors.values())))
+    return max((*scores, *(t.size for t in program.tensors.values())), default=0)
 
 
 def flops(op: Op, program: Program) -> int:

@@ -319,6 +319,18 @@ def test_an_output_of_another_shape_is_said(shape: tuple[int | str, ...], says: 
     assert plan.entries[0].program.tensors["y"].shape == (4, 3)
 
 
+def test_a_type_that_there_is_not_is_none() -> None:
+    assert without_code(said((4, 3), 273930)).entries[0].program.outputs == ("y",)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fp32"])
+def test_a_model_without_results(precision: str) -> None:
+    model = said((4, 3))
+    del model.graph.output[:]
+    with Session(without_code(model, precision=precision), "cpu") as session:
+        assert session.run(None, {"x": np.zeros((3, 4), np.float32)}) == []
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("shape", [None, ("n", "m"), (4, "m"), (4, 3)])
 def test_an_output_of_its_own_shape(shape: tuple[int | str, ...] | None) -> None:
