@@ -37,7 +37,7 @@ MAX_PARTS = 2**14  # tensors that one is split into
 MAX_EXTENT = 2**31
 LARGE = 2**26  # bytes from which a folded constant must not be much larger than what it is made of
 SPARSE = 2**10  # how often a large sparse constant may be what its values take
-LARGE_VIEW = 2**32  # the same for one that takes no memory as long as nothing is done with it
+LARGE_VIEW = 2**29  # the same for one that takes no memory as long as nothing is done with it
 ROOM = 2**30  # bytes that all folded constants may take together, beside 16 times what the model's own take
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -666,7 +666,7 @@ class Folder:
                     raise ModelError(f"nothing computes the model's output {name!r}")
             elif target in inputs or target in outputs or target in rename:
                 self.kept.append(onnx.helper.make_node("Identity", [target], [name], name))
-                self.types[name] = self.types[target]
+                self.types[name] = self.types[rename.get(target, target)]
             else:
                 rename[target] = name
                 self.types[name] = self.types.pop(target)

@@ -257,7 +257,7 @@ def inputs_of(program: Program, options: Options) -> list[dict[str, np.ndarray]]
 
     Raises InputError if the user's do not fit, UsageError if running it would take too long.
     """
-    if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
+    if total_flops(program) > TOO_LONG or largest(program) > 8 * TOO_LARGE:  # that was asked for, and may take its time
         work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
         raise UsageError(f"--max-error runs the model on the CPU, and this one is {work}: compile it for smaller shapes first")
     if options.calibrate is None:
@@ -300,11 +300,11 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
         if len(options.entries) == 1:
             raise _misfit(options.calibrate, program)
     small = program
-    if total_flops(program) > LONG:
+    if total_flops(program) > LONG or largest(program) > TOO_LARGE:
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
             small = lower(rewrite(load(*smaller(model, program))))
     if largest(small) > TOO_LARGE:
-        why = f"running it would take {largest(small) * 4 / 2**30:.0f} GiB for one tensor"
+        why = f"running it would make a tensor of {largest(small) / 1e6:.0f} million elements"
     elif total_flops(small) > TOO_LONG:
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:

@@ -10,8 +10,9 @@ would lose. From the values they take (ranges.py; estimate.py where nothing can 
 
   within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
                                                   that read it multiply in fp32, in expressions they evaluate anyway
-  too wide for fp16 at any scale, or read by an   stored in fp32
-  op that no scale can be taken out of
+  too wide for fp16 at any scale, a product of    stored in fp32
+  activations that needs one (growth.py), or
+  read by an op that none can be taken out of
   computed with such that rounding it moves the   stored in fp32, and what it is computed from, as far as that counts
   result by much more, as in a difference         (sensitivity.py)
   an angle, a position, a whole number            stored in fp32, whatever was seen (positions.py)
@@ -38,6 +39,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.expr import ACC, DType, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.fuse.editor import tidy, without_dead_code
+from tccompile.growth import MIXED, growth
 from tccompile.positions import LEAST, divisors, positions
 from tccompile.program import (
     Attention,
@@ -178,6 +180,7 @@ class _Choice:
         numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
         self.numbers = numbers - {p.tensors[name].storage for name in multiply}
         self.divisors = divisors(p)
+        self.growth = growth(p)
         self.readers: dict[str, list[Op]] = {}
         for op in p.ops:
             for name in op.inputs:
@@ -245,6 +248,9 @@ class _Choice:
             self.lost[owner] = scale
         elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
             self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
+            self.lost[owner] = scale
+        elif self.growth.get(owner, 0.0) >= MIXED:
+            self._widen(owner, f"fp32: {what}, of a product of activations, which other inputs make far smaller or larger")
             self.lost[owner] = scale
         elif blocker := self._blocker(owner):
             self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")
@@ -319,6 +325,7 @@ class _Choice:
                 continue
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
+            far = far or any(self.lost.get(o, 0) < -STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)

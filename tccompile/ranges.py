@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-TOO_LARGE = 10**8
-"""Elements of a tensor, 400 MB of them, that take a second to draw and another to look through, and are not run through."""
+TOO_LARGE = 1 << 25
+"""Elements of a tensor from which on a run is one of smaller images: each op takes NumPy some tenths of a second."""
 
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
@@ -115,12 +115,12 @@ def _squares(values: np.ndarray) -> np.ndarray:
 
 
 def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
-    """The model for smaller images, and their shapes, such that a run is about LONG / 2 operations.
+    """The model for smaller images, and their shapes, such that a run is about LONG / 2 operations, of tensors half of TOO_LARGE.
 
     Images are inputs of rank 4. Tensors have the same names in both; a network that flattens images may not take other sizes.
     """
     proto = deepcopy(model.proto)
-    factor = (LONG / 2 / total_flops(program)) ** 0.5
+    factor = min(LONG / 2 / max(total_flops(program), 1), TOO_LARGE / 2 / max(largest(program), 1)) ** 0.5
     shapes = {}
     for value in proto.graph.input:
         if value.name in program.inputs:

@@ -243,6 +243,14 @@ def test_folded_weights_remember_where_they_come_from():
     np.testing.assert_array_equal(evaluate(recipe, others), load(model).nodes[0].inputs[1].values)
 
 
+def test_outputs_that_are_one_result_by_several_names():
+    """The first gives it its name; the other is a copy, also of what was a copy of a copy."""
+    net = Net(x=(2, 3))
+    y = net("Identity", net("Relu", "x"))
+    model = net.out(y, net("Identity", y)).model()
+    check_same(load(model), model, 0)
+
+
 def test_large_constant_nodes_are_weights():
     net = Net(x=(2, 64))
     big = net("Constant", value=numpy_helper.from_array(net.normal(64, 64)))

@@ -137,10 +137,14 @@ def test_values_beyond_fp16_are_scaled(network):
     inputs = {"x": seeded(without_code(model, ("sm_80",)).entries[0].program, 5)["x"]}
     assert not all(error <= 0.1 for error in errors(without_code(model, ("sm_80",)), model, inputs).values())
     plan = without_code(model, ("sm_80",), precision="mixed")
-    assert any(s.scale < 0 and s.reason.startswith(f"fp16 times 2^{s.scale}: values up to ") for s in storage(plan).values())
+    says = (
+        "fp32: values up to .* of a product of activations" if network is linear_attention else "fp16 times 2.-.*: values up to "
+    )
+    assert any(re.match(says, s.reason) for s in storage(plan).values())
     for name, error in errors(plan, model, inputs).items():
         assert error <= 3e-3, (name, error)
-    assert not any(t.dtype is DType.F32 for t in operands(plan.entries[0].program))
+    exact = {t.name for t in operands(plan.entries[0].program) if t.dtype is DType.F32}
+    assert network is linear_attention or not exact
 
 
 def storage(plan: Plan):
@@ -193,6 +197,24 @@ def test_values_too_far_apart_for_fp16_stay_in_fp32():
     assert wide.reason.startswith("fp32: values up to 1.0e+30, most around ") and wide.scale == 0
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
     assert on_tensor_cores(plan) == 1
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-4, 2.0**-8])
+def test_products_of_activations_are_right_for_smaller_inputs_too(size):
+    """Attention without a softmax, as vision networks have it: the numerator is a cube of what comes in, and what it is divided
+    by a square, far beyond fp16 for inputs as they are measured."""
+    net = Network()
+    rows = net("x", "MatMul", net.weight(32, 32, gain=40.0))
+    q, k = (net(net(rows, "MatMul", net.weight(32, 16)), "Relu") for _ in range(2))
+    v = net(rows, "MatMul", net.weight(32, 16))
+    over = net(q, "MatMul", net(net(k, "Transpose", perm=[0, 2, 1]), "MatMul", v))
+    total = net(k, "ReduceSum", np.array([1]))
+    under = net(net(q, "Mul", total), "ReduceSum", np.array([2]))
+    model = net.model((2, 64, 32), net(net(over, "Div", under), "MatMul", net.weight(16, 8)))
+    inputs = {"x": np.random.default_rng(1).standard_normal((2, 64, 32), np.float32) * np.float32(size)}
+    out, expected = run(without_code(model, ("sm_80",), precision="mixed"), inputs), reference(model, inputs)
+    for name, ref in expected.items():
+        assert relative_error(out[name], ref) <= 1e-3
 
 
 def test_the_lowest_float_as_a_mask_hides_whole_rows_evenly():
@@ -295,12 +317,12 @@ def test_what_was_measured_of_a_network_of_other_shapes_may_have_no_reader():
 
 
 def test_a_scaled_tensor_that_overflows_is_named_with_its_range():
-    """Inputs 50 times as large as those that were seen: where fp16 ends is told of the values, not of what is stored."""
+    """Inputs far larger than those that were seen: where fp16 ends is told of the values, not of what is stored."""
     n = Network(17)
-    x = n(n.conv("x", 8, 3, gain=100), "Pow", np.array(4, np.float32))
+    x = n(n.conv("x", 8, 3, gain=1e6), "LeakyRelu", alpha=0.5)
     model = n.model((1, 3, 10, 10), n(n.conv(x, 8, 8), "Mul", np.array(1e-9, np.float32)))
     plan = without_code(model, ("sm_80",), precision="mixed")
-    inputs = {"x": 50 * feeds(model, 1)["x"]}
+    inputs = {"x": 5000 * feeds(model, 1)["x"]}
     with pytest.raises(VerificationError, match=r"float16 times 2\^(\d+) ends at ([\d.e+]+): compile with --calibrate") as caught:
         run(plan, inputs, check_finite=True)
     power, end = re.findall(r"times 2\^(\d+) ends at ([\d.e+]+):", str(caught.value))[0]
