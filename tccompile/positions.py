@@ -4,13 +4,14 @@ fp16 keeps 11 digits: the position 4001 becomes 4000, and the sine of it another
 what a user feeds, so what was measured says little. What matters is how they are read and where they come from:
 
   read for its angle      sin, cos, tan of it
+  read about its mean     what a normalization takes the mean out of
   read exactly            floor, ceil, round, remainders and casts to integers of it; the places of the largest of it
   open                    as large as an input of the model or an integer happens to be: computed from them by arithmetic, sums,
                           resampling and products of few terms, not by layers, norms or functions of bounded results
   whole                   an integer that became a float
   a divisor               what is divided by, or of which a logarithm is taken: small values count as much as large ones
 
-What is open and read for its angle or exactly is stored in fp32, and so is all that it is computed from on the way from the
+What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the way from the
 inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where fp16 holds
 them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
 """
@@ -26,7 +27,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.expr import DType, Element, Expr, View, walk
 from tccompile.feeds import InputRange
-from tccompile.program import Conv, Cumulate, Gemm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Scatter, TopK
+from tccompile.program import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Scatter, TopK
 
 ANGLES = ("sin", "cos", "tan")
 STEPS = ("floor", "ceil", "round", "fmod", "floor_mod", "trunc_div")
@@ -99,6 +100,8 @@ def positions(program: Program) -> Positions:
     found.inputs = angles & {*program.inputs}
     read_as_divisors = divisors(program)
     for op in program.ops:
+        if isinstance(op, Norm) and op.centred and owner[op.x] in open_:
+            found.wide.setdefault(owner[op.x], f"fp32: {op.nodes[0]!r} takes its mean out of it, however large that is")
         if owner[op.y] in read_as_divisors and any(_tiny(e) for e in walk(op.epilogue.expr)):
             found.wide.setdefault(owner[op.y], "fp32: it divides, and is kept from zero by a number that fp16 does not hold")
     for name, bound in _whole(program).items():

@@ -177,6 +177,18 @@ def test_a_difference_of_near_equals_is_taken_of_exact_numbers():
     assert max(errors(plan, made, {"x": RNG.standard_normal((1, 8, 12, 12)).astype(np.float32)}).values()) <= 1e-3
 
 
+def test_what_comes_in_may_lie_far_from_zero_when_its_mean_is_taken_out():
+    """Readings of about 1000, made standard before the first layer: only the layers' own norms read fp16."""
+    n = Network(15)
+    standard = n("x", "LayerNormalization", np.ones(64, np.float32), np.zeros(64, np.float32))
+    hidden = n(n(standard, "MatMul", n.weight(64, 64)), "LayerNormalization", np.ones(64, np.float32), np.zeros(64, np.float32))
+    made = model(n, {"x": (FLOAT, (4, 64))}, n(hidden, "MatMul", n.weight(64, 8)))
+    plan = without_code(made, ("sm_80",), precision="mixed")
+    x = 1000 + np.random.default_rng(4).standard_normal((4, 64)).astype(np.float32)
+    assert max(errors(plan, made, {"x": x}).values()) <= 1e-3
+    assert all("takes its mean out" in s.reason for s in storage(plan).values()) and len(storage(plan)) <= 1
+
+
 def test_activations_that_a_sine_is_taken_of_stay_in_fp16():
     """A snake activation of a layer's results of about 1: nothing is lost, and Tensor Cores are kept."""
     n = Network(12)

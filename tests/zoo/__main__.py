@@ -174,7 +174,12 @@ def reference(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    return dict(zip(names, map(_array, session.run(names, inputs)), strict=True))
+
+
+def _array(found: Any) -> np.ndarray:
+    """An output; of a ZipMap, a list with a dictionary for each row, the values that it maps to."""
+    return np.array([[*row.values()] for row in found]) if isinstance(found, list) else found
 
 
 def relative(out: np.ndarray, ref: np.ndarray) -> float:
