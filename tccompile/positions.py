@@ -11,9 +11,9 @@ what a user feeds, so what was measured says little. What matters is how they ar
   whole                   an integer that became a float
   a divisor               what is divided by, or of which a logarithm is taken: small values count as much as large ones
 
-What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the way from the
-inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where fp16 holds
-them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the
+way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where
+fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
 """
 
 from __future__ import annotations
