@@ -180,7 +180,7 @@ class Codec:
 
     def _mapping(self, hint: Any) -> Pair:
         def encode(value: Any) -> Any:
-            return {_encode_str(k): self.pair(hint)[0](v) for k, v in value.items()}
+            return {_encode_str(k): self.pair(hint)[0](value[k]) for k in sorted(value)}  # as they are read: arrays are numbered
 
         def decode(value: Any) -> Any:
             if type(value) is not dict:

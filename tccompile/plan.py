@@ -735,6 +735,7 @@ class _Reader:
 
     def code(self, index: Any) -> bytes:
         """A section of code, decompressed once for all images that it is the code of."""
+        self.section(index)
         if index not in self._code:
             stored, data = self.checked(index)
             self._code[index] = _decompressed(data, stored.size, min(MAX_CODE, self._left), f"section {stored.name!r}")

@@ -151,7 +151,8 @@ def largest(program: Program) -> int:
     """Elements of the largest tensor that a run makes: one of the program's, or a head's scores."""
     heads = (op for op in program.ops if isinstance(op, Attention))
     scores = [program.tensors[op.q].shape[2] * program.tensors[op.k].shape[2] for op in heads]
-    return max((*scores, *(t.size for t in program.tensors.values())), default=0)
+    made = (t.size for t in program.tensors.values() if t.storage not in program.constants)
+    return max((*scores, *made), default=0)
 
 
 def flops(op: Op, program: Program) -> int:

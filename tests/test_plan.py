@@ -99,7 +99,8 @@ def test_a_file_without_sections():
 
 def test_the_order_of_dictionaries_does_not_matter():
     entry = PLAN.entries[0]
-    turned = replace(entry.program, tensors=dict(reversed(entry.program.tensors.items())))
+    turned = {what: dict(reversed(getattr(entry.program, what).items())) for what in ("tensors", "constants")}
+    turned = replace(entry.program, **turned)
     other = replace(PLAN, weights=dict(reversed(PLAN.weights.items())), entries=(replace(entry, program=turned),))
     assert to_bytes(other) == FILE
 
@@ -508,6 +509,7 @@ LIMITS = [
     ),
     (("plan", "images", 0, "kind"), "exe", "code of kind 'exe'"),
     (("plan", "images", 0, "code"), 99, "there is no section 99"),
+    (("plan", "images", 0, "code"), {}, "there is no section {}"),
     (("plan", "weights", "y"), 0, "weights of 'y', which is no constant"),
     (("plan", "weights", "w1"), 0, "its layout has"),
     (("plan", "producer"), {"tccompile": 1}, "producer.tccompile: expected a string"),

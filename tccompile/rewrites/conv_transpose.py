@@ -47,18 +47,25 @@ class Axis:
 def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: int, cut: int = 0) -> Axis:
     """For an axis of x of extent n and of y of extent `out`, with `start` elements cut off at the start."""
     start, out = start - cut, out + cut
-    at = {(f, (f + start - k * dilation) // stride): k for f in range(stride) for k in range(kernel)
-          if (f + start - k * dilation) % stride == 0}  # fmt: skip
-    offsets = [offset for _, offset in at] + [0]
+    k = np.arange(kernel)
+    f = (k * dilation - start) % stride
+    offsets = (f + start - k * dilation) // stride
     q = -(-out // stride)
-    lo, hi = min(offsets), max(offsets)
+    lo, hi = min(int(offsets.min(initial=0)), 0), max(int(offsets.max(initial=0)), 0)
     end = max(q - 1 + hi - (n - 1), 0)
-    taps = np.array([[at.get((f, offset), kernel) for offset in range(lo, hi + 1)] for f in range(stride)])
+    taps = np.full((stride, hi - lo + 1), kernel)
+    taps[f, offsets - lo] = k
     return Axis(stride, (-lo, end), taps, n - lo + end - (hi - lo), cut)
 
 
 MOST, SPARSEST = 1 << 26, 64
 """Weights, mostly zeros, that phases may have: so many, or so many times those there are."""
+
+LONGEST = 1 << 20
+"""Taps of all phases along an axis: each has its number in a table."""
+
+MOST_CUTS = 64
+"""How many of them are tried: each phase lies at another place after as many as a stride has."""
 
 WIDE = 16
 """Output channels from which fewer taps are worth it that y is not stored by itself: with fewer a tile is padding anyway."""
@@ -73,7 +80,7 @@ def _concatenated(y: gs.Tensor) -> bool:
 
 def _fewest_taps(axis: tuple[int, int, int, int, int, int], wide: bool) -> Axis:
     """The axis with the elements cut off afterwards that leave the fewest taps; none where that makes no difference."""
-    cuts = range(axis[3]) if wide else (0,)
+    cuts = range(min(axis[3], MOST_CUTS)) if wide else (0,)
     return min((axis_of(*axis, cut=c) for c in cuts), key=lambda a: a.taps.shape[1] * a.extent)
 
 
@@ -104,6 +111,8 @@ def _check(edit: Editor, node: gs.Node) -> str | None:
     w, spatial = node.inputs[1], rank(node.inputs[0]) - 2
     strides, dilations = (node.attrs.get(name, [1] * spatial) for name in ("strides", "dilations"))
     taps = [(k - 1) * d + 2 * s for k, d, s in zip(w.shape[2:], dilations, strides, strict=True)]  # of all phases, about
+    if max(taps) > LONGEST:
+        return f"filters of {max(taps)} taps along an axis, with their strides and dilations, are more than {LONGEST}"
     elements, size = math.prod((*w.shape[:2], *taps)), math.prod(w.shape)
     if elements > max(MOST, SPARSEST * size):
         return f"strides of {list(strides)} and dilations of {list(dilations)} would make {elements} weights of {size}"

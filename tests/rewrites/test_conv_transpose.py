@@ -100,3 +100,10 @@ def test_four_spatial_axes_stay():
     net = Net(x=(1, 3, 4, 4, 2, 2))
     graph = rewrite(load(net.out(net("ConvTranspose", "x", net.normal(3, 2, 2, 2, 2, 2))).model()))
     assert [n.op for n in graph.nodes] == ["ConvTranspose"]
+
+
+def test_filters_beyond_all_images_stay():
+    """Their phases would take a table of seconds."""
+    net = Net(x=(1, 1, 3, 3), w=(1, 2, 2**21, 3))
+    graph = rewrite(load(net.out(net("ConvTranspose", "x", "w", strides=[3, 2], pads=[2**21 - 4, 1, 1, 1])).model()))
+    assert [n.op for n in graph.nodes] == ["ConvTranspose"]
