@@ -7,7 +7,7 @@ beside ONNX Runtime for every value: never of the shape that the model says with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError, UnsupportedError
 from tccompile.pipeline import without_code
+from tccompile.plan import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tccompile.valid import DECIDES
 from tests.networks import feeds as random_feeds
 from tests.networks import reference, relative_error
 from tests.random_graphs import Graph
+from tests.rewrites.common import Net
 
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 NODE = "the node"
@@ -317,6 +319,18 @@ def test_an_output_of_another_shape_is_said(shape: tuple[int | str, ...], says: 
     with pytest.warns(RuntimeWarning, match=f"says that its output 'y' is {says}, and its nodes make it 4x3, which it will be"):
         plan = without_code(said(shape))
     assert plan.entries[0].program.tensors["y"].shape == (4, 3)
+
+
+def test_a_plan_with_constants_of_its_own_is_the_same_read_and_written_again() -> None:
+    """Which are numbered in the file by their names, not as the model happens to make them."""
+    net = Net(x=(4096,))
+    ends = [[np.array(n, np.float32) for n in (k, k + 4096, 1)] for k in range(12)]
+    results = [net("Add", "x", net("Mul", net("Range", *numbers), net.normal(1))) for numbers in ends]
+    data = to_bytes(without_code(net.out(*results).model(), precision="fp32"))
+    again = from_bytes(data)
+    turned = dict(reversed(again.entries[0].program.constants.items()))
+    other = replace(again.entries[0], program=replace(again.entries[0].program, constants=turned))
+    assert to_bytes(again) == to_bytes(replace(again, entries=(other,))) == data
 
 
 def test_a_type_that_there_is_not_is_none() -> None:
