@@ -539,6 +539,8 @@ OWN = ("base_values", "base_values_as_tensor", "post_transform", "aggregate_func
 def _summed(node: Node, op: str, targets: int, aggregate: Any) -> str:
     """The trees themselves."""
     renamed = {k.replace("class_", "target_"): v for k, v in node.attributes.items() if k not in OWN}
+    if len(node.given[0].shape) not in (1, 2):
+        raise node.invalid(f"its input has {len(node.given[0].shape)} axes")
     x = node.x[0] if node.given[0].elem == TensorProto.DOUBLE else node.floats()
     if len(node.given[0].shape) == 1:
         x = node.add("Unsqueeze", [x, node.constant([0], np.int64)])

@@ -51,7 +51,7 @@ from tccompile.plan import Plan, Section, Step
 from tccompile.positions import ranges_of
 from tccompile.precision import precision, storage_note
 from tccompile.program import Program, verify
-from tccompile.ranges import LONG, TOO_LARGE, TOO_LONG, Spread, activations, largest, operands, smaller, total_flops
+from tccompile.ranges import TOO_LARGE, TOO_LONG, Spread, activations, is_long, largest, operands, smaller, total_flops
 from tccompile.rewrites import rewrite
 from tccompile.schedule import schedule
 from tccompile.timings import NO_TIMINGS, Timings, timings
@@ -300,7 +300,7 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
         if len(options.entries) == 1:
             raise _misfit(options.calibrate, program)
     small = program
-    if total_flops(program) > LONG or largest(program) > TOO_LARGE:
+    if is_long(program):
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
             small = lower(rewrite(load(*smaller(model, program))))
     if largest(small) > TOO_LARGE:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-TOO_LARGE = 1 << 25
-"""Elements of a tensor from which on a run is one of smaller images: each op takes NumPy some tenths of a second."""
+MANY, TOO_LARGE = 1 << 25, 1 << 25
+"""Elements that all ops write, and those of one tensor: NumPy computes, rounds and compares some 20 million a second."""
 
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
@@ -114,21 +114,37 @@ def _squares(values: np.ndarray) -> np.ndarray:
     return sum(parts, np.zeros(values.shape[1]))
 
 
-def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
-    """The model for smaller images, and their shapes, such that a run is about LONG / 2 operations, of tensors half of TOO_LARGE.
+def is_long(program: Program) -> bool:
+    """Whether a run takes more than a few seconds."""
+    return _share(program) < 0.5
 
-    Images are inputs of rank 4. Tensors have the same names in both; a network that flattens images may not take other sizes.
+
+def _share(program: Program) -> float:
+    """The part of a run that takes a second or two."""
+    written = sum(math.prod(program.op_shape(op)) for op in program.ops)
+    return min(LONG / 2 / max(total_flops(program), 1), MANY / 2 / max(written, 1))
+
+
+def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
+    """The model for fewer or smaller images, and the shapes of its inputs, such that it is not long, or only a little.
+
+    Where all inputs have the same first extent, that is how many there are; images are inputs of rank 4. Tensors have the same
+    names in both; a network that flattens images may not take other sizes.
     """
-    proto = deepcopy(model.proto)
-    factor = min(LONG / 2 / max(total_flops(program), 1), TOO_LARGE / 2 / max(largest(program), 1)) ** 0.5
+    proto, share = deepcopy(model.proto), _share(program)
+    given = {name: program.tensors[name].shape for name in program.inputs}
+    batches = {shape[0] for shape in given.values() if len(shape) > 1}
+    batch = batches.pop() if len(batches) == 1 and all(given.values()) else 1
+    fewer = max(int(batch * share), 1)
+    factor = min(share * batch / fewer, 1.0) ** 0.5
     shapes = {}
     for value in proto.graph.input:
-        if value.name in program.inputs:
-            shape = program.tensors[value.name].shape
-            if len(shape) == 4:
-                shape = (*shape[:2], *(_fewer(n, factor) for n in shape[2:]))
-            shapes[value.name] = shape
-            for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        if value.name in given:
+            first, *rest = given[value.name] or (0,)
+            if len(rest) == 3 and fewer == 1:
+                rest = [rest[0], *(_fewer(n, factor) for n in rest[1:])]
+            shapes[value.name] = (fewer if first == batch else first, *rest) if given[value.name] else ()
+            for dim, extent in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
                 dim.dim_value = extent
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")

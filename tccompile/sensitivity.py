@@ -111,7 +111,7 @@ class Sensitivity:
         plain = all(e.fn in STEADY for e in walk(op.epilogue.expr))
         given = {**values, name: rounded}
         if isinstance(op, Pointwise):
-            return fp16_rms(values[name]) if plain else _apart(y, finish(op, self.program, given, None))
+            return _apart(values[name], rounded) if plain else _apart(y, finish(op, self.program, given, None))
         assert acc is not None
         moved = 0.0
         if name in op.operands:
@@ -173,11 +173,11 @@ def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, na
             parts = ({**v, op.w: v[op.w][chosen]} for v in (values, given))
             return _apart(*(MEANING[Conv](op, part, (acc.shape[0], len(chosen), *acc.shape[2:])) for part in parts))
         case Conv() if acc.size > WHOLE:
-            return fp16_rms(values[name])
+            return _apart(values[name], rounded)
         case Gemm():
             return _apart(*(_rows(op, v) for v in (values, given)))
         case Attention() | Mlp() | Rnn() | Pool() | Resize() | Scatter() | TopK():  # as exact as what they read
-            return fp16_rms(values[name])
+            return _apart(values[name], rounded)
     return _apart(acc, MEANING[type(op)](op, given, acc.shape))
 
 
@@ -214,14 +214,10 @@ def _differences(op: Softmax, *inputs: np.ndarray) -> list[np.ndarray]:
 
 def fp16(x: np.ndarray) -> np.ndarray:
     """x rounded to fp16's 11 digits at any exponent: what a scale would do about its range is no matter here (Dekker, 1971)."""
-    high = x * np.float32(2.0**13 + 1)
-    rounded = high - (high - x)
-    return np.where(np.isfinite(rounded), rounded, x)
-
-
-def fp16_rms(x: np.ndarray) -> float:
-    """How far fp16's digits are from x, relative to it."""
-    return _apart(x, fp16(x))
+    high = np.asarray(x * np.float32(2.0**13 + 1))
+    rounded = np.subtract(high, np.asarray(high - x), out=high)
+    finite = np.isfinite(rounded)
+    return rounded if finite.all() else np.where(finite, rounded, x)
 
 
 def _off_by(acc: np.ndarray, moved: float) -> np.ndarray:

@@ -566,11 +566,27 @@ def test_long_networks_are_measured_on_smaller_images(monkeypatch):
         return activations(program, *rest)
 
     monkeypatch.setattr(ranges, "LONG", operations / 4)
-    monkeypatch.setattr(pipeline, "LONG", operations / 4)
     monkeypatch.setattr(pipeline, "activations", measuring)
     small = named(growing())
     assert 0.05 * operations < seen[0] < 0.3 * operations
     assert {n: s.scale for n, s in small.storage.items()} == {n: s.scale for n, s in whole.storage.items()} != {}
+
+
+@pytest.mark.parametrize("batch", [5, 64])
+def test_long_batches_are_measured_as_shorter_ones(monkeypatch, batch):
+    """Their images as they are."""
+    net = Network()
+    model = net.model((batch, 8, 24, 24), net.conv("x", 8, 8))
+    shapes: list[tuple[int, ...]] = []
+
+    def measuring(program, runs, *rest):
+        shapes.extend(run["x"].shape for run in runs)
+        return activations(program, runs, *rest)
+
+    monkeypatch.setattr(pipeline, "activations", measuring)
+    monkeypatch.setattr(ranges, "MANY", 8 * 24 * 24 * 80)
+    to_program(model, {}, Options(), Dump(None))
+    assert {*shapes} == {(5 if batch == 5 else 20, 8, 24, 24)}
 
 
 def test_inputs_that_a_model_refuses_are_not_the_end(monkeypatch):
@@ -613,8 +629,7 @@ def test_seeded_inputs_take_little_memory_beside_their_own():
 
 
 def test_a_smaller_image_keeps_its_channels(monkeypatch):
-    for module in ("ranges", "pipeline"):
-        monkeypatch.setattr(f"tccompile.{module}.LONG", 1e6)
+    monkeypatch.setattr(ranges, "LONG", 1e6)
     net = Network()
     net.conv("x", 8, 64)
     program = to_program(net.model((1, 64, 64, 96), net.nodes[-1].output[0]), {}, Options(), Dump(None))
