@@ -30,16 +30,17 @@ class ModelError(TccompileError):
     exit_code = 4
 
 
-BROKEN = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
-)  # fmt: skip
+BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @contextmanager
 def blamed_on(what: str) -> Iterator[None]:
-    """Raises what Python says of contradictions in a model (axes, extents that do not fit) as a ModelError about `what`."""
+    """Raises what Python says of contradictions in a model (axes, extents that do not fit) as a ModelError about `what`, and of
+    memory that runs out as a LaunchError."""
     try:
         yield
+    except MemoryError as error:
+        raise LaunchError(f"{what} takes more memory than there is{f': {error}' if str(error) else ''}") from error
     except BROKEN as error:
         says = next(iter(str(error).splitlines()), "") or "no more is known"
         raise ModelError(

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.dump import Dump
-from tccompile.errors import ModelError, TccompileError, UnsupportedError, blamed_on
+from tccompile.errors import LaunchError, ModelError, TccompileError, UnsupportedError, blamed_on
 from tccompile.load import load
 from tccompile.options import Options
 from tccompile.pipeline import to_program
@@ -276,6 +276,12 @@ def test_a_contradiction_is_blamed_on_a_node():
         blamed_on("node 'a'"),
     ):
         {}["up"]
+
+
+def test_memory_that_runs_out_is_not_the_models_contradiction():
+    says = "the model takes more memory than there is: Unable to allocate 1.00 EiB"
+    with pytest.raises(LaunchError, match=says), blamed_on("the model"):
+        np.zeros(2**57)
 
 
 def _model(nodes: list[onnx.NodeProto], shape: tuple[int, ...] = (2, 3), **more) -> onnx.ModelProto:
