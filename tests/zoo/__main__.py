@@ -78,16 +78,24 @@ def passes(r: dict[str, Any]) -> bool:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each model."""
-    lines = ["| model | kind | error | PyTorch in fp16 | build, s |", "| --- | --- | --- | --- | --- |"]
+    """Markdown: a line for each library and kind of model, then one for each model that does not pass."""
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in sorted(results, key=lambda r: r["name"]):
-        peer = f"{r['peer']:.1e}" if r.get("peer") is not None else ""
-        said = (
-            f"{r['error']:.1e} | {peer} | {r['seconds']:.1f}"
-            if r.get("error") is not None
-            else f"{r.get('refusal', 'NaN')} | {peer} |"
+        kinds.setdefault((r["library"], r["kind"]), []).append(r)
+    lines = ["| models | kind | errors | worst | build, s |", "| --- | --- | --- | --- | --- |"]
+    for (library, kind), found in sorted(kinds.items()):
+        names = ", ".join(r["name"].partition(".")[2] if r["name"].startswith(library) else r["name"] for r in found)
+        errors = sorted(r["error"] for r in found if r.get("error") is not None)
+        seconds = sorted(r["seconds"] for r in found if "seconds" in r)
+        lines.append(
+            f"| {library}, {len(found)}: {names} | {kind} | {errors[len(errors) // 2]:.1e} | {errors[-1]:.1e} "
+            f"| {seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f} |"
         )
-        lines.append(f"| {r['name']} | {r['kind']} | {said} |")
+    lines += ["", "| model | error | PyTorch in fp16 | in fp32 |", "| --- | --- | --- | --- |"]
+    for r in sorted((r for r in results if not passes(r)), key=lambda r: r["name"]):
+        peer, fp32 = ("" if r.get(what) is None else f"{r[what]:.1e}" for what in ("peer", "fp32"))
+        error = r["refusal"] if "refusal" in r else "NaN" if r["error"] is None else f"{r['error']:.1e}"
+        lines.append(f"| {r['name']} | {error} | {peer} | {fp32} |")
     return "\n".join(lines)
 
 
