@@ -291,6 +291,11 @@ class Folder:
             case "Dropout" if not self.trains(node):
                 self.same(node.output[0], node.input[0])
                 if len(node.output) > 1 and node.output[1]:
+                    if math.prod(x.shape) > LARGE_VIEW:
+                        raise UnsupportedError(
+                            f"{title(node)} of {x.shape} would have a constant of more than {LARGE_VIEW} bytes for its mask, "
+                            "which is true everywhere: leave that output out"
+                        )
                     self.set_constant(node.output[1], literal("", np.broadcast_to(np.True_, x.shape)))
                 return True
             case "Shape":

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-MANY, TOO_LARGE = 1 << 25, 1 << 25
-"""Elements that all ops write, and those of one tensor: NumPy computes, rounds and compares some 20 million a second."""
+MANY, TOO_LARGE = 1 << 25, 1 << 28
+"""Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
+for which a run takes some GiB, and which are not run through."""
 
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""

@@ -278,6 +278,14 @@ def test_a_contradiction_is_blamed_on_a_node():
         {}["up"]
 
 
+def test_a_mask_that_nobody_could_store_is_refused():
+    node = helper.make_node("Dropout", ["x"], ["y", "z"], name="n")
+    model = _model([node], (3, 4, 5, 2**24))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.BOOL, None))
+    with pytest.raises(UnsupportedError, match=r"'n' \(Dropout\) .* bytes for its mask, .*: leave that output out"):
+        to_program(model, {}, Options(), Dump(None))
+
+
 def test_memory_that_runs_out_is_not_the_models_contradiction():
     says = "the model takes more memory than there is: Unable to allocate 1.00 EiB"
     with pytest.raises(LaunchError, match=says), blamed_on("the model"):

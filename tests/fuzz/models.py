@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import math
 import os
 import queue
 import random
@@ -43,7 +44,9 @@ from tccompile.ranges import largest, total_flops
 from tccompile.runtime.session import Session
 from tests.random_graphs import Graph
 
-SECONDS, GIB = 5.0, 2
+SECONDS, MANY, GIB = 5.0, 1 << 24, 2
+"""Of a core, for a model whose inputs are of up to so many elements, and as much more as these are; and of memory."""
+
 FLOPS, ELEMENTS = 1 << 27, 1 << 22
 """Of a model that is run: what is larger is compiled and not run."""
 
@@ -602,7 +605,7 @@ def serve() -> None:
             before = _memory("VmRSS")
             limit = _memory("VmData") + (GIB << 30)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS * max(1.0, _elements(data) / MANY))
             begin = time.process_time()
             try:
                 result: dict[str, Any] = {"what": tried(data, precision_of(number), path)}
@@ -614,6 +617,16 @@ def serve() -> None:
             result |= {"number": number, "seconds": time.process_time() - begin, "mib": (_memory("VmHWM") - before) >> 20}
             results.write(json.dumps(result) + "\n")
             results.flush()
+
+
+def _elements(data: bytes) -> int:
+    """Of the largest input that a model declares, or of none that it could hold."""
+    try:
+        shapes = [v.type.tensor_type.shape.dim for v in onnx.load_from_string(data).graph.input]
+    except Exception:  # of whatever kind: it is tried all the same
+        return 0
+    sizes = [math.prod(d.dim_value for d in shape) for shape in shapes]
+    return max((n for n in sizes if 0 < n < 1 << 31), default=0)
 
 
 def _memory(what: str) -> int:
