@@ -21,9 +21,9 @@ from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
-from tccompile.kernels.gemm_mma import instruction_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,

@@ -20,8 +20,8 @@ from tccompile.arch import KIB, Arch
 from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.gemm_mma import instruction_of
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.program import Conv, Op, Program, Tensor
 

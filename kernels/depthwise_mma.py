@@ -20,6 +20,7 @@ from tccompile.expr import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.loops import device, entry
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
 from tccompile.program import Conv, Op, Program
 
@@ -38,7 +39,7 @@ class DepthwiseMma(Depthwise):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if arch.mma not in ("mma.m16n8k8", "mma.m16n8k16", "wgmma"):
+        if instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         if (reason := super().supports(op, program, arch)) is not None:
             return reason
@@ -91,7 +92,7 @@ class DepthwiseMma(Depthwise):
             "read": memory.read_words(words, space="global.nc"),
             "take": mma.take(words),
             "zeros": mma.zeros(2 * lanes),
-            "multiply_diagonal": mma.multiply_diagonal("mma.m16n8k8" if arch.mma == "mma.m16n8k8" else "mma.m16n8k16", words),
+            "multiply_diagonal": mma.multiply_diagonal(instruction_of(arch), words),
         }
         body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
         count = NUMBERS.count(",") + 1

@@ -36,6 +36,7 @@ from tccompile.kernels.implicit_gemm import (
     time_us,
     unfit,
 )
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import (
     I32,
     Arg,
@@ -142,11 +143,6 @@ TILES = (
 )
 # fmt: on
 BY_SHAPE = {(t.bm, t.bn, t.bk): t for t in TILES}
-
-
-def instruction_of(arch: Arch) -> str | None:
-    """The mma.sync instruction that the kernel uses on a generation. wgmma's generation has those of its predecessor."""
-    return "mma.m16n8k16" if arch.mma == "wgmma" else arch.mma
 
 
 def stages_of(tile: Tile, arch: Arch) -> int:

@@ -23,6 +23,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
 from tccompile.kernels.loops import device, entry
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -113,7 +114,7 @@ class _Gemv(Kernel):
     most: int  # rows of the small operand
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
-        if self.tensor_cores and arch.mma not in ("mma.m16n8k8", "mma.m16n8k16", "wgmma"):
+        if self.tensor_cores and instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         problem = describe(op, program)
         if isinstance(problem, str):
@@ -242,8 +243,7 @@ class _Gemv(Kernel):
             "u64": u64,
         }
         if self.tensor_cores:
-            instruction = "mma.m16n8k8" if arch.mma == "mma.m16n8k8" else "mma.m16n8k16"
-            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(instruction)}
+            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(instruction_of(arch))}
         else:
             scope |= {"shuffle": simt.shuffle, "dot": simt.dot(CHUNK)}
             for name, dtype in (("s", streamed), ("t", small)):

@@ -25,6 +25,7 @@ from tccompile.arch import Arch
 from tccompile.expr import DType, Epilogue, Expr
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -161,9 +162,7 @@ class _Rnn(Kernel):
             yield {"units": shape.units, "batch": shape.batch}
 
     def shape(self, op: Rnn, program: Program, config: Config, arch: Arch) -> Shape:
-        mma = arch.mma if self.tensor_cores else None
-        if mma == "wgmma":
-            mma = "mma.m16n8k16"
+        mma = instruction_of(arch) if self.tensor_cores else None
         sizes = program.tensors[op.r].dtype.size, program.tensors[op.y].dtype.size
         return Shape(GATES[op.cell], config["units"], config["batch"], mma, *sizes)
 
@@ -276,7 +275,7 @@ class RnnMma(_Rnn):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Rnn)
-        if arch.mma in (None, "mma.m8n8k4"):
+        if instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         for name in (op.r, op.y):
             if program.tensors[name].dtype is not DType.F16:

@@ -14,6 +14,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from tccompile.kernels.device_math import inline
+from tccompile.kernels.ptx.atoms import ATOMS
 from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u16, u32, u64, unpacked, void
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
@@ -154,6 +155,8 @@ let_later_grids_start = instruction("griddepcontrol.launch_dependents;", void)
 
 # --- wgmma -------------------------------------------------------------------------------------------------------------
 
+WGMMA = ATOMS["wgmma"]
+
 wgmma_wait_all = instruction("wgmma.wait_group.sync.aligned 0;", void)
 wgmma_wait_last = instruction("wgmma.wait_group.sync.aligned 1;", void)
 """Until all but the group committed last are done."""
@@ -215,7 +218,7 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bo
     for i, (at_a, at_b) in enumerate(steps):
         lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {registers}, a, b, p, 1, 1, {transposed};")
+        lines.append(f"{WGMMA.text(n)} {registers}, a, b, p, 1, 1, {transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     text = "{ " + " ".join(lines) + " }"
     constraints = ",".join([*["=f"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
@@ -411,7 +414,7 @@ def _attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], first:
     lines = ["wgmma.fence.sync.aligned;"]
     for i, (at_q, at_k) in enumerate(steps):
         lines += [f"add.s64 a, {q}, {at_q >> 4};", f"add.s64 b, {k}, {at_k >> 4};"]
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{scores}k16.f32.f16.f16 {s}, a, b, {'one' if i else 'zero'}, 1, 1, 0, 0;")
+        lines.append(f"{WGMMA.text(scores)} {s}, a, b, {'one' if i else 'zero'}, 1, 1, 0, 0;")
     lines.append("wgmma.commit_group.sync.aligned;")
     lines += _weigh(o, values, words, first, v)
     if turn:
@@ -425,7 +428,7 @@ def _weigh(o: str, values: int, words: int, first: int, v: str) -> list[str]:
     for step in range(words // 4):
         left = ", ".join(f"${first + 4 * step + i}" for i in range(4))
         lines.append(f"add.s64 b, {v}, {2048 * step >> 4};")
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{values}k16.f32.f16.f16 {o}, {{{left}}}, b, one, 1, 1, 1;")
+        lines.append(f"{WGMMA.text(values)} {o}, {{{left}}}, b, one, 1, 1, 1;")
     return [*lines, "wgmma.commit_group.sync.aligned;"]
 
 

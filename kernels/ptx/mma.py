@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from tccompile.kernels.ptx.atoms import ATOMS, Atom
 from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked, void
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -167,12 +168,13 @@ def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: i
     return unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
-def mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
+def mma(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
     """One instruction: the accumulators plus a @ bᵀ. It stays where all of the warp's lanes run it together."""
-    n, types_ = len(acc), "row.col.f32.f16.f16.f32"
+    assert (len(a), len(b), len(acc)) == (atom.words_a, atom.words_b, atom.words_acc)
+    n = len(acc)
     names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
     d, rest = ", ".join(names[:n]), names[n:]
-    text = f"mma.sync.aligned.{shape}.{types_} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
+    text = f"{atom.text()} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
     text += f"{{{', '.join(rest[len(a) : len(a) + len(b)])}}}, {{{d}}};"
     constraints = ",".join(["=f"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
     args = [*a, *b, *acc]
@@ -183,23 +185,26 @@ def mma(builder: ir.IRBuilder, shape: str, acc: list, a: list, b: list) -> list:
 
 def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: list) -> list:
     """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b four words each."""
-
-    if instruction == "mma.m8n8k4":
-        for k in range(0, 8, 2):
-            acc = mma(builder, "m8n8k4", acc, a[k : k + 2], b[k : k + 2])
-        return acc
-    out = []
-    for half in range(2):  # columns 0-7 and 8-15
-        part, bs = acc[4 * half : 4 * half + 4], b[2 * half : 2 * half + 2]
-        if instruction == "mma.m16n8k16":
-            part = mma(builder, "m16n8k16", part, a, bs)
-        else:
-            part = mma(builder, "m16n8k8", mma(builder, "m16n8k8", part, a[:2], bs[:1]), a[2:], bs[1:])
-        out += part
-    return out
+    atom = ATOMS[instruction]
+    if atom.threads == 8:  # words of K lie one after the other
+        return along_k(builder, atom, acc, a, b)
+    return [x for half in range(2)  # columns 0-7 and 8-15
+            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[2 * half : 2 * half + 2])]  # fmt: skip
 
 
-_PAIRS = "mma.sync.aligned.m16n8k{}.row.col.f32.f16.f16.f32 {{$0, $1, $2, $3}}, {{{}}}, {{{}}}, {{{}}};"
+def along_k(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
+    """acc += a @ bᵀ over as much of K as the words of a and b have, an instruction for each part of it."""
+    for words_a, words_b in zip(batched(a, atom.words_a), batched(b, atom.words_b), strict=True):
+        acc = mma(builder, atom, acc, words_a, words_b)
+    return acc
+
+
+def batched(words: list, n: int) -> list[list]:
+    """n words at a time."""
+    return [words[i : i + n] for i in range(0, len(words), n)]
+
+
+_A, _B = ["$8", "$9", "$10", "$11"], ["$12", "$13"]
 
 
 @cache
@@ -208,19 +213,20 @@ def warp_multiply(instruction_: str) -> Any:
 
     Of K a lane t of four has words 0 and 1 of a (rows g and g + 8) and 0 of b, then words 2 and 3, and 1.
     """
-    if instruction_ == "mma.m16n8k16":
-        text = _PAIRS.format(16, "$8, $9, $10, $11", "$12, $13", "$4, $5, $6, $7")
-    else:
-        text = _PAIRS.format(8, "$8, $9", "$12", "$4, $5, $6, $7") + _PAIRS.format(8, "$10, $11", "$13", "$0, $1, $2, $3")
+    atom, text, acc = ATOMS[instruction_], "", "$4, $5, $6, $7"
+    for a, b in zip(batched(_A, atom.words_a), batched(_B, atom.words_b), strict=True):
+        text += f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {{{acc}}};"
+        acc = "$0, $1, $2, $3"
     return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * 6, pure=True)
 
 
 @cache
 def multiply_fragment(name: str) -> Any:
     """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""
-    shape, a, b = {"mma.m16n8k8": ("m16n8k8", 2, 1), "mma.m16n8k16": ("m16n8k16", 4, 2)}[name]
+    atom = ATOMS[name]
+    a, b = atom.words_a, atom.words_b
     words = [f"${i}" for i in range(8, 8 + a + b)]
-    text = f"mma.sync.aligned.{shape}.row.col.f32.f16.f16.f32 {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
+    text = f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
     text += f"{{{', '.join(words[a:])}}}, {{$4, $5, $6, $7}};"
     return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * (a + b), pure=True)
 
@@ -262,11 +268,8 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
                 ours = [values[i] for i in at]
                 rows = [left[i] for i in range(t, len(left), tiles)]
                 columns = [right[i] for i in range(t, len(right), tiles)]
-                if taps == 2 and instruction == "mma.m16n8k16":
-                    ours = mma(builder, "m16n8k16", ours, rows, columns)
-                else:
-                    for k in range(taps):
-                        ours = mma(builder, "m16n8k8", ours, rows[2 * k : 2 * k + 2], columns[k : k + 1])
+                atom = ATOMS[instruction if taps == 2 else "mma.m16n8k8"]
+                ours = along_k(builder, atom, ours, rows, columns)
                 for i, v in zip(at, ours, strict=True):
                     values[i] = v
             return packed(builder, values)
@@ -288,8 +291,9 @@ def multiply_sparse(taps: int) -> Any:
     words, numbers = types.UniTuple(u32, taps), types.UniTuple(f32, 4)
     names = [f"${i}" for i in range(2 * taps + 8)]
     a, b, c = (", ".join(names[at : at + n]) for at, n in ((4, taps), (4 + taps, taps), (4 + 2 * taps, 4)))
-    text = f"mma.sp::ordered_metadata.sync.aligned.m16n8k{8 * taps}.row.col.f32.f16.f16.f32 "
-    text += f"{{$0, $1, $2, $3}}, {{{a}}}, {{{b}}}, {{{c}}}, ${2 * taps + 8}, 0x0;"
+    atom = ATOMS[f"mma.sp.m16n8k{8 * taps}"]
+    assert (atom.words_a, atom.words_b, atom.words_acc) == (taps, taps, 4)
+    text = f"{atom.text()} {{$0, $1, $2, $3}}, {{{a}}}, {{{b}}}, {{{c}}}, ${2 * taps + 8}, 0x0;"
     constraints = ",".join(["=f"] * 4 + ["r"] * (2 * taps) + ["f"] * 4 + ["r"])
 
     @intrinsic

@@ -13,8 +13,9 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from tccompile.kernels.ptx.atoms import ATOMS
 from tccompile.kernels.ptx.core import f32, i32, packed, u32, unpacked
-from tccompile.kernels.ptx.mma import mma
+from tccompile.kernels.ptx.mma import along_k
 
 I32 = ir.IntType(32)
 
@@ -113,11 +114,6 @@ def multiply(instruction: str, mi: int, groups: int, blocks: int) -> Any:
     count, lanes = 4 * mi * groups * blocks, 2 * blocks
     ty, left, right = types.UniTuple(f32, count), types.UniTuple(u32, 4 * mi), types.UniTuple(u32, 2 * groups * blocks)
 
-    def product(builder: ir.IRBuilder, acc: list, a: list, b: list) -> list:
-        if instruction == "mma.m16n8k8":  # the first halves of quads are a step of their own
-            return mma(builder, "m16n8k8", mma(builder, "m16n8k8", acc, a[:2], b[:1]), a[2:], b[1:])
-        return mma(builder, "m16n8k16", acc, a, b)
-
     @intrinsic
     def multiplied(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
@@ -129,7 +125,7 @@ def multiply(instruction: str, mi: int, groups: int, blocks: int) -> Any:
                 for i in range(mi):
                     first = (i * groups + group) * 2 * lanes + 2 * block
                     at = [first, first + 1, first + lanes, first + lanes + 1]
-                    own = product(builder, [values[k] for k in at], a[4 * i : 4 * i + 4], w)
+                    own = along_k(builder, ATOMS[instruction], [values[k] for k in at], a[4 * i : 4 * i + 4], w)
                     for k, value in zip(at, own, strict=True):
                         values[k] = value
             return packed(builder, values)

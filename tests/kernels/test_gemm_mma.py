@@ -18,11 +18,11 @@ from tccompile.kernels.gemm_mma import (
     ConvMma,
     GemmMma,
     build_tile,
-    instruction_of,
     resident_of,
     stages_of,
 )
 from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, scalars, split_steps, tiles
+from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.ptx.mma import FRAGMENTS
 from tccompile.kernels.spec import I32, Counters, Scratch
 from tccompile.program import Conv, Gemm, Op, Program, Tensor, dense

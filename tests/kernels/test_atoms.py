@@ -1,0 +1,56 @@
+"""The table of multiply instructions: what each generation has, and that no other place in the project has their text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.kernels.ptx.atoms import ATOMS, atoms, instruction_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda a: a.name)
+def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
+    names = [atom.name for atom in atoms(arch)]
+    assert names[:1] == ([arch.mma] if arch.mma else [])
+    assert all(ATOMS[name].since <= arch.cc for name in names)
+    assert ("wgmma" in names) == (arch.suffix == "a")
+    assert instruction_of(arch) == ("mma.m16n8k16" if arch.mma == "wgmma" else arch.mma)
+    assert {x.k for x in atoms(arch, sparse=True)} == ({16, 32} if arch.cc >= (8, 0) else set())
+    assert atoms(arch, "f32", "f32") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "text"),
+    [  # PTX ISA, "Matrix fragments": registers of a, of b and of the accumulators
+        ("mma.m8n8k4", (2, 2, 8), "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32"),
+        ("mma.m16n8k8", (2, 1, 4), "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"),
+        ("mma.m16n8k16", (4, 2, 4), "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+        ("mma.sp.m16n8k16", (2, 2, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+        ("mma.sp.m16n8k32", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32"),
+    ],
+)
+def test_parts_of_a_lane(name: str, words: tuple[int, int, int], text: str) -> None:
+    atom = ATOMS[name]
+    assert (atom.words_a, atom.words_b, atom.words_acc) == words and atom.text() == text
+
+
+def test_a_warpgroup_s_takes_any_eights() -> None:
+    atom = ATOMS["wgmma"]
+    assert atom.text(24) == "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16" and atom.words_a == 4
+    for n in (0, 12, 264):
+        with pytest.raises(AssertionError, match="has no n of"):
+            atom.text(n)
+    with pytest.raises(AssertionError, match="has no n of"):
+        ATOMS["mma.m16n8k8"].text(16)
+
+
+def test_no_other_place_has_their_text() -> None:
+    text = re.compile(r"mma(\.sp)?(::ordered_metadata)?\.sync\.aligned|wgmma\.mma_async")
+    found = [p.relative_to(ROOT) for folder in ("kernels", "tccompile") for p in (ROOT / folder).rglob("*.py")
+             if p.resolve().is_relative_to(ROOT / "kernels") or folder == "tccompile" if text.search(p.read_text())]  # fmt: skip
+    assert {p.as_posix().removeprefix("tccompile/") for p in found} == {"kernels/ptx/atoms.py"}
