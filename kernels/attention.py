@@ -12,12 +12,12 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Attention, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Parameters, execute, tuple_of, types_of
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import F32, I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Attention, Op, Program
 
 ROWS = 32
 """Rows of q, of k, and elements of a head that are in shared memory at once."""

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Attention, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
@@ -38,7 +39,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Attention, Op, Program, Tensor
 
 SPLIT = ("partial", "counter", "each")
 """Where k is split: addresses of the workspace and of the counters, and rows of k in a part."""

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Attention, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
@@ -42,7 +43,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Attention, Op, Program, Tensor
 
 STAGES = 2
 """Tiles of k, and of v, that are in shared memory at once."""

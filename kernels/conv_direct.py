@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Conv, Op, Program, Tensor
 
 THREADS = 128
 

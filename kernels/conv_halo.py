@@ -26,12 +26,12 @@ from dataclasses import dataclass, fields
 from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program, Tensor
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
-from tccompile.program import Conv, Op, Program, Tensor
 
 SIDE = 8
 """Pixels along both sides of what one wgmma takes."""

@@ -17,13 +17,13 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Conv, Op, Program, Tensor
 
 QUAD = 4
 """Halves that a lane reads at once."""

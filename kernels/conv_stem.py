@@ -22,12 +22,12 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program, Tensor
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
-from tccompile.program import Conv, Op, Program, Tensor
 
 PIXEL = 4
 """Halves: channels and zeros."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, const
+from tccompile.ir.expr import DType, const
+from tccompile.ir.program import Cumulate, Op, Program
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import (
@@ -22,7 +23,6 @@ from tccompile.kernels.lines import (
     take_dividers,
 )
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
-from tccompile.program import Cumulate, Op, Program
 
 COMBINE = {"add": ("{} + {}", 0), "mul": ("{} * {}", 1)}
 

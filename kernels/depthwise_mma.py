@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.loops import device, entry
 from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
-from tccompile.program import Conv, Op, Program
 
 SIZE = 2
 """Bytes of an element of x and w."""

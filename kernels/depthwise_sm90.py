@@ -25,7 +25,8 @@ from math import ceil, hypot
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image
@@ -44,7 +45,6 @@ from tccompile.kernels.spec import (
     memory_us,
     traffic_us,
 )
-from tccompile.program import Conv, Op, Program, Tensor
 
 WARPS = 8
 """That multiply, where a box's channels are shared out to so many; one more has rows copied and stored."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.expr import DType, Expr, Shape, View
+from tccompile.ir.expr import DType, Expr, Shape, View
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pool, Program, Tensor
 from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, tuple_of, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
-from tccompile.program import Attention, Conv, Gemm, Op, Pool, Program, Tensor
 
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.program import Conv, Gemm, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
@@ -51,7 +52,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Conv, Gemm, Op, Program
 
 LINES = ("depth", "x_line", "w_line")
 """int32 parameters after SCALARS if not all is K-major: lines of K, and strides of x and w from line to line, in chunks."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
@@ -29,7 +30,6 @@ from tccompile.kernels.implicit_gemm import (
     time_us,
 )  # fmt: skip
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code, traffic_us
-from tccompile.program import Conv, Gemm, Op, Program
 
 BK = 16
 """Depth of a step."""

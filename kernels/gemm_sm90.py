@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
@@ -44,7 +45,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Conv, Gemm, Op, Program, Tensor
 
 BK = 64
 """Halves of K in a stage: a row of 128 bytes, the widest swizzle."""

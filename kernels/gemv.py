@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
@@ -38,7 +39,6 @@ from tccompile.kernels.spec import (
     Work,
     code,
 )
-from tccompile.program import Conv, Gemm, Op, Program, Tensor
 
 WARPS = 8
 THREADS = 32 * WARPS

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor, merged
 from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work
-from tccompile.program import Conv, Gemm, Op, Program, Tensor, merged
 
 CHUNK = 8
 """Halves that are copied at once: 16 bytes."""

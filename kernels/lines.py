@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, Epilogue, Expr, View
+from tccompile.ir.expr import DType, Epilogue, Expr, View
+from tccompile.ir.program import Op, Pointwise, Program, Tensor
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, divider
 from tccompile.kernels.pointwise import LIMIT, PointwiseKernel
 from tccompile.kernels.spec import I32, Arg, Launch
-from tccompile.program import Op, Pointwise, Program, Tensor
 
 THREADS = 256
 

@@ -8,11 +8,11 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from tccompile.expr import DType, Shape
+from tccompile.ir.expr import DType, Shape
+from tccompile.ir.program import Op, Program, Tensor
 from tccompile.kernels.codegen import divider, execute, names, tuple_of
 from tccompile.kernels.epilogue import Frame
 from tccompile.kernels.spec import I32
-from tccompile.program import Op, Program, Tensor
 
 LIMIT = 2**31
 """Indices, extents and strides are 32-bit numbers in the kernels; addresses are 64-bit."""

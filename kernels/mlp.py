@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from math import ceil
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Mlp, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.loops import device, entry
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code
-from tccompile.program import Mlp, Op, Program
 
 WARPS = 16
 THREADS = 32 * WARPS

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
+from tccompile.ir.program import Norm, Op, Program
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
-from tccompile.program import Norm, Op, Program
 
 _SUM = ("{} + {}", "f32(0)")
 _INVERSE = "f32(1) / sqrt({s} * inverse + eps)"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from math import lcm, prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Norm, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
 from tccompile.kernels.spec import (
@@ -29,7 +30,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Norm, Op, Program
 
 LANES = 8
 THREADS = 256

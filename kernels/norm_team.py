@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, walk
+from tccompile.ir.expr import DType, walk
+from tccompile.ir.program import Norm, Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import device, entry, power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
@@ -41,7 +42,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Norm, Op, Program
 
 RECORD = 8
 """Bytes of what blocks pass on of a group: the sums of deviations and of their squares."""

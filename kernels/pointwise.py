@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import (
+from tccompile.ir.expr import (
     Atom,
     Coord,
     DType,
@@ -39,10 +39,10 @@ from tccompile.expr import (
     View,
     parts,
 )
+from tccompile.ir.program import Op, Pointwise, Program, Tensor
 from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Op, Pointwise, Program, Tensor
 
 THREADS = 256
 TILE = 64

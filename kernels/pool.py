@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Op, Pool, Program, Tensor
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, Parameters, divider, execute, names, split, types_of
 from tccompile.kernels.loops import LIMIT, refusal
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
-from tccompile.program import Op, Pool, Program, Tensor
 
 THREADS = 128
 UNROLLED = 16

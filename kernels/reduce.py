@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, Expr, walk
+from tccompile.ir.expr import DType, Expr, walk
+from tccompile.ir.program import Op, Program, Reduce
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.loops import (
@@ -46,7 +47,6 @@ from tccompile.kernels.spec import (
     code,
     traffic_us,
 )
-from tccompile.program import Op, Program, Reduce
 
 THREADS = 256
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, Epilogue, Expr
+from tccompile.ir.expr import DType, Epilogue, Expr
+from tccompile.ir.program import GATES, Op, Program, Rnn
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT
 from tccompile.kernels.ptx.atoms import instruction_of
@@ -41,7 +42,6 @@ from tccompile.kernels.spec import (
     Work,
     code,
 )
-from tccompile.program import GATES, Op, Program, Rnn
 
 ADDRESSES = ("x", "r", "y", "counters", "hidden", "cell", "update", "first", "reset")
 """Addresses that every code takes: tensors, then parts of the scratch memory.

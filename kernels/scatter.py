@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import Coord, DType, Element, identity_view, load
+from tccompile.ir.expr import Coord, DType, Element, identity_view, load
+from tccompile.ir.program import Op, Program, Scatter
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, indented, inner, refusal, take_dividers
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Op, Program, Scatter
 
 COMBINE = {
     "set": "{1}",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Op, Program, Softmax
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
-from tccompile.program import Op, Program, Softmax
 
 _MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", True)
 

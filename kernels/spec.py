@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.program import Op, Program, Tensor
+from tccompile.ir.program import Op, Program, Tensor
 
 Value = Any
 """A parameter of a config or a build: an int, float, str, bool, or a tuple of these, so that JSON can hold it."""

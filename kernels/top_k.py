@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType, const
+from tccompile.ir.expr import DType, const
+from tccompile.ir.program import Op, Program, TopK
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import (
@@ -27,7 +28,6 @@ from tccompile.kernels.lines import (
     take_dividers,
 )
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
-from tccompile.program import Op, Program, TopK
 
 
 class TopKKernel(Kernel):

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Op, Program, Trees
 from tccompile.kernels.codegen import Parameters, execute, names, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import THREADS, refusal
 from tccompile.kernels.loops import power
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
-from tccompile.program import Op, Program, Trees
 
 LANES = (1, 8, 32, THREADS)
 """Threads that a row may have."""

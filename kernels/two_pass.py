@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Op, Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import (
     Loops,
@@ -33,7 +34,6 @@ from tccompile.kernels.loops import (
     vectors,
 )
 from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Launch, Ptr, Value, Work, code, traffic_us
-from tccompile.program import Op, Program
 
 THREADS = 256
 REGISTERS = 8  # vectors that a thread keeps

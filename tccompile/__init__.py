@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tccompile.pipeline import compile as compile
-    from tccompile.plan import Plan as Plan
+    from tccompile.plan.format import Plan as Plan
     from tccompile.runtime.session import Session as Session
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 __all__ = ["Plan", "Session", "compile"]
 
 _WHERE = {
-    "Plan": ("tccompile.plan", "Plan"),
+    "Plan": ("tccompile.plan.format", "Plan"),
     "Session": ("tccompile.runtime.session", "Session"),
     "compile": ("tccompile.pipeline", "compile"),
 }

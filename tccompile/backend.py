@@ -22,12 +22,12 @@ import onnx.shape_inference
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
-from tccompile.fold import subgraphs
-from tccompile.opset import NEWEST
+from tccompile.load.nodes import subgraphs
+from tccompile.load.opset import NEWEST
+from tccompile.load.valid import DECIDES
 from tccompile.options import Options
 from tccompile.pipeline import check, compile_model, without_code
 from tccompile.runtime.session import Session
-from tccompile.valid import DECIDES
 
 KEPT = 8
 """Sessions that a prepared model keeps, one for each set of shapes; the oldest goes first."""

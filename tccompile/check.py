@@ -12,14 +12,15 @@ from typing import Any
 import onnx
 import onnx.defs
 
-from tccompile.contrib import DOMAINS
-from tccompile.cut import Graph, Part, quoted
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
-from tccompile.fold import CONTROL_FLOW, FUNCTIONS, subgraphs
-from tccompile.issues import Findings, Issue
-from tccompile.load import Model, load, parsed, read
-from tccompile.lower import check_together, lower, missing, unsupported
-from tccompile.ops import CONVERTERS
+from tccompile.load.contrib import DOMAINS
+from tccompile.load.cut import Graph, Part, quoted
+from tccompile.load.fold import CONTROL_FLOW, FUNCTIONS
+from tccompile.load.issues import Findings, Issue
+from tccompile.load.model import Model, load, parsed, read
+from tccompile.load.nodes import subgraphs
+from tccompile.lower.graph import check_together, lower, missing, unsupported
+from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Shapes
 from tccompile.rewrites import rewrite
 from tccompile.terminal import plain

@@ -6,21 +6,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tccompile.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.program import Mlp, Op, Program, Scatter, Tensor, tensor_fields
+from tccompile.ir.program import Program
+from tccompile.ir.text import program_text
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-    from tccompile.place import Placement
-    from tccompile.plan import Image
-    from tccompile.schedule import Choice
+    from tccompile.plan.format import Image
+    from tccompile.schedule.choose import Choice
+    from tccompile.schedule.place import Placement
 
 
 class Dump:
@@ -82,91 +81,3 @@ class Dump:
     def _text(self, name: str, text: str) -> None:
         if self.folder is not None:
             (self.folder / name).write_text(text, encoding="utf-8")
-
-
-# --- Text ------------------------------------------------------------------------------------------------------------
-
-
-def program_text(program: Program) -> str:
-    """A program as text, an op a line, with the tensor it writes: shape, dtype, and where it differs from dense, strides."""
-    lines = [f"input {_tensor(program.tensors[n])}\n" for n in program.inputs]
-    lines += [f"constant {_tensor(program.tensors[n])}\n" for n in program.constants]
-    for op in program.ops:
-        lines.append(f"{_tensor(program.tensors[op.y])} = {op_text(op)}    # {', '.join(op.nodes)}\n")
-    lines += [f"output {n}\n" for n in program.outputs]
-    lines += [f"storage of %{n}: {s.reason}\n" for n, s in program.storage.items()]
-    return "".join(lines)
-
-
-def _tensor(t: Tensor) -> str:
-    shape = "x".join(map(str, t.shape))
-    padded = "" if t.padded == t.shape else f" padded {'x'.join(map(str, t.padded))}"
-    view = f" in {t.base}+{t.offset}" if t.base else ""
-    return f"%{t.name}: {t.dtype.value}[{shape}]{padded} strides {t.strides}{view}"
-
-
-def op_text(op: Op) -> str:
-    names = (f.name for f in dataclasses.fields(op) if f.name not in ("nodes", "y", "epilogue", "pre"))
-    fields = {name: getattr(op, name) for name in names}
-    tensors = set(tensor_fields(op))
-    if isinstance(op, Scatter):
-        fields["at"] = f"[{', '.join(map(index_text, op.at))}]"
-    if isinstance(op, Mlp):
-        fields["hidden"] = expr_text(op.hidden, ())
-    shown = [f"{k}={_names(v) if k in tensors else v}" for k, v in fields.items()]
-    return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}"
-
-
-def _names(value: str | tuple[str, ...] | None) -> str:
-    if value is None:
-        return "none"
-    return f"%{value}" if isinstance(value, str) else "(" + ", ".join(f"%{v}" for v in value) + ")"
-
-
-def epilogue_text(epilogue: Epilogue) -> str:
-    shuffle = f" shuffle {epilogue.shuffle}" if epilogue.shuffle > 1 else ""
-    return f"{{ {expr_text(epilogue.expr, epilogue.loads)} }}{shuffle}"
-
-
-def expr_text(e: Expr, loads: Sequence[View]) -> str:
-    match e.fn:
-        case "load":
-            return view_text(loads[e.value])  # type: ignore[index]
-        case "const":
-            return repr(e.value)
-        case "acc":
-            return "acc"
-        case "cast":
-            return f"{e.dtype.value}({expr_text(e.args[0], loads)})"
-    return f"{e.fn}({', '.join(expr_text(a, loads) for a in e.args)})"
-
-
-def view_text(view: View) -> str:
-    text = f"%{view.tensor}[{', '.join(map(index_text, view.index))}]"
-    if view.valid:
-        where = " and ".join(f"{r.low} <= {index_text(r.index)} < {r.high}" for r in view.valid)
-        text = f"({text} if {where} else {view.fill})"
-    return text
-
-
-def index_text(index: Index) -> str:
-    parts = [_atom(atom) if k == 1 else f"{k}*{_atom(atom)}" for atom, k in index.terms]
-    if index.constant or not parts:
-        parts.append(str(index.constant))
-    return " + ".join(parts)
-
-
-def _atom(atom: Atom) -> str:
-    match atom:
-        case Coord(axis):
-            return f"i{axis}"
-        case Quotient(index, k):
-            return f"({index_text(index)})//{k}"
-        case Remainder(index, k):
-            return f"({index_text(index)})%{k}"
-        case Least(a, b):
-            return f"min({index_text(a)}, {index_text(b)})"
-        case Greatest(a, b):
-            return f"max({index_text(a)}, {index_text(b)})"
-        case Element(tensor, at, extent):
-            return f"%{tensor}[{', '.join(map(index_text, at))}]<{extent}"

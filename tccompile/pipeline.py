@@ -30,35 +30,35 @@ import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
-from tccompile.classical import is_classical
-from tccompile.cut import Part, part
 from tccompile.dump import Dump
-from tccompile.emit import Job, SpillError, emit, toolchain
-from tccompile.error_budget import Raised, within
+from tccompile.emit.compile import Job, SpillError, emit, toolchain
+from tccompile.emit.pack import Build, pack
 from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
-from tccompile.estimate import estimated
-from tccompile.expr import DType
-from tccompile.feeds import read_arrays, samples, seeded
 from tccompile.fuse import fuse
-from tccompile.groups import absorb_shuffles, join_groups
+from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.ir.expr import DType
+from tccompile.ir.feeds import read_arrays, samples, seeded
+from tccompile.ir.program import Program, verify
 from tccompile.kernels.spec import Code, Work
-from tccompile.load import load, read
-from tccompile.lower import check_together, lower
+from tccompile.load.classical import is_classical
+from tccompile.load.cut import Part, part
+from tccompile.load.model import load, read
+from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
-from tccompile.pack import Build, pack
-from tccompile.place import place
-from tccompile.plan import Plan, Section, Step
-from tccompile.positions import ranges_of
-from tccompile.precision import precision, storage_note
-from tccompile.program import Program, verify
-from tccompile.ranges import TOO_LARGE, TOO_LONG, Spread, activations, is_long, largest, operands, smaller, total_flops
+from tccompile.plan.format import Plan, Section, Step
+from tccompile.precision.error_budget import Raised, within
+from tccompile.precision.estimate import estimated
+from tccompile.precision.formats import precision, storage_note
+from tccompile.precision.positions import ranges_of
+from tccompile.precision.ranges import TOO_LARGE, TOO_LONG, Spread, activations, is_long, largest, operands, smaller, total_flops
 from tccompile.rewrites import rewrite
-from tccompile.schedule import schedule
-from tccompile.timings import NO_TIMINGS, Timings, timings
+from tccompile.schedule.choose import schedule
+from tccompile.schedule.place import place
+from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
-    from tccompile.load import Model, Opened
+    from tccompile.load.model import Model, Opened
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and how much there is."""

@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import Job, SpillError, emit
+from tccompile.emit.compile import Job, SpillError, emit
+from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
-from tccompile.expr import DType
-from tccompile.groups import join_groups
+from tccompile.fuse.groups import join_groups
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
+from tccompile.ir.reference.storage import elements, from_storage, to_storage
+from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
-from tccompile.pack import Build, section
-from tccompile.place import place
-from tccompile.plan import Entry, Image, Plan, pack_constant
-from tccompile.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
-from tccompile.reference.storage import elements, from_storage, to_storage
-from tccompile.schedule import Candidate, Choice, candidates, uncopied
-from tccompile.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
-from tccompile.weights import Source, evaluate, sources_of
+from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.schedule.choose import Candidate, Choice, candidates, uncopied
+from tccompile.schedule.place import place
+from tccompile.schedule.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
 
 if TYPE_CHECKING:
     from tccompile.runtime.driver import Device

@@ -30,7 +30,7 @@ import tccompile.backend
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.runtime.driver import Device, open_device
-from tccompile.schedule import schedule
+from tccompile.schedule.choose import schedule
 from tests.kernels.replay import replay
 
 STRICT = {np.dtype("float32"): 1e-5, np.dtype("float64"): 1e-6, np.dtype("float16"): 1e-3}

@@ -8,11 +8,11 @@ from types import MappingProxyType
 import onnx
 
 from tccompile.dump import Dump
-from tccompile.load import sources
+from tccompile.emit.pack import pack
+from tccompile.load.model import sources
 from tccompile.options import Options, Shapes
-from tccompile.pack import pack
 from tccompile.pipeline import jobs_of, to_builds, to_program
-from tccompile.plan import Plan
+from tccompile.plan.format import Plan
 from tests.small import image
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tccompile import weights
-from tccompile.expr import ACC, DType, Epilogue, View, call, const, coord, identity_view, load, reshape_view
+from tccompile.ir import weights
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, const, coord, identity_view, load, reshape_view
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Reduce, Tensor, dense, verify
+from tccompile.ir.weights import Literal, Source, Transform
 from tccompile.kernels.spec import F32, I32, Arg, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
-from tccompile.place import place
-from tccompile.plan import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Reduce, Tensor, dense, verify
-from tccompile.weights import Literal, Source, Transform
+from tccompile.plan.format import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant
+from tccompile.schedule.place import place
 
 IMAGE = (0, 2, 3, 1)
 WEIGHTS = {"conv1": (9, 3, 3, 3), "conv2": (8, 3, 1, 1), "fc": (19, 5)}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.program import Attention
-from tccompile.schedule import candidates
+from tccompile.ir.program import Attention
+from tccompile.schedule.choose import candidates
 from tests.rewrites.common import Net
 from tests.test_exporters import agrees, ops
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from tccompile.dump import Dump
 from tccompile.errors import LaunchError, ModelError, TccompileError, UnsupportedError, blamed_on
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tests.plans import without_code
@@ -425,7 +425,7 @@ def test_a_small_convolution_of_constants_folds():
 
 def test_products_fold_as_far_as_there_is_work(monkeypatch):
     """All of a model's share one amount: more nodes take no more time."""
-    monkeypatch.setattr("tccompile.fold.WORK", 100_000)
+    monkeypatch.setattr("tccompile.load.fold.WORK", 100_000)
     net = Net(opset=17, x=(2, 2))
     c = net("ConstantOfShape", i([64, 64]))
     for _ in range(9):
@@ -436,7 +436,7 @@ def test_products_fold_as_far_as_there_is_work(monkeypatch):
 
 def test_constants_fold_as_far_as_there_is_room(monkeypatch):
     """16 times what the model's own take, and ROOM: what is made of a few bytes by many nodes stays a node."""
-    monkeypatch.setattr("tccompile.fold.ROOM", 2**20)
+    monkeypatch.setattr("tccompile.load.fold.ROOM", 2**20)
     net = Net(opset=17, x=(2, 2))
     c = net.normal(16, 16)
     for _ in range(14):

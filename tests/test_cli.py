@@ -21,10 +21,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
-from tccompile import cli
+from tccompile.cli import commands as cli
 from tccompile.errors import PlanError, UsageError
 from tccompile.options import parse_entry, parse_shapes
-from tccompile.plan import Plan, write_plan
+from tccompile.plan.format import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
 from tests.tiers import usually

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tccompile.code import ELF, targets
+from tccompile.plan.code import ELF, targets
 
 
 def cubin(abi: int, flags: int, machine: int = 190) -> bytes:

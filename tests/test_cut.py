@@ -18,15 +18,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile import compile as compile_plan
 from tccompile.check import check
-from tccompile.cut import Part, quoted
 from tccompile.dump import Dump
 from tccompile.errors import TccompileError, UnsupportedError, UsageError
-from tccompile.load import input_names, parsed, sources
+from tccompile.load.cut import Part, quoted
+from tccompile.load.model import input_names, parsed, sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program, without_code
-from tccompile.plan import fill
+from tccompile.plan.format import fill
 from tccompile.runtime.session import Session
-from tccompile.verify import Oracle
+from tccompile.verify.oracle import Oracle
 from tests.networks import reference, relative_error
 from tests.rewrites.common import Net
 from tests.test_broken_models import BROKEN, INVALID, NAMED, as_it_is

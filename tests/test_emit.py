@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from tccompile import cache, emit, kernels
+from tccompile import kernels
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import CodegenError, SpillError, compile_code, resources
+from tccompile.emit import cache
+from tccompile.emit import compile as emit
+from tccompile.emit.compile import CodegenError, SpillError, compile_code, resources
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, code
+from tccompile.schedule import digest
 from tests.gpu.cases import program_of
 from tests.small import image
 from tests.tiers import usually
@@ -97,7 +100,7 @@ def test_the_same_bytes_in_every_process(fresh):
 import sys
 from tccompile import kernels
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import compile_code
+from tccompile.emit.compile import compile_code
 from tccompile.kernels.spec import code
 from tests.test_emit import Toy
 import hashlib
@@ -155,7 +158,7 @@ def test_a_numpy_that_numba_does_not_know():
     """As NumPy 2.5 is for numba-cuda 0.30"""
     program = (
         "import numpy; numpy.__dict__.pop('row_stack', None)\n"
-        "from tccompile.emit import toolchain; from tccompile.errors import UsageError\n"
+        "from tccompile.emit.compile import toolchain; from tccompile.errors import UsageError\n"
         "try: toolchain()\nexcept UsageError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
@@ -249,7 +252,7 @@ NOT_WINDOWS = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there, fold
 
 @NOT_WINDOWS
 def test_a_folder_that_others_can_write_to_is_not_used(fresh):
-    key = cache.key("x")
+    key = digest.key("x")
     cache.put(key, b"code")
     fresh.chmod(0o770)
     with pytest.warns(RuntimeWarning, match=re.escape("others can write to it (mode 770)")):
@@ -272,7 +275,7 @@ def test_a_folder_of_another_user_is_not_used(fresh, monkeypatch):
 
 @NOT_WINDOWS
 def test_an_entry_that_others_could_have_written_is_a_miss(fresh):
-    key = cache.key("x")
+    key = digest.key("x")
     cache.put(key, b"code")
     (path,) = entries(fresh)
     path.chmod(0o666)
@@ -284,12 +287,12 @@ def test_what_is_made_is_for_its_user_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "a" / "b"))
     before = os.umask(0)
     try:
-        cache.put(cache.key("x"), b"code")
+        cache.put(digest.key("x"), b"code")
     finally:
         os.umask(before)
     (path,) = entries(tmp_path / "a" / "b")
     assert all(p.stat().st_mode & 0o077 == 0 for p in (path, path.parent, path.parent.parent))
-    assert cache.get(cache.key("x")) == b"code"
+    assert cache.get(digest.key("x")) == b"code"
 
 
 def test_keys_tell_everything_apart(monkeypatch):
@@ -320,15 +323,15 @@ def test_sources_are_followed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def digest() -> str:
-        cache.sources_of.cache_clear()
-        return cache.sources_of("plugin_for_test.kernel")
+        digest.sources_of.cache_clear()
+        return digest.sources_of("plugin_for_test.kernel")
 
     first = digest()
     (package / "other.py").write_text("y = 2\n")
     assert digest() == first
     (package / "deep.py").write_text("x = 2\n")
     assert digest() != first
-    assert cache.sources_of("tccompile.kernels.pointwise") != cache.sources_of("tccompile.kernels.depthwise")
+    assert digest.sources_of("tccompile.kernels.pointwise") != digest.sources_of("tccompile.kernels.depthwise")
 
 
 CODE = """
@@ -361,9 +364,9 @@ def test_the_digest_of_a_module_is_that_of_its_code(tmp_path, monkeypatch, text,
     """Comments, docstrings and layout change nothing that it does, so no time that was measured with it is out of date"""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module_for_digest.py").write_text(CODE)
-    first = cache.source_of("module_for_digest")
+    first = digest.source_of("module_for_digest")
     (tmp_path / "module_for_digest.py").write_text(text)
-    assert (cache.source_of("module_for_digest") == first) == same
+    assert (digest.source_of("module_for_digest") == first) == same
 
 
 def test_the_digest_is_the_same_in_every_version_of_python(tmp_path, monkeypatch):
@@ -372,7 +375,7 @@ def test_the_digest_is_the_same_in_every_version_of_python(tmp_path, monkeypatch
     (tmp_path / "module_for_digest.py").write_text(
         CODE + 'x = lambda *a, k=None: "one " f"{a!r} {{}}" " two" if (n := 1) else ...\n'
     )
-    assert cache.source_of("module_for_digest").startswith("71ed38aa0ee3")
+    assert digest.source_of("module_for_digest").startswith("71ed38aa0ee3")
 
 
 def test_where_it_lies(monkeypatch, tmp_path):
@@ -396,20 +399,20 @@ def test_where_it_lies(monkeypatch, tmp_path):
 
 def test_old_entries_are_evicted(fresh):
     for i in range(5):
-        cache.put(cache.key(i), bytes(1000))
-        os.utime(fresh / cache.key(i)[:2] / f"{cache.key(i)}.bin", (i, i))
+        cache.put(digest.key(i), bytes(1000))
+        os.utime(fresh / digest.key(i)[:2] / f"{digest.key(i)}.bin", (i, i))
     left_behind = fresh / "ab" / ".failed.new"
     left_behind.parent.mkdir(exist_ok=True)
     left_behind.write_bytes(b"half")
     os.utime(left_behind, (0, 0))
-    assert cache.get(cache.key(0)) == bytes(1000)  # used now
+    assert cache.get(digest.key(0)) == bytes(1000)  # used now
     cache.evict(limit=2 * 1064)
-    assert [i for i in range(5) if cache.get(cache.key(i)) is not None] == [0, 4]
+    assert [i for i in range(5) if cache.get(digest.key(i)) is not None] == [0, 4]
     assert not left_behind.exists()
 
 
 def test_parallel_writers_and_readers(fresh):
-    data = {cache.key(i): hashlib.sha256(bytes([i])).digest() * 2000 for i in range(3)}
+    data = {digest.key(i): hashlib.sha256(bytes([i])).digest() * 2000 for i in range(3)}
     wrong = []
 
     def work() -> None:
@@ -467,7 +470,7 @@ def test_processes_import_nothing_from_where_they_run(tmp_path, monkeypatch):
 def test_a_failure_in_a_process(monkeypatch):
     """The first in the order asked for, as the same kind of error; no process stays"""
     jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]
-    monkeypatch.setattr(emit, "_key", lambda *job: cache.key(repr(job)))
+    monkeypatch.setattr(emit, "_key", lambda *job: digest.key(repr(job)))
     workers = []
     init = emit.Worker.__init__
     monkeypatch.setattr(emit.Worker, "__init__", lambda self: (init(self), workers.append(self))[0])
@@ -497,7 +500,7 @@ def test_an_interrupt_ends_processes_at_once(patient, monkeypatch):
             threading.Timer(1, *interrupt).start()
 
     monkeypatch.setattr(emit.Worker, "__init__", init)
-    monkeypatch.setattr(emit, "_key", lambda *job: cache.key(repr(job)))
+    monkeypatch.setattr(emit, "_key", lambda *job: digest.key(repr(job)))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -509,7 +512,7 @@ def test_an_interrupt_ends_processes_at_once(patient, monkeypatch):
 
 SLEEPING = """
 import subprocess
-from tccompile import emit
+from tccompile.emit import compile as emit
 run = subprocess.run
 subprocess.run = lambda command, **options: run(["sleep", "60"], **options)
 emit.toolchain = lambda: None

@@ -10,13 +10,13 @@ import pytest
 
 from tccompile import pipeline
 from tccompile.dump import Dump
-from tccompile.estimate import estimated
-from tccompile.feeds import seeded
-from tccompile.load import sources
+from tccompile.ir.feeds import seeded
+from tccompile.ir.program import OPS, Program
+from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.program import OPS, Program
-from tccompile.ranges import activations
+from tccompile.precision.estimate import estimated
+from tccompile.precision.ranges import activations
 from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as program_of_case
 from tests.networks import feeds, skeleton

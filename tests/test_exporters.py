@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.program import Program
+from tccompile.ir.program import Program
 from tccompile.runtime.session import Session
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tccompile.errors import InputError
-from tccompile.expr import (
+from tccompile.ir.expr import (
     ACC,
     Coord,
     DType,

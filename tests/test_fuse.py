@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile import reference
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import Conv, Gemm, Mlp, Program, verify
-from tccompile.schedule import schedule
+from tccompile.ir import reference
+from tccompile.ir.program import Conv, Gemm, Mlp, Program, verify
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
+from tccompile.schedule.choose import schedule
 from tests.networks import reference as onnx_runtime
 from tests.rewrites.common import Net
 

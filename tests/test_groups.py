@@ -10,20 +10,21 @@ import numpy as np
 import onnx
 import pytest
 
-from tccompile import reference, tune
+from tccompile import tune
 from tccompile.arch import ARCHS
-from tccompile.expr import DType
-from tccompile.groups import join_groups
+from tccompile.cli.report import explain
+from tccompile.fuse.groups import join_groups
+from tccompile.ir import reference
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Pointwise, Program, dense
+from tccompile.ir.weights import Literal, Source, evaluate
 from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import ConvMma
 from tccompile.kernels.implicit_gemm import ways
-from tccompile.load import sources
-from tccompile.plan import Address, Map, Plan, Section, fill, pack_constant
-from tccompile.program import Conv, Pointwise, Program, dense
-from tccompile.report import explain
+from tccompile.load.model import sources
+from tccompile.plan.format import Address, Map, Plan, Section, fill, pack_constant
 from tccompile.runtime.session import Session
-from tccompile.schedule import candidates, schedule
-from tccompile.weights import Literal, Source, evaluate
+from tccompile.schedule.choose import candidates, schedule
 from tests.gpu import cases
 from tests.kernels import machine
 from tests.kernels.support import check

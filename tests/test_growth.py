@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.growth import growth
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.reference import evaluate
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
+from tccompile.precision.growth import growth
 from tccompile.rewrites import rewrite
 from tests.rewrites.common import Net
 

@@ -14,12 +14,12 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.constants import recipe_of
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
-from tccompile.load import load, sources
-from tccompile.opset import NEWEST, UNIFORM, UPGRADES
+from tccompile.ir.weights import Source, evaluate, sources_of
+from tccompile.load.constants import recipe_of
+from tccompile.load.model import load, sources
+from tccompile.load.opset import NEWEST, UNIFORM, UPGRADES
 from tccompile.rewrites import rewrite
-from tccompile.weights import Source, evaluate, sources_of
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net, check_recipes, check_same
 from tests.tiers import usually
@@ -557,7 +557,7 @@ def test_neither_loading_nor_rewriting_needs_onnx_runtime():
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from tests.networks import skeleton\n"
-        "from tccompile.load import load\nfrom tccompile.rewrites import rewrite\n"
+        "from tccompile.load.model import load\nfrom tccompile.rewrites import rewrite\n"
         "print(len(rewrite(load(skeleton('style_transfer'))).nodes))\n"
     )
     root = Path(__file__).parents[1]

@@ -7,11 +7,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.expr import DType
-from tccompile.load import load, sources
-from tccompile.lower import lower, unsupported
-from tccompile.program import Conv, Pointwise, dense, verify
-from tccompile.reference import evaluate
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Pointwise, dense, verify
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower, unsupported
 from tccompile.rewrites import rewrite
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.ops.common import agrees

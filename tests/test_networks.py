@@ -13,15 +13,15 @@ import onnx
 import pytest
 
 from tccompile.arch import ARCHS as GENERATIONS
+from tccompile.cli.report import live_bytes
 from tccompile.dump import Dump
+from tccompile.ir.program import Attention, Conv, Gemm, Pointwise
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.place import place
-from tccompile.program import Attention, Conv, Gemm, Pointwise
-from tccompile.ranges import flops, total_flops
-from tccompile.report import live_bytes
+from tccompile.precision.ranges import flops, total_flops
 from tccompile.runtime.session import Session
-from tccompile.schedule import schedule
+from tccompile.schedule.choose import schedule
+from tccompile.schedule.place import place
 from tests.networks import CONVOLUTIONAL, RECURRENT, feeds, half, reference, relative_error, shortened, skeleton
 from tests.plans import without_code
 from tests.tiers import usually

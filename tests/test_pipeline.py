@@ -13,10 +13,10 @@ import pytest
 import tccompile
 from tccompile.dump import Dump
 from tccompile.errors import UsageError
-from tccompile.load import sources
+from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan import Address, check_plan, fill, read_plan, to_bytes
+from tccompile.plan.format import Address, check_plan, fill, read_plan, to_bytes
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net
 
@@ -143,7 +143,7 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
     code = (
         "import sys\n"
         "sys.argv = ['tcrun', sys.argv[1], sys.argv[2], '--device', 'cpu']\n"
-        "from tccompile.cli import tcrun\n"
+        "from tccompile.cli.commands import tcrun\n"
         "try:\n    tcrun()\nexcept SystemExit as stop:\n    assert stop.code == 0, stop.code\n"
         "loaded = {'onnx', 'onnx_graphsurgeon', 'numba', 'numba_cuda', 'llvmlite', 'rich'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
@@ -152,7 +152,8 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
 
 
 def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypatch):
-    from tccompile import emit, pipeline
+    from tccompile import pipeline
+    from tccompile.emit import compile as emit
 
     whole, refused = pipeline.emit, []
 

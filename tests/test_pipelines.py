@@ -9,12 +9,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load import load
-from tccompile.lower import lower
+from tccompile.ir.program import Trees
+from tccompile.load.model import load
+from tccompile.lower.graph import lower
 from tccompile.pipeline import without_code
-from tccompile.program import Trees
 from tccompile.runtime.session import Session
-from tccompile.verify import verify
+from tccompile.verify.oracle import verify
 from tests import plans
 from tests.networks import relative_error
 from tests.ops.test_classical import FEATURES, F, X, normal

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tccompile.expr import DType, Epilogue, call, identity_view, load
+from tccompile.ir.expr import DType, Epilogue, call, identity_view, load
+from tccompile.ir.program import Pointwise, Program, Tensor, dense, verify
 from tccompile.kernels.spec import F32, I32, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
-from tccompile.place import ALIGN, Area, Placement, pack_areas, place
-from tccompile.plan import Address, Float, Int, Map
-from tccompile.program import Pointwise, Program, Tensor, dense, verify
+from tccompile.plan.format import Address, Float, Int, Map
+from tccompile.schedule.place import ALIGN, Area, Placement, pack_areas, place
 from tests.small import program as small_program
 
 IMAGE = (0, 2, 3, 1)

@@ -21,13 +21,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from tccompile import codec, weights
-from tccompile import plan as plan_module
 from tccompile.errors import LaunchError, PlanError, UsageError
-from tccompile.expr import DType, Epilogue, Expr, View, call, const, constant, coord, identity_view, load
+from tccompile.ir import weights
+from tccompile.ir.expr import DType, Epilogue, Expr, View, call, const, constant, coord, identity_view, load
+from tccompile.ir.program import Pointwise, Program, Resize, Tensor, dense
+from tccompile.ir.weights import Literal, Recipe, Source, Transform, same
 from tccompile.kernels.spec import Work
-from tccompile.place import place
-from tccompile.plan import (
+from tccompile.plan import codec
+from tccompile.plan import format as plan_module
+from tccompile.plan.format import (
     FORMAT_VERSION,
     NOT_EVALUATED,
     PREFIX,
@@ -43,9 +45,8 @@ from tccompile.plan import (
     to_bytes,
     write_plan,
 )
-from tccompile.program import Pointwise, Program, Resize, Tensor, dense
 from tccompile.runtime.cpu import CpuEngine
-from tccompile.weights import Literal, Recipe, Source, Transform, same
+from tccompile.schedule.place import place
 from tests.small import feeds, plan, sources
 
 PLAN = plan()

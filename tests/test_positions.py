@@ -7,17 +7,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.certificate import selftest
 from tccompile.dump import Dump
 from tccompile.errors import UsageError, VerificationError
-from tccompile.expr import DType
-from tccompile.feeds import InputRange, seeded
+from tccompile.ir.expr import DType
+from tccompile.ir.feeds import InputRange, seeded
 from tccompile.options import Options, parse_ranges
 from tccompile.pipeline import to_program
-from tccompile.plan import from_bytes, to_bytes
-from tccompile.positions import input_ranges, ranges_of
+from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.precision.positions import input_ranges, ranges_of
 from tccompile.runtime.session import Session
-from tccompile.verify import verify
+from tccompile.verify.certificate import selftest
+from tccompile.verify.oracle import verify
 from tests.plans import without_code
 from tests.test_precision import Network, errors, storage
 

@@ -11,22 +11,24 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile import pipeline, ranges, weights
+from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.errors import InputError, UnsupportedError, UsageError, VerificationError
-from tccompile.expr import DType, walk
-from tccompile.feeds import samples, seeded
-from tccompile.load import sources
+from tccompile.ir import weights
+from tccompile.ir.expr import DType, walk
+from tccompile.ir.feeds import samples, seeded
+from tccompile.ir.program import Conv, Gemm, Program, Softmax, dense, verify
+from tccompile.ir.reference import evaluate
+from tccompile.ir.weights import Literal, transform
+from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan import Plan
-from tccompile.precision import _Choice, _scaled, precision
-from tccompile.program import Conv, Gemm, Program, Softmax, dense, verify
-from tccompile.ranges import activations, flops, total_flops
-from tccompile.reference import evaluate
+from tccompile.plan.format import Plan
+from tccompile.precision import ranges
+from tccompile.precision.formats import _Choice, _scaled, precision
+from tccompile.precision.ranges import activations, flops, total_flops
+from tccompile.precision.sensitivity import LIMIT, Need, _moved_softmax, fp16
 from tccompile.runtime.cpu import CpuEngine
-from tccompile.sensitivity import LIMIT, Need, _moved_softmax, fp16
-from tccompile.weights import Literal, transform
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code

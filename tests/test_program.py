@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tccompile.limits import check_program
-from tccompile.program import OPS, Op, Program, renamed
+from tccompile.ir.limits import check_program
+from tccompile.ir.program import OPS, Op, Program, renamed
 from tests.gpu.cases import CASES, program_of
 
 

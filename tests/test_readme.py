@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile import errors
 from tccompile.arch import ARCHS, PTX
 from tccompile.kernels import KERNELS
-from tccompile.opset import NEWEST, OLDEST
+from tccompile.load.opset import NEWEST, OLDEST
 from tests.gpu.cases import CASES
 
 ROOT = Path(__file__).parents[1]

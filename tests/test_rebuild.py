@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from tccompile import rebuild
-from tccompile.cli import tcinspect
+from tccompile.cli.commands import tcinspect
 from tccompile.errors import UsageError
 from tccompile.pipeline import compile as compile_plan
-from tccompile.plan import Image, Int, Plan, Step, from_bytes, to_bytes, write_plan
+from tccompile.plan.format import Image, Int, Plan, Step, from_bytes, to_bytes, write_plan
+from tccompile.verify import rebuild
 
 
 def model() -> onnx.ModelProto:

@@ -17,10 +17,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError, UnsupportedError
+from tccompile.load.valid import DECIDES
 from tccompile.pipeline import without_code
-from tccompile.plan import from_bytes, to_bytes
+from tccompile.plan.format import from_bytes, to_bytes
 from tccompile.runtime.session import Session
-from tccompile.valid import DECIDES
 from tests.networks import feeds as random_feeds
 from tests.networks import reference, relative_error
 from tests.random_graphs import Graph

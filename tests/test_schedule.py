@@ -9,11 +9,11 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
-from tccompile.expr import ACC, DType, Epilogue, call, identity_view, load
+from tccompile.ir.expr import ACC, DType, Epilogue, call, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, dense
+from tccompile.ir.weights import Source
 from tccompile.kernels.spec import Launch, Ptr, Work, code
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, dense
-from tccompile.schedule import ALONE, Company, candidates, choose, company, schedule, share, uncopied
-from tccompile.weights import Source
+from tccompile.schedule.choose import ALONE, Company, candidates, choose, company, schedule, share, uncopied
 
 ARCH = ARCHS["sm_90a"]
 
@@ -147,7 +147,7 @@ def test_ops_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) 
     program, looked, all_of = projections(4), [], candidates
     tensors = program.tensors | {"y3": dense("y3", (1, 128, 1024), DType.F32, pad=1)}
     program = replace(program, tensors=tensors, outputs=("y0", "y1", "y3"))
-    monkeypatch.setattr("tccompile.schedule.candidates", lambda op, *rest: looked.append(op.y) or all_of(op, *rest))
+    monkeypatch.setattr("tccompile.schedule.choose.candidates", lambda op, *rest: looked.append(op.y) or all_of(op, *rest))
     choices = schedule(program, ARCH)
     assert looked == ["h", "y0", "y2", "y3"]
     for op, choice in zip(program.ops, choices, strict=True):

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.feeds import read_arrays
+from tccompile.ir.feeds import read_arrays
 from tccompile.pipeline import without_code
-from tccompile.plan import write_plan
+from tccompile.plan.format import write_plan
 from tccompile.terminal import member_name, say
 from tests.test_cli import Result, Run, run  # noqa: F401
 

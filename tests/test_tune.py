@@ -14,22 +14,24 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from tccompile import cli, schedule, tune
+from tccompile import tune
 from tccompile.arch import ARCHS, Arch
+from tccompile.cli import commands as cli
 from tccompile.dump import Dump
-from tccompile.emit import SpillError
+from tccompile.emit.compile import SpillError
 from tccompile.errors import DeviceError, LaunchError, UsageError
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
+from tccompile.ir.weights import Source
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
-from tccompile.plan import MAGIC
-from tccompile.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
+from tccompile.plan.format import MAGIC
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
-from tccompile.schedule import uncopied
-from tccompile.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
-from tccompile.weights import Source
+from tccompile.schedule import choose as schedule
+from tccompile.schedule.choose import uncopied
+from tccompile.schedule.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
 from tests.gpu.cases import program_of
 from tests.networks import skeleton
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.program import Conv, Program
+from tccompile.ir.program import Conv, Program
 from tests.test_fuse import fused, model, ops, weight
 
 

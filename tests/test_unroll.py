@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile import unroll
 from tccompile.errors import UnsupportedError
-from tccompile.load import load
+from tccompile.load import unroll
+from tccompile.load.model import load
 from tccompile.rewrites import rewrite
 from tests.ops.common import agrees
 

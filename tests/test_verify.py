@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from tccompile import report
-from tccompile.certificate import relative_error, results_text, selftest
+from tccompile.cli import report
 from tccompile.errors import InputError, UsageError, VerificationError
-from tccompile.plan import SEEDED, from_bytes, to_bytes
+from tccompile.ir.metric import relative_error
+from tccompile.plan.format import SEEDED, from_bytes, to_bytes
 from tccompile.runtime.session import Session
-from tccompile.verify import layers_text, verify
+from tccompile.verify.certificate import results_text, selftest
+from tccompile.verify.oracle import layers_text, verify
 from tests.networks import skeleton
 from tests.plans import without_code
 from tests.test_precision import Network, branches, chain

@@ -34,7 +34,7 @@ from tccompile.fuse.masks import masks_once
 from tccompile.fuse.pad import split_pads
 from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
-from tccompile.program import Program
+from tccompile.ir.program import Program
 
 
 def fuse(program: Program) -> Program:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tccompile.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.fuse.editor import Editor, copies
-from tccompile.program import PAD, Attention, Conv, Gemm, Program, Tensor, merged
+from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
+from tccompile.ir.program import PAD, Attention, Conv, Gemm, Program, Tensor, merged
 
 
 def alias(program: Program) -> Program:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.expr import View, identity_view, load, substitute
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
-from tccompile.program import Pointwise, Program, Tensor
+from tccompile.ir.expr import View, identity_view, load, substitute
+from tccompile.ir.program import Pointwise, Program, Tensor
 
 
 def compose(program: Program) -> Program:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tccompile.expr import View, constant, coord, identity_view, load, substitute
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
-from tccompile.program import PAD, Op, Pointwise, Program, Tensor
+from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
+from tccompile.ir.program import PAD, Op, Pointwise, Program, Tensor
 
 
 def into_parts(program: Program) -> Program:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tccompile.expr import Epilogue, Expr, Shape, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.program import Op, Pointwise, Program, Tensor
-from tccompile.weights import Recipe
+from tccompile.ir.expr import Epilogue, Expr, Shape, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.program import Op, Pointwise, Program, Tensor
+from tccompile.ir.weights import Recipe
 
 MAX_LOADS = 12
 """Views in one expression: each costs a pointer and strides in the kernel's arguments, and registers."""

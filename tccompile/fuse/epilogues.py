@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
-from tccompile.ops.movement import depth_to_space_view
-from tccompile.program import PAD, Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
-from tccompile.weights import Literal, transform
+from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.program import PAD, Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
+from tccompile.ir.weights import Literal, transform
+from tccompile.lower.movement import depth_to_space_view
 
 SCATTERED_CHANNELS = 16
 """Up to this many channels a kernel may store its tile into another order of axes (a model's NCHW output): each of a

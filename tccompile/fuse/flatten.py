@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tccompile.expr import load, reshape_view
 from tccompile.fuse.editor import Editor, canonical_view
-from tccompile.program import Gemm, Pointwise, Program, renamed
-from tccompile.weights import transform
+from tccompile.ir.expr import load, reshape_view
+from tccompile.ir.program import Gemm, Pointwise, Program, renamed
+from tccompile.ir.weights import transform
 
 
 def flatten_into_weights(program: Program) -> Program:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor
-from tccompile.program import PAD, Conv, Op, Program, Tensor, dense
-from tccompile.weights import Literal, transform
+from tccompile.ir.program import PAD, Conv, Op, Program, Tensor, dense
+from tccompile.ir.weights import Literal, transform
 
 LARGER = 1.5
 """The most by which gaps may multiply the channels: beyond, a copy costs less than what is multiplied with zeros."""

@@ -6,9 +6,9 @@ neither written nor kept as often.
 
 from __future__ import annotations
 
-from tccompile.expr import constant, coord
 from tccompile.fuse.editor import Editor
-from tccompile.program import Attention, Pointwise, Program, dense
+from tccompile.ir.expr import constant, coord
+from tccompile.ir.program import Attention, Pointwise, Program, dense
 
 
 def masks_once(program: Program) -> Program:

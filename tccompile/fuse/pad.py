@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.expr import View, coord, identity_view
 from tccompile.fuse.editor import Editor, canonical_view, is_concatenated, moves
-from tccompile.program import Op, Program, Tensor
+from tccompile.ir.expr import View, coord, identity_view
+from tccompile.ir.program import Op, Program, Tensor
 
 LARGE = 1 << 20
 """Elements of x from which moving them takes longer than launching what copies the border."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from tccompile.expr import ACC, Expr, call, coord, load, substitute, walk
 from tccompile.fuse.editor import Editor, names
-from tccompile.program import PAD, Conv, Mlp, Op, Program
+from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
+from tccompile.ir.program import PAD, Conv, Mlp, Op, Program
 
 HIDDEN = 256
 """The most hidden units: the kernel keeps them in shared memory."""

@@ -19,9 +19,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from tccompile.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
-from tccompile.program import Conv, Op, Pointwise, Program, Tensor, dense
-from tccompile.weights import Recipe, transform
+from tccompile.ir.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
+from tccompile.ir.program import Conv, Op, Pointwise, Program, Tensor, dense
+from tccompile.ir.weights import Recipe, transform
 
 FEW = 4
 """Up to this many channels are few."""

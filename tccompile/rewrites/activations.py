@@ -20,7 +20,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import literal
+from tccompile.load.constants import literal
 from tccompile.rewrites.rule import Editor, Rewrite, is_float, name_of, operand, producer, scalar
 
 CLOSE = 2e-3  # relative, between a constant that may have been rounded to fp16 and what it stands for

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import derived, literal
+from tccompile.load.constants import derived, literal
 from tccompile.rewrites.movement import permutation
 from tccompile.rewrites.rule import (
     Editor,

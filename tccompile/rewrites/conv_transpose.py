@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import derived, literal
+from tccompile.load.constants import derived, literal
 from tccompile.rewrites.rule import Editor, Rewrite, constant, itself, name_of, operand, rank, reshaped, shape_constant
 
 

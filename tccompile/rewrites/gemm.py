@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import derived
+from tccompile.load.constants import derived
 from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, finite, operand, rounded
 
 

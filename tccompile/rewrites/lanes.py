@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, derived, literal
 from tccompile.rewrites.rule import Editor, Rewrite, constant, ints, name_of, operand, rank
 from tccompile.rewrites.transposes import ELEMENTWISE, REDUCTIONS
 

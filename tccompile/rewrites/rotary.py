@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import literal
+from tccompile.load.constants import literal
 from tccompile.rewrites.rule import Editor, Rewrite, ints, is_float, name_of, operand, producer, rank
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, derived, literal
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, derived, literal
 from tccompile.rewrites.rule import (
     Editor,
     Rewrite,

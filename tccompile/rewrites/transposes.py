@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import derived
+from tccompile.load.constants import derived
 from tccompile.rewrites.movement import permutation
 from tccompile.rewrites.rule import Editor, Rewrite, constant, ints, name_of, operand, producer, rank, reshaped, shape_constant
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.constants import Weight, literal
+from tccompile.load.constants import Weight, literal
 from tccompile.rewrites.pad import amounts_of
 from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, name_of, operand, producer, rank, rounded
 

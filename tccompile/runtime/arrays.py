@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.expr import DType, Shape
+from tccompile.ir.expr import DType, Shape
 from tccompile.runtime.driver import Device, Handle, Memory
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import InputError, LaunchError, VerificationError
-from tccompile.plan import Entry, Plan, Section
-from tccompile.program import Op, Tensor
-from tccompile.reference import Observer, compute, elements, store, to_storage, unobserved
+from tccompile.ir.program import Op, Tensor
+from tccompile.ir.reference import Observer, compute, elements, store, to_storage, unobserved
+from tccompile.plan.format import Entry, Plan, Section
 from tccompile.runtime.finite import check_finite
 
 _constants: WeakValueDictionary[tuple[int, str], np.ndarray] = WeakValueDictionary()

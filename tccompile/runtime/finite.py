@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tccompile.errors import VerificationError
-from tccompile.expr import DType
-from tccompile.program import Op, Storage, Tensor
-from tccompile.reference import from_storage
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Op, Storage, Tensor
+from tccompile.ir.reference import from_storage
 
 
 def is_finite(tensor: Tensor, stored: np.ndarray) -> bool:

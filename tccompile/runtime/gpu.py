@@ -16,9 +16,9 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationError
-from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
-from tccompile.program import Op
-from tccompile.reference import compute, elements, to_storage
+from tccompile.ir.program import Op
+from tccompile.ir.reference import compute, elements, to_storage
+from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
 from tccompile.runtime.finite import check_finite, is_finite

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.plan import Section, Step
-from tccompile.program import Op, Program, products
+from tccompile.ir.program import Op, Program, products
+from tccompile.plan.format import Section, Step
 from tccompile.runtime.driver import Device
 
 

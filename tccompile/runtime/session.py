@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, UsageError
-from tccompile.expr import DType, Shape
-from tccompile.feeds import seeded
-from tccompile.plan import Entry, Plan, read_plan
-from tccompile.program import Tensor
+from tccompile.ir.expr import DType, Shape
+from tccompile.ir.feeds import seeded
+from tccompile.ir.program import Tensor
+from tccompile.plan.format import Entry, Plan, read_plan
 from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt, check_apart
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tccompile.arch import ARCHS
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
-from tccompile.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax, dense
-from tccompile.schedule import candidates
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.ir.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax, dense
+from tccompile.schedule.choose import candidates
 from tccompile.tune import Trial, gpu_to_measure, measure
 from tests.bench.layers import NHWC, ConvLayer, GemmLayer, copy_us, one_op, progress, roof, short
 

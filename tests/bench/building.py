@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tccompile.program import Shape
+from tccompile.ir.program import Shape
 from tests.bench.networks import variant
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT
 
@@ -69,7 +69,7 @@ def write(name: str, path: Path) -> Mapping[str, Shape]:
 
 def build(model: Path, plan: Path, archs: str, cache: Path, shapes: Mapping[str, Shape]) -> tuple[float, float, float]:
     """Seconds, processor seconds and MB of memory of one `tccompile`."""
-    program = "from tccompile.cli import tccompile; tccompile()"
+    program = "from tccompile.cli.commands import tccompile; tccompile()"
     command = [sys.executable, "-c", program, str(model), "-o", str(plan), "--arch", archs]
     for name, shape in shapes.items():
         command += ["--shape", f"{name}={'x'.join(map(str, shape))}"]

@@ -34,15 +34,15 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError, UsageError
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
-from tccompile.load import load as read_model
-from tccompile.lower import lower
-from tccompile.program import Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense
+from tccompile.ir.weights import Source
+from tccompile.load.model import load as read_model
+from tccompile.lower.graph import lower
 from tccompile.rewrites import rewrite
-from tccompile.schedule import Candidate, candidates
+from tccompile.schedule.choose import Candidate, candidates
 from tccompile.tune import COUNT, REPETITIONS, Trial, gpu_to_measure, measure
-from tccompile.weights import Source
 from tests.networks import CONVOLUTIONAL, skeleton
 
 NHWC, DEPTHWISE = (0, 2, 3, 1), (2, 3, 1, 0)

@@ -23,8 +23,8 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 
-from tccompile.load import sources
-from tccompile.plan import Plan, fill, read_plan
+from tccompile.load.model import sources
+from tccompile.plan.format import Plan, fill, read_plan
 from tccompile.runtime.session import Session
 from tests.bench.onnxruntime_peer import is_installed, measure_onnxruntime
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, relative_error, skeleton

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from tccompile import rewrites
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.rewrites.rule import Editor
 from tests.networks import relative_error
 

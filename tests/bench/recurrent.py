@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.load import sources
-from tccompile.plan import fill, read_plan
-from tccompile.program import GATES
+from tccompile.ir.program import GATES
+from tccompile.load.model import sources
+from tccompile.plan.format import fill, read_plan
 from tccompile.runtime.session import Session
 
 DEEPBENCH = Path(__file__).parent / "deepbench"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.program import verify
-from tccompile.reference import compute
-from tccompile.schedule import candidates
+from tccompile.ir.program import verify
+from tccompile.ir.reference import compute
+from tccompile.schedule.choose import candidates
 from tests.bench import bandwidth
 from tests.bench.bandwidth import KERNEL, cases
 from tests.networks import relative_error

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.program import Conv, Gemm, Pointwise
-from tccompile.schedule import candidates
+from tccompile.ir.program import Conv, Gemm, Pointwise
+from tccompile.schedule.choose import candidates
 from tests.bench.layers import DEEPBENCH, ConvLayer, GemmLayer, Row, deepbench, mean, summary
 
 

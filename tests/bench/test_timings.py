@@ -2,7 +2,7 @@
 
 import pytest
 
-from tccompile.timings import FORMAT, Table, Timing
+from tccompile.schedule.timings import FORMAT, Table, Timing
 from tests.bench.timings import joined
 
 

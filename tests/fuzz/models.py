@@ -39,8 +39,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from tccompile.errors import TccompileError
 from tccompile.pipeline import without_code
-from tccompile.plan import from_bytes, to_bytes
-from tccompile.ranges import largest, total_flops
+from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.precision.ranges import largest, total_flops
 from tccompile.runtime.session import Session
 from tests.random_graphs import Graph
 
@@ -578,7 +578,7 @@ def tried(data: bytes, precision: str, path: Path) -> str:
 
 
 def _check(session: Session, program: Any) -> None:
-    from tccompile.feeds import seeded
+    from tccompile.ir.feeds import seeded
 
     for name, value in zip(program.outputs, session.run(None, seeded(program, 1)), strict=True):
         tensor = program.tensors[name]

@@ -32,13 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from tccompile import codec
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, LaunchError, TccompileError
-from tccompile.expr import DType
-from tccompile.plan import PREFIX, Entry, Plan, Section, from_bytes, to_bytes
-from tccompile.program import Program
-from tccompile.reference import compute, elements, store, to_storage
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute, elements, store, to_storage
+from tccompile.plan import codec
+from tccompile.plan.format import PREFIX, Entry, Plan, Section, from_bytes, to_bytes
 from tccompile.runtime.cpu import CpuEngine
 from tests.gpu import cases
 from tests.gpu.build import build_plan, variants

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tccompile import limits
-from tccompile import plan as plan_module
+from tccompile.ir import limits
+from tccompile.plan import format as plan_module
 from tests.fuzz.plans import join, seeds, split, tried
 
 COUNT = 300

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import Job, Progress, SpillError, check_toolchain, emit
+from tccompile.emit.compile import Job, Progress, SpillError, check_toolchain, emit
+from tccompile.emit.pack import Build, section
 from tccompile.errors import UsageError
+from tccompile.ir.program import Program
+from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
-from tccompile.pack import Build, section
 from tccompile.pipeline import jobs_of
-from tccompile.place import place
-from tccompile.plan import Entry, Image, Plan, pack_constant
-from tccompile.program import Program
-from tccompile.schedule import Choice, schedule
-from tccompile.weights import Literal
+from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.schedule.choose import Choice, schedule
+from tccompile.schedule.place import place
 from tests.gpu.cases import CASES, network, program_of
 
 

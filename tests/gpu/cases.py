@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.expr import (
+from tccompile.fuse.groups import join_groups
+from tccompile.ir.expr import (
     ACC,
     DType,
     Epilogue,
@@ -30,8 +31,7 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.groups import join_groups
-from tccompile.program import (
+from tccompile.ir.program import (
     GATES,
     Attention,
     Conv,
@@ -54,8 +54,8 @@ from tccompile.program import (
     dense,
     verify,
 )
-from tccompile.reference import from_storage, to_storage
-from tccompile.weights import Literal
+from tccompile.ir.reference import from_storage, to_storage
+from tccompile.ir.weights import Literal
 
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
 NHWC, NWC, DEPTHWISE = (0, 2, 3, 1), (0, 2, 1), (2, 3, 1, 0)

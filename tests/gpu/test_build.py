@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import SpillError
+from tccompile.emit.compile import SpillError
+from tccompile.ir.reference import evaluate
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Kernel
-from tccompile.plan import from_bytes, to_bytes
-from tccompile.reference import evaluate
+from tccompile.plan.format import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.gpu import build
 from tests.gpu.build import build_plan, build_plans, emit, session_plan, variants

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from tccompile import emit
 from tccompile.arch import Arch
+from tccompile.emit import compile as emit
+from tccompile.ir.program import Program
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
-from tccompile.program import Program
 from tests.kernels.simulator import SPACE, Memory
 
 SHARED = 1 << 62

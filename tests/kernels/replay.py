@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.ir.program import Op, Program
+from tccompile.ir.reference import compute, from_storage, to_storage
 from tccompile.kernels.spec import Config, Work
-from tccompile.plan import Plan
-from tccompile.program import Op, Program
-from tccompile.reference import compute, from_storage, to_storage
+from tccompile.plan.format import Plan
 from tccompile.runtime.cpu import CpuEngine
-from tccompile.schedule import candidates
-from tccompile.timings import key
+from tccompile.schedule.choose import candidates
+from tccompile.schedule.timings import key
 from tests.kernels import simulator
 from tests.kernels.support import TOLERANCE
 

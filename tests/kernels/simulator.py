@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program
+from tccompile.ir.reference import elements, from_storage, store, to_storage
+from tccompile.ir.reference.expressions import NUMPY
 from tccompile.kernels import (
     attention,
     codegen,
@@ -43,9 +46,6 @@ from tccompile.kernels import (
 )
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import F32, I32, Counters, Launch, Ptr, Scratch, TiledMap, Value, Work
-from tccompile.program import Program
-from tccompile.reference import elements, from_storage, store, to_storage
-from tccompile.reference.expressions import NUMPY
 
 SPACE = 1 << 33
 """Distance of the addresses of two storages."""

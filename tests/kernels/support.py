@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute, elements, from_storage
 from tccompile.kernels.spec import Config, Kernel
-from tccompile.plan import pack_constant
-from tccompile.program import Program
-from tccompile.reference import compute, elements, from_storage
+from tccompile.plan.format import pack_constant
 from tests.gpu.cases import CASES, program_of
 from tests.kernels import simulator
 from tests.networks import relative_error

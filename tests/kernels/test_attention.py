@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Attention, Program
 from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.spec import Config, Kernel, TiledMap
-from tccompile.program import Attention, Program
 from tests.gpu.cases import LOWEST, attention, program_of
 from tests.kernels import machine
 from tests.kernels.support import check

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv
 from tccompile.kernels.conv_direct import THREADS, ConvDirect
-from tccompile.program import Conv
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, cases_of
 from tests.tiers import thorough

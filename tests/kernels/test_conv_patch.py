@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
 from tccompile.kernels.conv_patch import ConvPatch, Patch
-from tccompile.schedule import choose
+from tccompile.schedule.choose import choose
 from tests.gpu.cases import conv
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, check

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.reference import compute
 from tccompile.kernels.conv_stem import ConvStem, Stem
-from tccompile.reference import compute
-from tccompile.schedule import candidates
+from tccompile.schedule.choose import candidates
 from tests.gpu.cases import conv
 from tests.kernels import machine
 from tests.kernels.support import check

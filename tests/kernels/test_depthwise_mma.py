@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
 from tccompile.kernels.depthwise_mma import TILES, DepthwiseMma
 from tccompile.kernels.spec import Config
 from tests.gpu.cases import conv, program_of

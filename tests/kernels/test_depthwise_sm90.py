@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program
 from tccompile.kernels import depthwise_sm90
 from tccompile.kernels.depthwise_sm90 import STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks, width
 from tccompile.kernels.spec import Config, TiledMap
-from tccompile.program import Program
 from tests.gpu.cases import conv, program_of
 from tests.kernels import machine
 from tests.kernels.support import check

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import assemble, ptx_text
+from tccompile.emit.compile import assemble, ptx_text
 from tccompile.errors import UnsupportedError
-from tccompile.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, cast, coord, load
+from tccompile.ir.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, cast, coord, load
+from tccompile.ir.program import Conv, Gemm, Program, Softmax, Tensor, dense
+from tccompile.ir.reference import compute
 from tccompile.kernels import codegen, epilogue
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import Function, Ptr
-from tccompile.program import Conv, Gemm, Program, Softmax, Tensor, dense
-from tccompile.reference import compute
 from tests.gpu.cases import NHWC, NWC, Builder
 from tests.gpu.cases import epilogue as epilogue_of
 from tests.kernels import simulator

@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from tccompile import emit
 from tccompile.arch import ARCHS
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
+from tccompile.emit import compile as emit
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor, dense
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import (
     BY_SHAPE,
@@ -25,7 +26,6 @@ from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, s
 from tccompile.kernels.ptx.atoms import instruction_of
 from tccompile.kernels.ptx.mma import FRAGMENTS
 from tccompile.kernels.spec import I32, Counters, Scratch
-from tccompile.program import Conv, Gemm, Op, Program, Tensor, dense
 from tests.tiers import usually
 
 NHWC = (0, 2, 3, 1)

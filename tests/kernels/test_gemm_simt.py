@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tccompile import emit
 from tccompile.arch import ARCHS
-from tccompile.expr import DType
+from tccompile.emit import compile as emit
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Tensor, dense
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, GemmSimt, build_tile, chunk_of
 from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, describe, scalars
 from tccompile.kernels.spec import I32
-from tccompile.program import Conv, Tensor, dense
 from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as case_program
 from tests.kernels.test_gemm_mma import conv, gemm, program_of

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS, KIB
-from tccompile.emit import resources
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
+from tccompile.ir.program import Conv, Gemm, Program, Tensor, dense
+from tccompile.ir.weights import Literal
 from tccompile.kernels import gemm_sm90 as sm90
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.spec import TiledMap
-from tccompile.program import Conv, Gemm, Program, Tensor, dense
-from tccompile.weights import Literal
 from tests.gpu.cases import conv, gemm
 from tests.kernels import machine
 from tests.kernels.support import check

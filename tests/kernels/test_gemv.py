@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
 from tccompile.kernels.gemv import THREADS, Gemv, GemvMma, streams
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.spec import Kernel
-from tccompile.schedule import choose
+from tccompile.schedule.choose import choose
 from tests.bench.layers import GemmLayer
 from tests.gpu.cases import gemm, program_of
 from tests.kernels.support import ARCH, check

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
+from tccompile.emit.compile import resources
+from tccompile.ir.program import Cumulate, Scatter, TopK
+from tccompile.ir.reference import compute
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.spec import I32, Kernel
 from tccompile.kernels.top_k import TopKKernel
-from tccompile.program import Cumulate, Scatter, TopK
-from tccompile.reference import compute
 from tests.gpu.cases import program_of
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import thorough

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import assemble, ptx_text
-from tccompile.expr import DType
+from tccompile.emit.compile import assemble, ptx_text
+from tccompile.ir.expr import DType
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import Function
 from tests.tiers import usually

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
+from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
-from tccompile.expr import DType, load
+from tccompile.ir.expr import DType, load
+from tccompile.ir.limits import check_program
+from tccompile.ir.program import Mlp, products
 from tccompile.kernels.mlp import MlpKernel
-from tccompile.limits import check_program
-from tccompile.program import Mlp, products
 from tests.gpu.cases import mlp, program_of
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import usually

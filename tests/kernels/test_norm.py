@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Norm, Program
+from tccompile.ir.reference import compute
 from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit
 from tccompile.kernels.norm_team import NormTeam, resident_of
 from tccompile.kernels.spec import I32, Config
 from tccompile.kernels.two_pass import describe
-from tccompile.program import Norm, Program
-from tccompile.reference import compute
 from tests.gpu.cases import NHWC, norm, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, TOLERANCE, check

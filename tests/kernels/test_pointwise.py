@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import (
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import (
     DType,
     Expr,
     Range,
@@ -25,10 +25,10 @@ from tccompile.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.program import Pointwise
+from tccompile.ir.reference import compute, from_storage, to_storage
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel
-from tccompile.program import Pointwise
-from tccompile.reference import compute, from_storage, to_storage
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check
@@ -275,7 +275,7 @@ def test_shapes_share_code() -> None:
 
 def test_too_large() -> None:
     def make(b: Builder):
-        from tccompile.program import dense
+        from tccompile.ir.program import dense
 
         b.tensors["x"] = dense("x", (2**16, 2**16), F16)
         b.constants["x"] = None  # type: ignore[assignment]

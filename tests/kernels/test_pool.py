@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Pool
 from tccompile.kernels.pool import PoolKernel
-from tccompile.program import Pool
 from tests.gpu.cases import pool, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check

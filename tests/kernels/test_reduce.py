@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Reduce
 from tccompile.kernels.loops import Loops, loops
 from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe
-from tccompile.program import Reduce
 from tests.gpu.cases import NHWC, program_of, reduce
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import thorough

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Resize
 from tccompile.kernels.resize import ResizeKernel
-from tccompile.program import Resize
 from tests.gpu.cases import program_of, resize
 from tests.kernels.support import cases_of, check
 from tests.tiers import thorough

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import resources
-from tccompile.expr import DType
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program, Rnn
+from tccompile.ir.reference import compute, from_storage, to_storage
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.rnn import RNN, SIZES, source
 from tccompile.kernels.spec import I32, Config, Counters, Kernel, Launch, Ptr, Scratch
-from tccompile.program import Program, Rnn
-from tccompile.reference import compute, from_storage, to_storage
 from tests.gpu.cases import program_of, rnn
 from tests.kernels.simulator import SPACE, Memory, names
 from tests.kernels.support import cases_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import SpillError, resources
-from tccompile.expr import DType
+from tccompile.emit.compile import SpillError, resources
+from tccompile.ir.expr import DType
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
-from tccompile.schedule import candidates
+from tccompile.schedule.choose import candidates
 from tests.bench.bandwidth import softmax as large
 from tests.gpu.cases import MANY, NHWC, program_of, softmax
 from tests.kernels.support import ARCH, check

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.ir.program import Program
 from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import GemmMma
 from tccompile.kernels.spec import Config, Kernel
-from tccompile.program import Program
 from tests.gpu.cases import program_of
 from tests.kernels import machine, simulator
 from tests.kernels.support import check

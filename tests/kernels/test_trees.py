@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import resources
+from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
-from tccompile.expr import DType
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program, Trees, dense
+from tccompile.ir.reference import compute
+from tccompile.ir.weights import Literal
 from tccompile.kernels.trees import TreesKernel
-from tccompile.program import Program, Trees, dense
-from tccompile.reference import compute
-from tccompile.weights import Literal
 from tests.gpu.cases import program_of
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tccompile.arch import ARCHS
+from tccompile.ir.program import Gemm, Op, Program
 from tccompile.kernels import KERNELS, kernel
 from tccompile.kernels.spec import Kernel
-from tccompile.program import Gemm, Op, Program
 from tests.gpu.cases import program_of
 from tests.kernels import machine
 from tests.kernels.simulator import Memory

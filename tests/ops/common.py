@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import Program, verify
-from tccompile.reference import evaluate
+from tccompile.ir.program import Program, verify
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error
 from tests.rewrites.common import Net
 

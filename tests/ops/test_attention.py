@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import Attention, Gemm
-from tccompile.reference import evaluate
+from tccompile.ir.program import Attention, Gemm
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tests.networks import feeds
 from tests.ops.common import Net, agrees
 

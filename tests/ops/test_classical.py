@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import verify
-from tccompile.reference import evaluate
+from tccompile.ir.program import verify
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tests.networks import relative_error
 
 ROWS, FEATURES = 37, 5

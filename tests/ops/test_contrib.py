@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError, UnsupportedError, UsageError
-from tccompile.load import load, read, sources
-from tccompile.lower import lower
-from tccompile.program import Program, Rnn
-from tccompile.reference import evaluate
+from tccompile.ir.program import Program, Rnn
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, read, sources
+from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError
-from tccompile.load import load
-from tccompile.program import Attention, Norm, Pointwise
+from tccompile.ir.program import Attention, Norm, Pointwise
+from tccompile.load.model import load
 from tests.ops.common import Net, agrees
 
 B, M, N, H, D = 2, 5, 7, 4, 8

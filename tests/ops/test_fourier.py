@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import Gemm, verify
-from tccompile.reference import evaluate
+from tccompile.ir.program import Gemm, verify
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tests.networks import relative_error
 from tests.ops.common import Net
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from tccompile.ir.program import Gemm, Pointwise, Program
 from tccompile.pipeline import without_code
-from tccompile.program import Gemm, Pointwise, Program
 from tccompile.runtime.session import Session
 from tests.networks import reference
 from tests.ops.common import Net

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tccompile.fuse import fuse
-from tccompile.program import Scatter, verify
+from tccompile.ir.program import Scatter, verify
 from tests.ops.common import Net, agrees
 
 INT = np.int64

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, UnsupportedError
-from tccompile.load import load, sources
-from tccompile.lower import lower
+from tccompile.ir.program import Pointwise
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tccompile.pipeline import without_code
-from tccompile.program import Pointwise
-from tccompile.reference import evaluate
 from tccompile.runtime.session import Session
 from tests.networks import feeds
 from tests.ops.common import Net, agrees

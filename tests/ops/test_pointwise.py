@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 from tccompile import backend
-from tccompile.expr import FUNCTIONS, DType, const
-from tccompile.load import load
-from tccompile.lower import lower
-from tccompile.ops.pointwise import ANY, FLOAT, wrapped
-from tccompile.reference import evaluate
-from tccompile.reference.expressions import evaluate_expr
+from tccompile.ir.expr import FUNCTIONS, DType, const
+from tccompile.ir.reference import evaluate
+from tccompile.ir.reference.expressions import evaluate_expr
+from tccompile.load.model import load
+from tccompile.lower.graph import lower
+from tccompile.lower.pointwise import ANY, FLOAT, wrapped
 from tests.networks import reference
 from tests.ops.common import Net, agrees
 

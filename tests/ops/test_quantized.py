@@ -11,14 +11,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UnsupportedError
-from tccompile.expr import DType
 from tccompile.fuse import fuse
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.precision import precision
-from tccompile.program import Conv, Gemm, Pointwise, Program
-from tccompile.reference import evaluate
-from tccompile.schedule import schedule
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Conv, Gemm, Pointwise, Program
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
+from tccompile.precision.formats import precision
+from tccompile.schedule.choose import schedule
 from tests.networks import feeds, reference
 from tests.ops.common import Net, agrees
 

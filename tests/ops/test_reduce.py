@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.ops.reduce import REDUCTIONS
-from tccompile.program import Norm, Reduce
+from tccompile.ir.program import Norm, Reduce
+from tccompile.lower.reduce import REDUCTIONS
 from tests.ops.common import Net, agrees
 
 OPS = [op for op in REDUCTIONS if op.startswith("Reduce")] + ["ReduceLogSumExp"]

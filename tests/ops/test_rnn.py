@@ -10,13 +10,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import PlanError, UnsupportedError
-from tccompile.expr import ACC, Epilogue, call
-from tccompile.expr import load as loaded
-from tccompile.limits import check_program
-from tccompile.load import load, sources
-from tccompile.lower import lower
-from tccompile.program import GATES, Gemm, Rnn
-from tccompile.reference import evaluate
+from tccompile.ir.expr import ACC, Epilogue, call
+from tccompile.ir.expr import load as loaded
+from tccompile.ir.limits import check_program
+from tccompile.ir.program import GATES, Gemm, Rnn
+from tccompile.ir.reference import evaluate
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net, agrees
 

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load import load
-from tccompile.lower import lower
+from tccompile.ir.program import Trees
+from tccompile.load.model import load
+from tccompile.lower.graph import lower
 from tccompile.pipeline import without_code
-from tccompile.program import Trees
 from tccompile.runtime.session import Session
 from tests.ops.test_classical import INT, TRANSFORMS, F, agrees, bound, model
 

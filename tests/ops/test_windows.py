@@ -9,9 +9,9 @@ import pytest
 
 from tccompile import backend
 from tccompile.errors import UnsupportedError
-from tccompile.load import load
-from tccompile.lower import lower
-from tccompile.program import Conv, Pool
+from tccompile.ir.program import Conv, Pool
+from tccompile.load.model import load
+from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net, agrees
 

@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile import expr as e
-from tccompile import limits
-from tccompile.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, const, coord, identity_view, load
-from tccompile.program import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, dense, verify
-from tccompile.reference import MEANING, compute, evaluate, from_storage, to_storage
-from tccompile.reference.expressions import evaluate_expr
-from tccompile.weights import Literal, Source
+from tccompile.ir import expr as e
+from tccompile.ir import limits
+from tccompile.ir.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, const, coord, identity_view, load
+from tccompile.ir.program import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, dense, verify
+from tccompile.ir.reference import MEANING, compute, evaluate, from_storage, to_storage
+from tccompile.ir.reference.expressions import evaluate_expr
+from tccompile.ir.weights import Literal, Source
 from tests.networks import relative_error
 
 F32 = DType.F32
@@ -77,7 +77,7 @@ def test_conv_in_blocks(monkeypatch):
     op = Conv(nodes=("c",), y="y", x="x", w="w", strides=(1, 1), pads=(1, 1), dilations=(1, 1))
     whole = meaning(op, (3, 5, 12, 10), x=x, w=w)
     for block in (1, 300, 3000, 20000):
-        monkeypatch.setattr("tccompile.reference.windows.BLOCK", block)
+        monkeypatch.setattr("tccompile.ir.reference.windows.BLOCK", block)
         assert relative_error(meaning(op, (3, 5, 12, 10), x=x, w=w), whole) < 1e-6
 
 

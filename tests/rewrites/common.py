@@ -11,10 +11,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from tccompile.constants import recipe_of
-from tccompile.load import load, sources
+from tccompile.ir.weights import evaluate
+from tccompile.load.constants import recipe_of
+from tccompile.load.model import load, sources
 from tccompile.rewrites import rewrite
-from tccompile.weights import evaluate
 from tests.networks import feeds, reference, relative_error
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.rewrites import rewrite
 from tests.rewrites.common import Net, check, check_same
 

@@ -38,7 +38,7 @@ def test_into_conv_transpose(group):
 def check_transposed(net: Net):
     from collections import Counter
 
-    from tccompile.load import load
+    from tccompile.load.model import load
     from tccompile.rewrites import rewrite
 
     left = Counter(n.op for n in rewrite(load(net.model())).nodes)

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.rewrites import rewrite
 from tests.rewrites.common import Net, check, check_recipes, check_same
 

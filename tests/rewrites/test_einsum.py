@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.rewrites import rewrite
 from tests.rewrites.common import Net, check_same
 

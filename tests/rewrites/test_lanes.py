@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.load import load
+from tccompile.load.model import load
 from tccompile.pipeline import without_code
 from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session

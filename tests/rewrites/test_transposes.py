@@ -43,7 +43,7 @@ def test_meets_its_inverse(case):
 
 def _rewritten(net: Net, *outputs: str):
     """The graph, its values compared with ONNX Runtime's."""
-    from tccompile.load import load
+    from tccompile.load.model import load
     from tccompile.rewrites import rewrite
     from tests.rewrites.common import check_recipes, check_same
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, LaunchError, PlanError, UsageError, VerificationError
-from tccompile.expr import ACC, DType, Epilogue, View, call, coord, element, identity_view, load
+from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, element, identity_view, load
+from tccompile.ir.program import Conv, Pointwise, Program, Tensor, dense, verify
+from tccompile.ir.reference import evaluate, from_storage, to_storage
+from tccompile.ir.weights import Literal
 from tccompile.kernels.spec import Work
-from tccompile.place import place
-from tccompile.plan import Entry, Plan, Section, Step, pack_constant
-from tccompile.program import Conv, Pointwise, Program, Tensor, dense, verify
-from tccompile.reference import evaluate, from_storage, to_storage
+from tccompile.plan.format import Entry, Plan, Section, Step, pack_constant
 from tccompile.runtime.cpu import CpuEngine
-from tccompile.weights import Literal
+from tccompile.schedule.place import place
 from tests.networks import relative_error
 from tests.small import IMAGE, feeds, plan, sources
 
@@ -169,7 +169,7 @@ def test_padding_that_is_not_zero_is_found(monkeypatch):
     """An engine whose steps forget the padding, or write beyond their own channels, does not pass its own check."""
 
     def forgetful(buffer, tensor, values):
-        from tccompile.reference.storage import elements
+        from tccompile.ir.reference.storage import elements
 
         elements(buffer, tensor)[...] = values
 

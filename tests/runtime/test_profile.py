@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tccompile.expr import DType, Epilogue, View, coord, load
-from tccompile.plan import Entry, Plan
-from tccompile.profile_page import profile_page, profile_text
-from tccompile.program import Attention, Conv, Gemm, Pointwise, Program, dense, products
+from tccompile.cli.profile_page import profile_page, profile_text
+from tccompile.ir.expr import DType, Epilogue, View, coord, load
+from tccompile.ir.program import Attention, Conv, Gemm, Pointwise, Program, dense, products
+from tccompile.plan.format import Entry, Plan
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
 from tccompile.runtime.profile import Roof, profiled, traffic

@@ -17,15 +17,15 @@ import pytest
 
 import tccompile
 from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError, VerificationError
-from tccompile.expr import DType, Epilogue, broadcast_view, call, identity_view, load
-from tccompile.plan import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
-from tccompile.program import Pointwise, Program, dense
+from tccompile.ir.expr import DType, Epilogue, broadcast_view, call, identity_view, load
+from tccompile.ir.program import Pointwise, Program, dense
+from tccompile.ir.weights import Literal
+from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime import gpu
 from tccompile.runtime.arrays import IO_ALIGN, KEPT, DeviceArray, _Tensor
 from tccompile.runtime.driver import Driver, open_device
 from tccompile.runtime.session import Session
-from tccompile.weights import Literal
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, NO_DEVICE, OUT_OF_MEMORY, FakeApi, FakeArray, floats
 from tests.small import image
 
@@ -1030,7 +1030,7 @@ session = tccompile.Session({str(path)!r}, "cpu")
 session.run(None, {{"x": np.zeros((2, 3), np.float32)}})
 import tccompile.runtime.gpu, tccompile.runtime.arrays
 heavy = ["onnx", "numba", "onnx_graphsurgeon", "onnxruntime", "llvmlite", "cuda.bindings.driver", "rich"]
-heavy += ["tccompile.kernels", "tccompile.emit"]
+heavy += ["tccompile.kernels", "tccompile.emit.compile"]
 print(json.dumps([m for m in heavy if m in sys.modules]))
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,686 @@
+"""The commands tccompile, tcrun and tcinspect: parse, call, print.
+
+Results go to stdout, progress and errors to stderr. Every failure ends in one short block and the exit code of its class in
+`errors`; what is not one of those is a bug of ours: exit code 70, with a file to send.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tccompile import __version__
+from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
+from tccompile.options import PRECISIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.terminal import json_text, member_name, plain, say
+
+if TYPE_CHECKING:
+    from tccompile.check import Report
+    from tccompile.cli.report import Json
+    from tccompile.ir.program import Tensor
+    from tccompile.load.model import Model
+    from tccompile.plan.format import Plan
+    from tccompile.runtime.profile import Profile
+    from tccompile.runtime.session import Session
+    from tccompile.verify.oracle import Verification
+
+INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
+
+
+class Command(click.Command):
+    """A command whose failures are messages and exit codes, never tracebacks."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            sys.exit(self._run(args, prog_name or self.name, **extra))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
+        """The command's exit code, after its failure has been printed."""
+        try:
+            code = super().main(args, prog_name, standalone_mode=False, **extra)
+            if sys.stdout:  # it may have been closed
+                sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except click.ClickException as error:
+            _fail(error.format_message())
+            if isinstance(error, click.UsageError):
+                say(f"see: {prog_name} --help", err=True)
+            return UsageError.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            _fail("stopped")
+            return INTERRUPTED
+        except TccompileError as error:
+            if error.exit_code == TccompileError.exit_code:
+                _bug(str(error))
+            else:
+                _fail(str(error))
+            return error.exit_code
+        except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except MemoryError as error:
+            _fail(f"out of memory{f': {error}' if str(error) else ''}")
+            return LaunchError.exit_code
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+            return UsageError.exit_code
+        except Exception as error:
+            _bug(f"{type(error).__name__}: {error}")
+            return TccompileError.exit_code
+
+
+def _fail(message: str) -> None:
+    with suppress(OSError):  # where there is no room for a message, the exit code still says what it was
+        say(f"error: {message}", err=True)
+
+
+def _show_warning(message: Any, *_: Any) -> None:
+    say(f"warning: {plain(str(message))}", err=True)
+
+
+def _bug(message: str) -> None:
+    """Say that a failure is ours, with a file that holds what we know of it."""
+    import platform
+
+    text = f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    text += f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        _fail(f"{message}\nthis is a bug of tccompile's; please send this, as no file can be written:\n{text}")
+        return
+    _fail(f"{message}\nthis is a bug of tccompile's; please send the file {file.name}")
+
+
+EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW = click.Path(dir_okay=False, path_type=Path)
+
+
+def _check_output(path: Path, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, an output that could not be written, or would replace what is read."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {path}: the folder {folder} is not writable")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it is not a regular file")
+    for source in inputs:
+        if source is not None and source.exists() and path.exists() and path.samefile(source):
+            raise UsageError(f"the output {path} would replace the file {source}, which is read; choose another name")
+
+
+def _check_plan_output(path: Path) -> None:
+    """Refuse to replace a file that is no plan, such as one that holds the model's weights."""
+    from tccompile.plan.format import is_plan
+
+    if path.exists() and path.stat().st_size and not is_plan(path):
+        raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")
+
+
+def _need_compiler(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnx_graphsurgeon", "numba", "numba_cuda", "rich") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{purpose} needs {', '.join(missing)}, which are not installed: pip install 'tccompile[compiler]'"
+            if len(missing) > 1
+            else f"{purpose} needs {missing[0]}, which is not installed: pip install 'tccompile[compiler]'"
+        )
+
+
+# --- tccompile -------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@click.argument("model", metavar="MODEL.onnx", type=EXISTING)
+@click.option(
+    "-o", "output", type=NEW, metavar="MODEL.plan", help="The plan to write; default: in this folder, the model's name."
+)
+@click.option(
+    "--input", "inputs", multiple=True, metavar="TENSOR", help="Compile what comes behind this tensor; repeat for others."
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="TENSOR",
+    help="Compile what computes this tensor; repeat for others. What a model does before or behind may be anything.",
+)
+@click.option(
+    "--shape",
+    "shape_texts",
+    multiple=True,
+    metavar="NAME=1x3x224x224",
+    help="The shape of an input with open dimensions: what follows the last =. Repeat for other inputs.",
+)
+@click.option(
+    "--entry",
+    "entry_texts",
+    multiple=True,
+    metavar="x=1x3x224x224,y=1x10",
+    help="A set of input shapes that the plan can run; repeat for more sets. "
+    "A , or = may belong to an input's name: the longest names that the model has count.",
+)
+@click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default=Options.precision,
+    show_default=True,
+    help="How tensors are stored; Tensor Cores need fp16. mixed: fp16, but scaled or in fp32 what fp16 would lose.",
+)
+@click.option("--fp32", multiple=True, metavar="NODE", help="Keep what a node reads and writes in fp32; repeat, or use patterns.")
+@click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
+@click.option(
+    "--max-error",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Raise precision where it is needed until outputs are within X of fp32's, relative; exit with 9 if that cannot be.",
+)
+@click.option(
+    "--input-range",
+    "range_texts",
+    multiple=True,
+    metavar="NAME=LOW..HIGH",
+    help="Between what numbers an input's values lie, for measuring and --verify; by default, what the model tells of them.",
+)
+@click.option(
+    "--verify",
+    is_flag=False,
+    flag_value="-",
+    metavar="[DATA.npz]",
+    help="Compare outputs with ONNX Runtime's, on random inputs and on DATA; the plan gets a certificate for tcrun --selftest.",
+)
+@click.option("--layers", is_flag=True, help="With --verify: compare every tensor too.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0, min_open=True), metavar="X", help="The error that --verify allows, relative."
+)
+@click.option(
+    "--nchwc-block",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
+)
+@click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
+@click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
+@click.option(
+    "--explain", is_flag=True, help="Print each step: nodes, kernel, config, Tensor Cores or why not, precision, padding."
+)
+@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
+@click.option("--timing-cache", type=NEW, metavar="FILE", help="Choose kernels by the times in this file, which --tune writes.")
+@click.option("--tune", is_flag=True, help="Measure kernels on this machine's GPU; writes MODEL.timings.json, or --timing-cache.")
+@click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.version_option(__version__)
+def tccompile(
+    model: Path,
+    output: Path | None,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shape_texts: Sequence[str],
+    entry_texts: Sequence[str],
+    arch: str,
+    precision: str,
+    fp32: Sequence[str],
+    calibrate: Path | None,
+    max_error: float | None,
+    range_texts: Sequence[str],
+    verify: str | None,
+    layers: bool,
+    tolerance: float | None,
+    nchwc_block: int | None,
+    strip_weights: bool,
+    check: bool,
+    explain: bool,
+    dump: Path | None,
+    timing_cache: Path | None,
+    tune: bool,
+    jobs: int | None,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Compile an ONNX model into a plan. Needs no GPU.
+
+    Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
+    """
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other; give one")
+    if tune:
+        timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    whole_or_part = _part(model, inputs, outputs)
+    options = Options(
+        _entries(whole_or_part, shape_texts, entry_texts),
+        parse_archs(arch),
+        precision=precision,
+        strip_weights=strip_weights,
+        nchwc_block=nchwc_block,
+        dump=dump,
+        jobs=jobs,
+        timing_cache=timing_cache,
+        tune=tune,
+        fp32=tuple(fp32),
+        calibrate=calibrate,
+        input_ranges=parse_ranges(range_texts),
+        max_error=max_error,
+    )
+    output = output or Path(model.stem + ".plan")
+    data_file = Path(verify) if verify and verify != "-" else None
+    if data_file is not None and not data_file.is_file():
+        raise UsageError(f"--verify takes a file of inputs, or nothing, not {data_file}; put MODEL.onnx before it")
+    if tolerance is not None and not math.isfinite(tolerance):
+        raise UsageError(f"--tolerance {tolerance} is no error that can be measured; give a number such as 1e-2")
+    if (layers or tolerance) and not verify:
+        raise UsageError("--layers and --tolerance say how to --verify; give it too")
+    if not check:
+        _check_output(output, model, timing_cache, calibrate, data_file)
+        _check_plan_output(output)
+        if tune and timing_cache:
+            _check_output(timing_cache, model)
+            if timing_cache.resolve() == output.resolve():
+                raise UsageError(f"the plan and the times cannot both be {output}; choose another name for one")
+    _need_compiler("compiling")
+    from tccompile.cli import report
+    from tccompile.pipeline import check as check_model
+    from tccompile.pipeline import compile_model
+    from tccompile.plan.format import write_plan
+
+    if check:
+        return _print_check(check_model(whole_or_part, options), as_json)
+    with _Progress(quiet, verbose) as progress:
+        plan = compile_model(whole_or_part, options, progress)
+        bound = tolerance or TOLERANCE[precision]
+        verification = _verify(whole_or_part, plan, bound, data_file, layers, options, progress) if verify else None
+        plan = verification.plan if verification else plan
+        if verification is None or verification.passed:
+            write_plan(plan, output)
+    if verification and not verification.passed:
+        return _print_verification(verification, as_json, quiet)
+    if tune and not quiet:
+        say(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
+    data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
+    sections = report.explain(plan) if explain else []
+    if as_json:
+        verified = verification.to_json() if verification else {}
+        say(json_text(data | ({"explain": sections} if explain else {}) | verified))
+        return 0
+    if verification:
+        _print_verification(verification, as_json, quiet)
+    if explain:
+        say(report.explain_text(sections))
+    if not quiet:
+        say(report.inspect_text(data) if verbose else report.summary_text(data))
+    return 0
+
+
+TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "fp32": 1e-4}
+"""The relative error of an output that --verify allows, by precision."""
+
+
+def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
+    """The model, or its part if tensors are named between which it is to be compiled."""
+    if not (inputs or outputs):
+        return model
+    _need_compiler("compiling")
+    from tccompile.load.cut import part
+
+    return part(model, inputs, outputs)
+
+
+def _entries(model: Model, shape_texts: Sequence[str], entry_texts: Sequence[str]) -> tuple[Shapes, ...]:
+    """The sets of input shapes that --shape or --entry give; one empty set without either."""
+    if shape_texts and entry_texts:
+        raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
+    if not (shape_texts or entry_texts):
+        return ({},)
+    _need_compiler("compiling")
+    from tccompile.load.model import input_names
+
+    inputs = input_names(model)
+    return tuple(parse_entry(text, inputs) for text in entry_texts) or (parse_shapes(shape_texts, inputs),)
+
+
+def _verify(
+    model: Model, plan: Plan, tolerance: float, data: Path | None, layers: bool, options: Options, progress: _Progress
+) -> Verification:
+    from tccompile.verify.oracle import verify
+
+    progress("verify", 0, 1)
+    return verify(model, plan, tolerance, data, layers, options.input_ranges)
+
+
+def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:
+    """Print each output's error, and each tensor's if they were compared; the exit code."""
+    from tccompile.verify.certificate import results_text
+    from tccompile.verify.oracle import layers_text
+
+    if as_json:
+        say(json_text(verification.to_json()))
+    elif not quiet or not verification.passed:
+        if verification.layers:
+            say(layers_text(verification.layers))
+        say(results_text(verification.results))
+    if verification.passed:
+        return 0
+    _fail("the plan differs from ONNX Runtime, and was not written: --layers shows where it begins; --fp32 NODE is more exact")
+    return VerificationError.exit_code
+
+
+def _print_check(report: Report, as_json: bool) -> int:
+    """Print what is missing, and the cut that leaves it out; the exit code."""
+    if as_json:
+        say(json_text(report.to_json()))
+    else:
+        say(report.text)
+    return report.exit_code
+
+
+class _Progress:
+    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet."""
+
+    def __init__(self, quiet: bool, verbose: bool):
+        self.verbose, self.stage, self.begin = verbose, "", 0.0
+        self.bar: Any = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.task = self.bar.add_task("", total=None)
+
+    def __enter__(self) -> _Progress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+        if kind is None:
+            self._next("")
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage != self.stage:
+            self._next(stage)
+        if self.bar:
+            self.bar.update(self.task, description=stage, completed=done, total=total)
+
+    def _next(self, stage: str) -> None:
+        now = time.perf_counter()
+        if self.verbose and self.stage:
+            say(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
+        self.stage, self.begin = stage, now
+
+
+# --- tcrun -----------------------------------------------------------------------------------------------------------
+
+ITERATIONS = {"gpu": 200, "cpu": 10}
+"""Inferences that --bench measures: the CPU engine takes up to seconds for one."""
+
+
+@click.command(cls=Command)
+@click.argument("plan", metavar="MODEL.plan", type=EXISTING)
+@click.argument("input_file", metavar="[INPUT]", type=EXISTING, required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=NEW,
+    metavar="OUT",
+    help="Write the outputs: OUT.npy for one, OUT.npz for several, by name (%XX for what no file can be called: /a is %2Fa).",
+)
+@click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
+@click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
+@click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
+@click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
+@click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
+@click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
+@click.option(
+    "--profile",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE.html]",
+    help="Measure each step: a table, or a page with a timeline and a roofline; without INPUT, on random values.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Inferences that --bench or --profile measures; default: 200, on the CPU 10.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.version_option(__version__)
+def tcrun(
+    plan: Path,
+    input_file: Path | None,
+    output: Path | None,
+    device: str,
+    target: str | None,
+    weights: Path | None,
+    check_finite: bool,
+    selftest: bool,
+    bench: bool,
+    profile: str | None,
+    iterations: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Run a plan. A plan is a program: run only those that you trust as you would trust a program from the same source.
+
+    INPUT is an .npy file for a model with one input, or an .npz file with an array for each input, by name. tcinspect lists
+    the inputs. Without -o, a summary of each output is printed.
+    """
+    from tccompile.ir.feeds import read_arrays
+    from tccompile.plan.format import fill, read_plan
+    from tccompile.runtime.session import Session
+
+    if iterations and not (bench or profile):
+        raise UsageError("--iterations says how often --bench and --profile measure; give one of them too")
+    page = Path(profile) if profile and profile != "-" else None
+    if page is not None and page.suffix != ".html":
+        raise UsageError(f"--profile takes the name of an .html file, or nothing, not {page}; put INPUT before it")
+    for path in (output, page):
+        if path is not None:
+            _check_output(path, plan, input_file, weights)
+    if output is not None and output.suffix not in (".npy", ".npz"):
+        raise UsageError(f"outputs are written as arrays, into .npy or .npz, not {output}; choose {output.with_suffix('.npy')}")
+    loaded = read_plan(plan)
+    program = loaded.entries[0].program
+    if selftest and (input_file or output or bench or profile):
+        raise UsageError("--selftest has inputs of its own and prints its own result; run it alone")
+    if input_file is None and program.inputs and not (bench or profile or selftest):
+        raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
+    if input_file is None and output is not None and program.inputs:
+        raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
+    if output is not None and output.suffix == ".npy" and len(program.outputs) > 1:
+        raise UsageError(
+            f"the model has {len(program.outputs)} outputs ({', '.join(map(plain, program.outputs))}): "
+            f"write them with -o {output.with_suffix('.npz')}"
+        )
+    feeds: dict[str, Any] | None = {} if not program.inputs else None
+    if input_file is not None:
+        feeds = read_arrays(input_file, program.inputs)
+    if weights is not None:
+        _need_compiler("--weights")
+        from tccompile.load.model import sources
+
+        loaded = fill(loaded, sources(weights))
+    with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
+        where = session.describe()
+        if not quiet and not as_json:
+            say(f"on {where}", err=True)
+        if selftest:
+            return _selftest(loaded, session, as_json)
+        outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
+        times = session.bench(iterations, feeds) if bench else None
+        steps = session.profile(iterations, feeds) if profile else None
+    if output is not None:
+        _write_outputs(output, outputs)
+    summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
+    if page is not None and steps is not None:
+        from tccompile.cli.profile_page import profile_page
+        from tccompile.plan.format import whole_file
+
+        with whole_file(page) as file:
+            file.write(profile_page(steps).encode())
+    _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
+    return 0
+
+
+def _selftest(plan: Plan, session: Session, as_json: bool) -> int:
+    """Hold the plan to its certificate, and print each output's error; the exit code."""
+    from tccompile.verify.certificate import results_text, selftest
+
+    results = selftest(plan, session)
+    passed = all(r.passed for r in results)
+    if as_json:
+        say(json_text({"passed": passed, "outputs": [r.to_json() for r in results]}))
+    else:
+        say(results_text(results))
+    if passed:
+        return 0
+    _fail("the plan does not compute here what it did where it was made: do not use its results; update the driver, or rebuild")
+    return VerificationError.exit_code
+
+
+def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    import zipfile
+
+    import numpy as np
+
+    from tccompile.plan.format import whole_file
+
+    with whole_file(path) as file:
+        if path.suffix != ".npz":
+            np.save(file, next(iter(outputs.values())))
+            return
+        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
+            for name, value in outputs.items():
+                with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(value))
+
+
+def _summary(tensor: Tensor, stored: Any) -> Json:
+    """An output's name, shape, type, and what its finite values are like (None if there are none)."""
+    import numpy as np
+
+    from tccompile.ir.reference.storage import from_storage
+
+    values = from_storage(stored, tensor.dtype).astype(np.float64)
+    finite = values[np.isfinite(values)]
+    low, high, mean = (float(f(finite)) for f in (np.min, np.max, np.mean)) if finite.size else (None,) * 3
+    found = {"min": low, "max": high, "mean": mean, "not_finite": int(values.size - finite.size)}
+    return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
+
+
+def _print_result(
+    where: str,
+    summaries: Sequence[Json],
+    times: Sequence[float] | None,
+    steps: Profile | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The outputs' summaries, unless `quiet`, the milliseconds of `times`, and the profile."""
+    import numpy as np
+
+    result: Json = {"device": where, "outputs": summaries}
+    if times is not None:
+        median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
+        figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
+        result["bench"] = figures
+    if steps is not None:
+        result["profile"] = steps.to_json()
+    if as_json:
+        say(json_text(result))
+        return
+    for s in () if quiet else summaries:
+        say(f"{plain(s['name'])}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
+    if times is not None:
+        say(
+            f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
+        )
+    if steps is not None:
+        from tccompile.cli.profile_page import profile_text
+
+        say(profile_text(steps))
+
+
+def _values_text(summary: Json) -> str:
+    parts = [f"{key} {summary[key]:.6g}" for key in ("min", "max", "mean") if summary[key] is not None]
+    if summary["not_finite"]:
+        parts.append(f"{summary['not_finite']} not finite")
+    return ", ".join(parts) or "empty"
+
+
+# --- tcinspect -------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@click.argument("plan", metavar="MODEL.plan", type=EXISTING)
+@click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
+@click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.version_option(__version__)
+def tcinspect(plan: Path, steps: bool, rebuild: bool, jobs: int | None, as_json: bool) -> int:
+    """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
+    from tccompile.cli import report
+    from tccompile.plan.format import read_plan
+
+    if steps and rebuild:
+        raise UsageError("--rebuild compares and --steps prints; give one")
+    if jobs and not rebuild:
+        raise UsageError("--jobs says how --rebuild compiles; give it too")
+    loaded = read_plan(plan)
+    if rebuild:
+        return _rebuild(loaded, jobs, as_json)
+    data = {"plan": str(plan), "bytes": plan.stat().st_size, **report.inspect(loaded)}
+    sections = report.explain(loaded) if steps else []
+    if as_json:
+        say(json_text(data | ({"explain": sections} if steps else {})))
+        return 0
+    say(report.inspect_text(data))
+    if steps:
+        say(report.explain_text(sections))
+    return 0
+
+
+def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
+    """Print in what a plan's code and launches differ from what its kernels make here; the exit code."""
+    _need_compiler("--rebuild")
+    from tccompile.verify.rebuild import differences
+
+    with _Progress(quiet=as_json, verbose=False) as progress:
+        found = differences(plan, lambda done, total: progress("emit", done, total), jobs)
+    if as_json:
+        say(json_text({"images": len(plan.images), "differences": [vars(d) for d in found]}))
+    else:
+        for difference in found:
+            say(str(difference))
+    if found:
+        _fail("the plan is not what its kernels make: do not run it; compile the model again")
+        return VerificationError.exit_code
+    if not as_json:
+        say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
+    return 0

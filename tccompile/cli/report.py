@@ -1,0 +1,182 @@
+"""What is in a plan, as data that prints as text or as JSON: `tccompile --explain` and `tcinspect`."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Any
+
+from tccompile.ir.program import Conv, Gemm, Op, Program, lifetimes
+from tccompile.plan.format import Certificate, Entry, Plan, Step
+from tccompile.terminal import plain
+
+Json = dict[str, Any]
+
+
+def inspect(plan: Plan) -> Json:
+    """Inputs and outputs, entries, generations, steps and sizes (bytes)."""
+    return {
+        "name": plan.name,
+        "producer": dict(plan.producer),
+        "notes": list(plan.notes),
+        "certificates": [_certificate(c) for c in plan.certificates],
+        "entries": [_entry(plan, entry) for entry in plan.entries],
+        "weights": {
+            "constants": len({n for e in plan.entries for n in e.program.constants}),
+            "bytes": sum(map(plan.size, plan.weights)),
+            "left_out": len({n for e in plan.entries for n in e.program.constants} - set(plan.weights)),
+        },
+        "code": {"images": len(plan.images), "bytes": sum(len(i.code) for i in plan.images)},
+    }
+
+
+def _certificate(certificate: Certificate) -> Json:
+    outputs = [{"name": e.name, "error": e.error, "bound": e.bound} for e in certificate.outputs]
+    return {"entry": certificate.entry, "oracle": certificate.oracle, "device": certificate.device, "outputs": outputs}
+
+
+def _entry(plan: Plan, entry: Entry) -> Json:
+    p = entry.program
+    return {
+        "inputs": [_value(p, n) for n in p.inputs],
+        "outputs": [_value(p, n) for n in p.outputs],
+        "ops": len(p.ops),
+        "sections": [
+            {
+                "arch": s.arch,
+                "code": plan.kind(s),
+                "steps": len(s.steps),
+                "launches": sum(len(step.launches) for step in s.steps),
+                "tensor_core_steps": sum(step.tensor_cores for step in s.steps),
+                "arena_bytes": s.arena,
+                "live_bytes": live_bytes(p),
+            }
+            for s in entry.sections
+        ],
+    }
+
+
+def live_bytes(program: Program) -> int:
+    """The bytes of the arena's tensors that live at once where most do: what an arena cannot be smaller than."""
+    change = [0] * (len(program.ops) + 1)
+    for owner, (first, last) in lifetimes(program).items():
+        change[first] += program.tensors[owner].nbytes
+        change[last + 1] -= program.tensors[owner].nbytes
+    return max(accumulate(change), default=0)
+
+
+def _value(program: Program, name: str) -> Json:
+    t = program.tensors[name]
+    return {"name": name, "shape": list(t.shape), "dtype": t.dtype.value}
+
+
+def explain(plan: Plan) -> list[Json]:
+    """For each entry and generation, each step: the user's nodes, kernel, config, Tensor Cores or why not, precision, padding.
+
+    A generation whose code comes in several forms has the same steps in each: it is told once, with all of them in `code`.
+    """
+    out = []
+    for number, entry in enumerate(plan.entries):
+        for arch in dict.fromkeys(s.arch for s in entry.sections):
+            same = [s for s in entry.sections if s.arch == arch]
+            steps = [_step(entry.program, step) for step in same[0].steps]
+            out.append({"entry": number, "arch": arch, "code": [plan.kind(s) for s in same], "steps": steps})
+    return out
+
+
+def _step(program: Program, step: Step) -> Json:
+    op = program.ops[step.op]
+    y = program.tensors[op.y]
+    return {
+        "nodes": list(op.nodes),
+        "op": type(op).__name__,
+        "output": {"shape": list(y.shape), "dtype": y.dtype.value},
+        "kernel": step.kernel,
+        "config": dict(step.config),
+        "launches": len(step.launches),
+        "tensor_cores": step.tensor_cores,
+        "reason": step.reason,
+        "precision": _precision(program, op),
+        "padding": _padding(program, op, step),
+    }
+
+
+def _precision(program: Program, op: Op) -> list[Json]:
+    """What the op writes, and the constants it multiplies, where their storage is a choice of its own."""
+    owners = dict.fromkeys(program.tensors[name].storage for name in (op.y, *op.operands))
+    own = [n for n in owners if n in program.storage and (n in program.constants or n == program.tensors[op.y].storage)]
+    return [{"tensor": n, "dtype": program.tensors[n].dtype.value, **vars(program.storage[n])} for n in own]
+
+
+def _padding(program: Program, op: Op, step: Step) -> list[str]:
+    """The padding of what Tensor Cores multiply, as `input 3→8`, and groups that they multiply as fewer, as `groups 32→16`."""
+    if not isinstance(op, Conv | Gemm):
+        return []
+    x, w = (op.x, op.w) if isinstance(op, Conv) else (op.a, op.b)
+    read, out = [("input", x), ("weights", w), ("output", op.y)], []
+    if isinstance(op, Conv) and "groups" in step.config:
+        del read[1]  # it multiplies by others
+        out.append(f"groups {op.groups}→{step.config['groups']}")
+    for label, name in read:
+        t = program.tensors[name]
+        out += [f"{label} {n}→{p}" for n, p in zip(t.shape, t.padded, strict=True) if n != p]
+    return out
+
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+
+
+def summary_text(data: Json) -> str:
+    """One line on a plan that has been written."""
+    archs = dict.fromkeys(s["arch"] for entry in data["entries"] for s in entry["sections"])
+    return plain(f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}")
+
+
+def inspect_text(data: Json) -> str:
+    lines = [f"{data['plan']}: {size_text(data['bytes'])}"]
+    lines.append(f"  model    {data['name'] or 'without a name'}")
+    lines.append(f"  made by  {', '.join(f'{k} {v}' for k, v in data['producer'].items())}")
+    for number, entry in enumerate(data["entries"]):
+        if len(data["entries"]) > 1:
+            lines.append(f"  entry {number}")
+        for kind in ("inputs", "outputs"):
+            lines += [f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
+        lines.append("  target           steps  launches  on Tensor Cores  arena (alive at once)")
+        for s in entry["sections"]:
+            target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
+            cores, arena = s["tensor_core_steps"], f"{size_text(s['arena_bytes'])} ({size_text(s['live_bytes'])})"
+            lines.append(f"  {target:15}  {s['steps']:5}  {s['launches']:8}  {cores:15}  {arena}")
+    w, c = data["weights"], data["code"]
+    left = f", {w['left_out']} left out (tcrun --weights MODEL.onnx fills them in)" if w["left_out"] else ""
+    lines.append(f"  weights  {size_text(w['bytes'])} in {w['constants']} constants{left}")
+    lines.append(f"  code     {size_text(c['bytes'])} in {c['images']} kernels")
+    lines += [f"  note     {note}" for note in data["notes"]]
+    for made in data["certificates"]:
+        entry = f"entry {made['entry']}, " if len(data["entries"]) > 1 else ""
+        errors = ", ".join(f"{e['name']}: {e['error']:.1e} of {e['bound']:.0e}" for e in made["outputs"])
+        lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
+    return "\n".join(map(plain, lines))
+
+
+def explain_text(sections: list[Json]) -> str:
+    lines: list[str] = []
+    for section in sections:
+        entry = f"entry {section['entry']}, " if any(s["entry"] for s in sections) else ""
+        lines.append(f"{entry}{section['arch']} ({', '.join(section['code'])})")
+        for number, step in enumerate(section["steps"]):
+            config = " ".join(f"{k}={v}" for k, v in step["config"].items())
+            cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
+            shape = "×".join(map(str, step["output"]["shape"]))
+            lines.append(f"  {number:3}  {' + '.join(step['nodes'])}")
+            lines.append(f"       {step['op']} → {step['output']['dtype']} {shape}")
+            lines.append(f"       {step['kernel']} ({config}) on {cores}; {step['reason']}")
+            lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
+            if step["padding"]:
+                lines.append(f"       padding: {', '.join(step['padding'])}")
+    return "\n".join(map(plain, lines))
+
+
+def size_text(size: int) -> str:
+    """12.3 MiB"""
+    unit = min(int(math.log(max(size, 1), 1024)), 3)
+    return f"{size} B" if unit == 0 else f"{size / 1024**unit:.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}"

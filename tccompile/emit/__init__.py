@@ -1,0 +1,1 @@
+"""Machine code: the only room that knows Numba and ptxas; the cache; packing a plan."""

@@ -1,0 +1,179 @@
+"""choices + offsets + machine code → Plan: steps, images and weights, once each, whatever the number of sections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.emit.compile import Job
+from tccompile.errors import UnsupportedError
+from tccompile.fuse.groups import without_unread
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Program, Tensor, multiplied, renamed
+from tccompile.ir.reference.storage import to_storage
+from tccompile.ir.weights import SMALL, evaluate, same, sources_of
+from tccompile.plan.format import Address, Entry, Image, Map, PlacedLaunch, Plan, PlanArg, Section, Step, pack_constant
+from tccompile.schedule.choose import Choice
+from tccompile.schedule.place import Placement
+
+THREADS = min(os.cpu_count() or 1, 8)
+"""That evaluate constants: NumPy lets others run while it computes."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """One entry's program for one generation: what is chosen for each op, where tensors lie, and in what form its code comes.
+
+    kind  "cubin", or "ptx" for a section that the driver compiles
+    """
+
+    arch: str
+    kind: str
+    choices: Sequence[Choice]
+    placement: Placement
+
+
+def pack(
+    name: str,
+    producer: Mapping[str, str],
+    entries: Sequence[tuple[Program, Sequence[Build]]],
+    images: Mapping[Job, Image],
+    sources: Mapping[str, np.ndarray],
+    strip_weights: bool,
+    notes: Sequence[str] = (),
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Plan:
+    """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated.
+
+    progress  is told how many constants of how many have been evaluated
+    Raises UnsupportedError for weights that float16 cannot hold.
+    """
+    index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
+    weights: dict[str, bytes] = {}
+    packed: list[Entry] = []
+    for number, (program, builds) in enumerate(entries):
+        joined, program = program.joined, without_unread(program, _read(builds))
+        names = _own_names(program, joined, packed, number)
+        program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
+        builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
+        kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
+        of_one = partial(_packed, program=program, users=_users(program), sources=sources)
+        progress(0, len(kept))
+        threads = ThreadPoolExecutor(THREADS)
+        try:
+            for done, (constant, data) in enumerate(zip(kept, threads.map(of_one, kept), strict=True)):
+                weights[constant] = data
+                progress(done + 1, len(kept))
+        finally:
+            threads.shutdown(cancel_futures=True)  # an interrupt waits for those under way only
+        packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
+    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
+
+
+def _is_weight(constant: str, program: Program) -> bool:
+    """Whether it is left out of a plan without weights: the model has it, or what it is made of, and it is not small."""
+    tensor = program.tensors[constant]
+    return tensor.nbytes > SMALL and bool(sources_of(program.constants[constant]))
+
+
+def _packed(constant: str, program: Program, users: Mapping[str, str], sources: Mapping[str, np.ndarray]) -> bytes:
+    """A constant as it lies in memory. Raises UnsupportedError for weights that float16 cannot hold."""
+    with np.errstate(over="ignore"):
+        values = evaluate(program.constants[constant], sources)
+    if constant in users:
+        _check_range(users[constant], program.tensors[constant], values)
+    return pack_constant(program.tensors[constant], values)
+
+
+def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:
+    """The steps of a build; `index` numbers the plan's images."""
+    arch, placement = ARCHS[build.arch], build.placement
+    steps = []
+    for number, choice in enumerate(build.choices):
+        launches = tuple(
+            PlacedLaunch(
+                index[images[launch.code, arch, build.kind]],
+                launch.grid,
+                launch.block,
+                launch.smem,
+                args,
+                launch.cooperative,
+                early=arch.tma and not launch.cooperative,
+            )
+            for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
+        )
+        config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
+        own = placement.scratch[number], placement.own_counters[number]
+        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own))
+    return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
+
+
+def _read(builds: Sequence[Build]) -> frozenset[str]:
+    """The constants, inputs and outputs whose addresses launches take."""
+    args = (arg for build in builds for step in build.placement.args for launch in step for arg in launch)
+    addresses = (arg.address if isinstance(arg, Map) else arg for arg in args)
+    return frozenset(address.name for address in addresses if isinstance(address, Address))
+
+
+def _users(program: Program) -> dict[str, str]:
+    """The node that multiplies by each constant that is the weights of an op."""
+    operands = {name: op.nodes[0] for op in program.ops for name in multiplied(op)}
+    return {name: node for name, node in operands.items() if name in program.constants}
+
+
+def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
+    """Raise UnsupportedError if weights are infinite in float16."""
+    if tensor.dtype is DType.F16 and np.isinf(to_storage(values, DType.F16)).any():
+        raise UnsupportedError(
+            f"the weights {tensor.name!r} of node {node!r} have values beyond 65504, where float16 ends: "
+            "compile with --precision mixed"
+        )
+
+
+def _own_names(
+    program: Program, joined: Mapping[tuple[str, int], tuple[str, ...]], earlier: Sequence[Entry], number: int
+) -> dict[str, str]:
+    """A new name for each constant that another entry has under the same name with other values or layout.
+
+    joined  weights with joined groups, by those that they are made of, whose name theirs begins with: see `joined_name`
+    """
+    names: dict[str, str] = {}
+    for name, recipe in program.constants.items():
+        for entry in earlier:
+            other = entry.program.constants.get(name)
+            if other is not None and not (same(other, recipe) and entry.program.tensors[name] == program.tensors[name]):
+                names[name] = f"{name}@{number}"
+    return names | {j: names[w] + j.removeprefix(w) for (w, _), made in joined.items() if w in names for j in made}
+
+
+def _renamed(program: Program, names: Mapping[str, str]) -> Program:
+    """The program with constants by other names."""
+    return replace(
+        program,
+        tensors={
+            names.get(n, n): replace(t, name=names.get(n, n), base=t.base and names.get(t.base, t.base))
+            for n, t in program.tensors.items()
+        },
+        constants={names.get(n, n): r for n, r in program.constants.items()},
+        ops=tuple(renamed(op, names) for op in program.ops),
+    )
+
+
+def _moved(placement: Placement, names: Mapping[str, str]) -> Placement:
+    """The placement with the addresses of constants by other names."""
+
+    def moved(arg: PlanArg) -> PlanArg:
+        match arg:
+            case Address("weights", name):
+                return replace(arg, name=names.get(name, name))
+            case Map(address=Address("weights", name)):
+                return replace(arg, address=replace(arg.address, name=names.get(name, name)))
+        return arg
+
+    return replace(placement, args=tuple(tuple(tuple(map(moved, launch)) for launch in step) for step in placement.args))

@@ -1,0 +1,1 @@
+"""Types, expressions, programs and what they mean: what all stages from lowering on share."""

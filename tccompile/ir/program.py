@@ -1,0 +1,663 @@
+"""The typed program between ONNX and the kernels: tensors with layouts, the ops, and the verifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+from operator import or_
+from typing import ClassVar
+
+from tccompile.ir.expr import ACC, Coord, DType, Element, Epilogue, Expr, Index, Shape, View, walk
+from tccompile.ir.weights import Recipe
+
+PAD = 8
+"""The innermost axis of a tensor is padded to a multiple of this many elements: 16 bytes in fp16, whatever the precision."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor and where its elements lie. Tuples have one entry per logical axis, in the model's order of axes.
+
+    shape    what the model says
+    padded   the extents in memory: those of `shape` plus padding. Whoever writes the tensor writes all of `padded`, zeros
+             outside `shape`, and nothing else
+    strides  in elements; 0 is not allowed except where the extent is 1
+    base     the tensor in whose storage this one lies (never itself a view), or None if it has storage of its own
+    offset   in elements, from the start of the storage
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    padded: Shape
+    strides: Shape
+    base: str | None = None
+    offset: int = 0
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def span(self) -> int:
+        """Elements from the first to the last one of `padded`, both included."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if 0 not in self.padded else 0
+
+    @property
+    def size(self) -> int:
+        """Elements of `shape`."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes from the first to the last element of `padded`."""
+        return self.span * self.dtype.size
+
+    @property
+    def storage(self) -> str:
+        """The name of the tensor that owns the memory."""
+        return self.base or self.name
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the outermost to the innermost; of those that share a stride, the first one first."""
+        return tuple(sorted(range(self.rank), key=lambda a: -self.strides[a]))
+
+    @property
+    def inner(self) -> int | None:
+        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element."""
+        unit = [a for a in range(self.rank) if self.strides[a] == 1 and self.padded[a] > 1]
+        return unit[0] if unit else None
+
+
+def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = PAD) -> Tensor:
+    """A tensor with storage of its own, axes in `order` (outermost first; default as in `shape`), the last one padded.
+
+    An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding.
+    """
+    order = tuple(range(len(shape))) if order is None else order
+    padded = list(shape)
+    if order:
+        padded[order[-1]] = -(-shape[order[-1]] // pad) * pad
+    strides, step = [1] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * padded[axis]
+    return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
+
+
+def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Nested loops over some axes, neighbours merged where all strides allow it: how often each turns, and the steps it takes.
+
+    strides  of each tensor that the loops go through, one an axis
+    """
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for i, n in enumerate(extents):
+        steps = tuple(s[i] for s in strides)
+        if n == 1:
+            continue
+        if loops and all(outer == n * inner for outer, inner in zip(loops[-1][1], steps, strict=True)):
+            loops[-1] = loops[-1][0] * n, steps
+        else:
+            loops.append((n, steps))
+    return loops
+
+
+# --- Ops -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One typed operation. Fields hold tensor names; `y` is what it writes.
+
+    nodes  the user's ONNX nodes it stands for, the one that gives it its name first
+    """
+
+    nodes: tuple[str, ...]
+    y: str
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+    takes_epilogue: ClassVar[bool] = True
+    """Whether `epilogue` may be more than what the op computed."""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors it reads beside those of its views."""
+        return ()
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.epilogue.loads
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All tensors it reads, each once."""
+        return tuple(dict.fromkeys((*self.operands, *(name for v in self.views for name in v.tensors))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise(Op):
+    """y = expr over views, for each element of y: elementwise ops, and all ops that only move data.
+
+    `expr` is the epilogue's, over its `loads`; it has no `acc`, and here a load's index may be anything.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv(Op):
+    """y = epilogue(conv(x, w)): cross-correlation of x (N, C, H, W) with w (O, C/groups, R, S), or of rank 3 (N, C, W).
+
+    Before the epilogue's shuffle y is (N, O, P, Q); beyond the edges x reads as zero.
+    """
+
+    x: str
+    w: str
+    strides: tuple[int, ...]  # one per spatial axis
+    pads: tuple[int, ...]  # at the start of each spatial axis; at the end is what y's extents need
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, self.w
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Op):
+    """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N)."""
+
+    a: str
+    b: str
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.a, self.b
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp(Op):
+    """y = epilogue(f(x @ wᵀ + b) @ vᵀ), of vectors that are images of one pixel: a squeeze's two products as one op.
+
+    x (N, C, 1, 1), w (H, C, 1, 1), b (H,) or None for zeros, v (O, H, 1, 1), y (N, O, 1, 1)
+
+    hidden  f, an expression of `acc`
+    """
+
+    x: str
+    w: str
+    v: str
+    b: str | None = None
+    hidden: Expr = ACC
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x, self.w, self.v) if self.b is None else (self.x, self.w, self.v, self.b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Op):
+    """y = epilogue(softmax(scale * q @ kᵀ + mask) @ v): the softmax is over the rows of k, and 0 where a row sees none of them.
+
+    q (B, H, M, D), k (B, G, N, D), v (B, G, N, E), y (B, H, M, E); head h of q meets head h // (H / G) of k and v.
+
+    mask    (B, H, M, N) or 1 in place of any; added, or if it is bool, a row sees what it is true for
+    causal  row m sees rows n <= m + causal of k and v; None: all of them
+    """
+
+    q: str
+    k: str
+    v: str
+    scale: float
+    mask: str | None = None
+    causal: int | None = None
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cumulate(Op):
+    """y = the sums or products of x's elements along `axis` up to each one, or of those before it if `exclusive`.
+
+    reverse  from the end of the axis on
+    """
+
+    x: str
+    axis: int
+    combine: str  # "add" or "mul"
+    exclusive: bool = False
+    reverse: bool = False
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Op):
+    """y (int64) = where along `axis` x's largest (or smallest) elements are, the first of equals first.
+
+    NaN is larger than all others, and as large as NaN.
+
+    As many as y has along the axis.
+    """
+
+    x: str
+    axis: int
+    largest: bool = True
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter(Op):
+    """y = x, and then for each element i of the updates, in row-major order, y[at(i)] = combine(y[at(i)], updates[i]).
+
+    at       one index for each axis of y over the coordinates of the updates: 0, a coordinate (each at most once), or an
+             `Element` at indices that are affine
+    combine  "set" (the update itself), "add", "mul", "min" or "max"
+    """
+
+    x: str
+    updates: str
+    at: tuple[Index, ...]
+    combine: str = "set"
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x, self.updates, *(e.tensor for index in self.at for e in index.elements))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trees(Op):
+    """y = what the leaves say that the rows of x come to, in each of so many trees: x (N, F), y (N, K).
+
+    branches  (4 M,), int32: a record of four numbers for each node; the first `trees` of them are the roots. Of a branch they are
+              the bits of a float32 t, 16 f + mode, c, and 0: it is left for record c if what feature f is to t is in `mode`
+              (bits 0 to 3: less, equal, greater, or neither as one of them is NaN), and for record c + 1 otherwise. Of a leaf
+              they are 0, 0, the first of its entries, and how many it has plus 1
+    leaves    (2 E,), int32: the entries: a target k, and the bits of a float32 that is combined with y[:, k]
+    depth     a walk ends after so many branches
+    combine   "add", "min" or "max"; targets of which none of the leaves says anything are 0
+    """
+
+    x: str
+    branches: str
+    leaves: str
+    trees: int
+    depth: int
+    combine: str = "add"
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, self.branches, self.leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Op):
+    """y = epilogue(max or mean of x's windows), x (N, C, H, W) or (N, C, W).
+
+    Elements beyond the edges do not take part; `count_pads` counts as zeros those within `pads` of an edge, as ONNX does.
+    """
+
+    x: str
+    kind: str  # "max" or "mean"
+    window: tuple[int, ...]  # one per spatial axis, as strides and dilations
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]  # at the start of each spatial axis
+    end_pads: tuple[int, ...]  # at the end of each: counts for `count_pads`; ceil_mode may read beyond it
+    dilations: tuple[int, ...]
+    count_pads: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Op):
+    """y = epilogue(combine over `axes` of pre(x)); y has extent 1 in those axes.
+
+    A mean is the sum with an epilogue that scales; `pre` is an expression of `acc`, which stands for an element of x.
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    combine: str  # "add", "mul", "min" or "max"
+    pre: Expr = ACC
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Op):
+    """y = epilogue(softmax of x along `axis`, or its logarithm)"""
+
+    x: str
+    axis: int
+    log: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Op):
+    """y = epilogue((x - mean) / sqrt(variance + eps)), both over `axes` of x; scale and bias are the epilogue's.
+
+    If it is not `centred`, 0 stands for the mean, and the variance is the mean of squares. With `groups` g > 0, axis 1 is
+    taken as g groups of neighbouring channels, and each group is one more reduced axis.
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    eps: float
+    groups: int = 0
+    centred: bool = True
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize(Op):
+    """y = epilogue(x resampled along `axes`): y[…, o, …] = sum over taps t of weights[o, t] * x[…, index[o, t], …].
+
+    index, weights  one constant per axis: int32 and float32, (output extent, taps)
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    index: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.x, *self.index, *self.weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rnn(Op):
+    """y = the hidden state after each step, and then the last state: of T steps, N sequences, D directions and H units.
+
+    A step computes, from the hidden state h of the step before, one pre-activation a for each of G gates,
+    a = x + h @ rᵀ, and from those the next state, with functions f, g and k (the model's f, g and h), σ meaning f:
+
+        rnn   (G = 1)            h = f(a)
+        gru   (G = 3: z, r, n)   h = (1 - σ(z)) g(n) + σ(z) h, with n = x + (σ(r) h) @ rᵀ, or, with `reset_after`,
+                                 n = x + σ(r) (h @ rᵀ + b)
+        lstm  (G = 4: i, o, f, c)  c = σ(f + p₂ c) c + σ(i + p₀ c) g(c'), then h = σ(o + p₁ c) k(c)
+
+    x        (T, N, D·G·H): the inputs' part of the pre-activations, biases included
+    r        (D, G, H, H): the recurrent weights; r[d, g, j] are those of unit j
+    b        (D, H), or None: a bias of n that is reset with the hidden state; p, (D, 3, H), or None: the peepholes
+    h, c     (D, N, H), or None for zeros: the state before the first step
+    lengths  (N,), or None: how many of the T steps each sequence has. Beyond them y is zero, and the state stays; of a sequence
+             without steps the last state is zero, as in ONNX Runtime
+    y        (T + 1, D, N, H), for lstm (T + 2, D, N, H): row t is h after step t, row T is the last h, row T + 1 the last c
+    backward   for each direction, whether a sequence is read from its end
+    functions  for each direction, the functions as expressions of `acc`: f; f and g; or f, g and k
+    clip       pre-activations are clipped to ±clip; infinity for none
+    coupled    an LSTM's forget gate is 1 - its input gate
+
+    It has no epilogue.
+    """
+
+    x: str
+    r: str
+    cell: str
+    backward: tuple[bool, ...]
+    functions: tuple[tuple[Expr, ...], ...]
+    b: str | None = None
+    p: str | None = None
+    h: str | None = None
+    c: str | None = None
+    lengths: str | None = None
+    clip: float = math.inf
+    reset_after: bool = False
+    coupled: bool = False
+
+    takes_epilogue = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.x, self.r, self.b, self.p, self.h, self.c, self.lengths) if name is not None)
+
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""By the cell of an Rnn."""
+
+OPS: tuple[type[Op], ...] = (
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+)  # fmt: skip
+
+
+# --- Program ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tensor is stored other than its neighbours, and why.
+
+    scale  what lies in memory is the value times 2**scale
+    """
+
+    reason: str
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """One set of input shapes of a model: ops in an order in which they can run.
+
+    inputs, outputs  tensors with the model's own names, dtypes and shapes, row-major and without padding
+    constants        how the values of a constant tensor come from the model's weights; logical shape, before the padding
+                     and order of axes that its entry in `tensors` says
+    storage          of tensors whose precision or scale is a choice of their own, by the tensor that owns the memory. The ops'
+                     expressions hold the scales already: this is for whoever looks at memory or asks why
+    joined           for the weights of a convolution in so many groups, constants that hold them with groups joined, which a
+                     kernel may multiply by in their place: see `groups.py`. A plan has those that its steps read
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    constants: Mapping[str, Recipe]
+    ops: tuple[Op, ...]
+    storage: Mapping[str, Storage] = field(default_factory=dict)
+    joined: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, metadata={"stored": False})
+
+    def op_shape(self, op: Op) -> Shape:
+        """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""
+        y, b = self.tensors[op.y].shape, op.epilogue.shuffle
+        return y if b == 1 else (y[0], y[1] * b * b, y[2] // b, y[3] // b)
+
+    def readers(self) -> dict[str, list[Op]]:
+        """The ops that read each tensor."""
+        out: dict[str, list[Op]] = {name: [] for name in self.tensors}
+        for op in self.ops:
+            for name in op.inputs:
+                out[name].append(op)
+        return out
+
+    def writer(self) -> dict[str, Op]:
+        """The op that writes each tensor."""
+        return {op.y: op for op in self.ops}
+
+
+def joined_name(w: str, groups: int, of: int) -> str:
+    """The constant that holds the weights `w` of a convolution in `of` groups with neighbours joined to so many groups."""
+    return f"{w}.{groups}of{of}"
+
+
+def needs(program: Program) -> list[list[int]]:
+    """For each op the ones that write what it reads."""
+    writers: dict[str, list[int]] = {}  # of each storage
+    out = []
+    for i, op in enumerate(program.ops):
+        owners = {program.tensors[name].storage for name in op.inputs}
+        out.append(sorted({k for owner in owners for k in writers.get(owner, ())}))
+        writers.setdefault(program.tensors[op.y].storage, []).append(i)
+    return out
+
+
+def earlier(program: Program) -> list[int]:
+    """For each op all that must have run before it, by the data they read: bit i of the number stands for op i."""
+    out: list[int] = []
+    for direct in needs(program):
+        out.append(reduce(or_, (out[k] | 1 << k for k in direct), 0))
+    return out
+
+
+def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up."""
+    elsewhere = {*program.inputs, *program.outputs, *program.constants}
+    out: dict[str, tuple[int, int]] = {}
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, op.y):
+            owner = program.tensors[name].storage
+            if owner not in elsewhere:
+                out[owner] = out.get(owner, (i, i))[0], i
+    return out
+
+
+def multiplied(op: Op) -> tuple[str, ...]:
+    """The operands that Tensor Cores read as weights."""
+    match op:
+        case Conv(w=w):
+            return (w,)
+        case Gemm(b=b):
+            return (b,)
+        case Mlp(w=w, v=v):
+            return w, v
+        case Rnn(r=r):
+            return (r,)
+    return ()
+
+
+def products(op: Op, program: Program) -> int:
+    """Operations of an op's convolution or matrix products, two for a multiplication with an addition; 0 for ops without any."""
+    shape = {name: program.tensors[name].shape for name in op.operands}
+    match op:
+        case Conv(w=w):
+            return 2 * math.prod(program.op_shape(op)) * math.prod(shape[w][1:])
+        case Gemm(a=a):
+            return 2 * math.prod(program.op_shape(op)) * shape[a][-1]
+        case Mlp(x=x, w=w, v=v):
+            return 2 * shape[x][0] * shape[w][0] * (shape[w][1] + shape[v][0])
+        case Attention(q=q, k=k, v=v):  # each row of q meets each row of k and of v
+            return 2 * math.prod(shape[q][:3]) * shape[k][2] * (shape[q][3] + shape[v][3])
+        case Rnn(x=x, r=r):
+            return 2 * math.prod((*shape[x][:2], *shape[r]))
+    return 0
+
+
+TENSOR_FIELDS = (
+    "x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths",
+    "branches", "leaves",
+)  # fmt: skip
+
+
+def tensor_fields(op: Op) -> Iterator[str]:
+    """The names of the op's fields that hold tensor names (one, a tuple of them, or None), beside its views."""
+    return (f.name for f in fields(op) if f.name in TENSOR_FIELDS)
+
+
+def renamed(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with tensors replaced by others, in fields and views."""
+
+    def new(value):
+        return tuple(map(new, value)) if isinstance(value, tuple) else names.get(value, value)
+
+    loads = tuple(v.renamed(names) for v in op.epilogue.loads)
+    changed = {name: new(getattr(op, name)) for name in tensor_fields(op)}
+    if isinstance(op, Scatter):
+        changed["at"] = tuple(index.renamed(names) for index in op.at)
+    return replace(op, epilogue=replace(op.epilogue, loads=loads), **changed)
+
+
+def verify(program: Program) -> None:
+    """Hold a program to what every stage may rely on; raises AssertionError that names the op and the rule (a bug of ours)."""
+    tensors = program.tensors
+    for name, t in tensors.items():
+        assert t.name == name, f"tensor {name!r} calls itself {t.name!r}"
+        assert len(t.shape) == len(t.padded) == len(t.strides), f"{name}: shape, padded and strides differ in length"
+        assert all(0 <= n <= p for n, p in zip(t.shape, t.padded, strict=True)), f"{name}: padded {t.padded} < shape {t.shape}"
+        if t.base is not None:
+            base = tensors[t.base]
+            assert base.base is None, f"{name}: its base {t.base} is itself a view"
+            assert base.dtype is t.dtype, f"{name}: {t.dtype} in storage of {base.dtype}"
+            assert t.offset >= 0 and t.offset + t.span <= base.span, f"{name}: reaches outside the storage of {t.base}"
+    for name in program.inputs + program.outputs:
+        t = tensors[name]
+        plain = dense(name, t.shape, t.dtype, pad=1)
+        assert t == plain, f"model input or output {name} is not row-major without padding"
+    written = {*program.inputs, *program.constants}
+    assert not set(program.outputs) & set(program.inputs), "an output is an input"
+    for op in program.ops:
+        where = f"{type(op).__name__} {op.nodes[0]}"
+        for name in op.inputs:
+            owner = tensors[name].storage
+            assert name in written or owner in written, f"{where} reads {name}, which nothing before it writes"
+        assert op.y not in written, f"{where} writes {op.y}, which has been written"
+        written |= {op.y, tensors[op.y].storage}
+        _verify_expressions(program, op, where)
+    for name in program.outputs:
+        assert name in written, f"nothing writes the output {name}"
+
+
+def _verify_places(op: Scatter, where: str) -> None:
+    through: list[int] = []
+    for index in op.at:
+        match index:
+            case Index((), 0):
+                continue
+            case Index(((Coord(axis), 1),), 0):
+                through.append(axis)
+            case Index(((Element(_, inner, _), 1),), 0):
+                assert all(i.affine is not None for i in inner), f"{where}: it reads an index at an index that is not affine"
+            case _:
+                raise AssertionError(f"{where}: it writes at {index}")
+    assert len(set(through)) == len(through), f"{where}: it writes at one coordinate along two axes"
+
+
+def _verify_expressions(program: Program, op: Op, where: str) -> None:
+    shape = program.op_shape(op)
+    if not op.takes_epilogue:
+        plain = Epilogue(Expr("acc", (), None, program.tensors[op.y].dtype.compute))
+        assert op.epilogue == plain, f"{where}: it takes no epilogue"
+    if isinstance(op, Scatter):
+        _verify_places(op, where)
+    for view in op.views:
+        assert len(view.index) == program.tensors[view.tensor].rank, f"{where}: the view of {view.tensor} has another rank"
+        if not isinstance(op, Pointwise):
+            affine = all(i.affine is not None for i in view.index) and not view.valid
+            assert affine, f"{where}: an epilogue reads {view.tensor} at an index that is not affine"
+        indexed = [(e.tensor, e.index) for i in (*view.index, *(r.index for r in view.valid)) for e in i.elements]
+        for name, _ in indexed:
+            assert program.tensors[name].dtype.compute is DType.I64, f"{where}: an index is read from {name}, not of integers"
+        for name, index in [(view.tensor, view.index), *indexed] if not view.valid and 0 not in shape else ():
+            for i, n in zip(index, program.tensors[name].shape, strict=True):
+                lo, hi = i.bounds(shape)
+                assert lo >= 0 and hi < n, f"{where}: reads {name} at {lo}…{hi} of {n}"
+    for e in walk(op.epilogue.expr):
+        assert e.fn != "acc" or not isinstance(op, Pointwise), f"{where}: a Pointwise has no acc"
+        if e.fn == "load":
+            view = op.views[e.value]  # type: ignore[index]
+            assert e.dtype is program.tensors[view.tensor].dtype.compute, f"{where}: loads {view.tensor} as {e.dtype}"

@@ -1,0 +1,67 @@
+"""Between values and bytes: the rounding rules of storage, and a tensor's elements inside a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tccompile.ir.expr import DType
+from tccompile.ir.program import Tensor
+
+
+def convert(values: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
+    """`values` as another NumPy type. Floats to integers truncate and saturate, NaN gives 0; to bool, all but 0 is true.
+
+    Integers to narrower integers keep their low bits; floats to narrower floats round to nearest even, overflow to inf.
+    """
+    dtype = np.dtype(dtype)
+    if values.dtype == dtype:
+        return values
+    with np.errstate(all="ignore"):
+        if values.dtype.kind != "f" or dtype.kind not in "iu":
+            return values.astype(dtype)
+        limits = np.iinfo(dtype)
+        inside = (values > float(limits.min)) & (values < float(limits.max))
+        truncated = np.where(inside, values, 0).astype(dtype)
+        # Comparisons with NaN are false: it stays 0.
+        return np.where(inside, truncated, np.where(values > 0, limits.max, np.where(values < 0, limits.min, 0))).astype(dtype)
+
+
+def to_storage(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values as `dtype` stores them: see `convert`; bf16 is rounded to nearest even and returned as its bits, uint16."""
+    if dtype is not DType.BF16:
+        return convert(values, dtype.numpy)
+    bits = np.ascontiguousarray(convert(values, np.float32)).view(np.uint32)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16).reshape(values.shape)
+
+
+def from_storage(stored: np.ndarray, dtype: DType) -> np.ndarray:
+    """Stored elements in the type that expressions compute in: float32, int64 or bool."""
+    if dtype is DType.BF16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return convert(stored, dtype.compute.numpy)
+
+
+def elements(buffer: np.ndarray, tensor: Tensor, shape: Sequence[int] | None = None) -> np.ndarray:
+    """The tensor's elements inside the one-dimensional `buffer` that is its storage: a strided view of `shape`.
+
+    shape  extents along the tensor's axes: `tensor.shape` if None, or `tensor.padded` for the padding too.
+    Raises TypeError or ValueError if they reach outside the buffer.
+    """
+    size = buffer.itemsize
+    shape = tensor.shape if shape is None else tuple(shape)
+    if 0 in shape:
+        return np.empty(shape, buffer.dtype)
+    return np.ndarray(shape, buffer.dtype, buffer, tensor.offset * size, [s * size for s in tensor.strides])
+
+
+def store(buffer: np.ndarray, tensor: Tensor, values: np.ndarray) -> None:
+    """Write values (logical shape, type of the buffer) with zeros in all of the padding."""
+    whole = elements(buffer, tensor, tensor.padded)
+    for axis, (n, padded) in enumerate(zip(tensor.shape, tensor.padded, strict=True)):
+        if padded > n:
+            whole[(slice(None),) * axis + (slice(n, None),)] = 0
+    elements(buffer, tensor)[...] = values

@@ -1,0 +1,347 @@
+"""Control flow without control: branches and loops of a model become the nodes in them, while it is folded.
+
+An If whose condition is known is its branch; of another both branches are computed, and Where takes from one (nodes have no
+effects but their results). A Loop or Scan whose number of iterations is known is its body, so many times one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+
+from tccompile.errors import UnsupportedError
+from tccompile.load.constants import Weight, literal
+from tccompile.load.mapped import mapped
+from tccompile.load.nodes import constant_node, rename_inputs, tensor_values
+from tccompile.load.types import Type, static_type
+from tccompile.load.valid import invalid, title
+
+MOST = 2**14
+"""Nodes that all loops of a model may become."""
+
+OWN = "tccompile.load.unroll"
+"""The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
+
+
+@dataclass
+class Running:
+    """A Loop or a Scan, or an If whose branches are both computed.
+
+    carried     the names of the values that an iteration passes to the next
+    condition   the name of the value that decides, of an If or on another iteration; empty if none does
+    parts       for each output that is put together of parts: their names; of an If, for each branch: those of its results
+    axes        for each such output, the axis along which the parts come one after the other
+    """
+
+    node: onnx.NodeProto
+    carried: list[str]
+    condition: str = ""
+    iterations: int | None = None
+    parts: list[list[str]] = field(default_factory=list)
+    axes: list[int] = field(default_factory=list)
+    done: int = 0
+
+
+class Folding(Protocol):
+    """What the walk over a graph that is folded offers: see `fold.Folder`, which is one."""
+
+    constants: dict[str, Weight]
+    sequences: dict[str, list[str]]
+
+    def instead(self, *nodes: onnx.NodeProto) -> None: ...
+
+    def resolved(self, name: str) -> str: ...
+
+    def same(self, name: str, as_name: str) -> None: ...
+
+    def set_constant(self, name: str, weight: Weight) -> None: ...
+
+    def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
+
+
+class Unroller:
+    """Puts the nodes of bodies in the place of If, Loop and Scan; a loop goes on when what its last turn computes is known."""
+
+    def __init__(self, folder: Folding) -> None:
+        self.folder = folder
+        self.running: dict[str, tuple[Callable[[Running], None], Running]] = {}
+        self.made = 0
+
+    def visit(self, node: onnx.NodeProto) -> bool:
+        """Puts other nodes in the place of a node of control flow: True if it was one."""
+        if node.domain == OWN:
+            then, running = self.running[node.name]
+            then(running)
+            return True
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        match node.op_type:
+            case "If":
+                self.branch(node)
+            case "Loop":
+                self.loop(node)
+            case "Scan":
+                self.scan(node)
+            case _:
+                return False
+        return True
+
+    # --- If
+
+    def branch(self, node: onnx.NodeProto) -> None:
+        condition = self.folder.constants.get(node.input[0])
+        branches = [_graph(node, f"{which}_branch") for which in ("then", "else")]
+        counts = [len(graph.output) for graph in branches]
+        if counts != [len(node.output)] * 2:
+            raise invalid(node, f"it has {len(node.output)} outputs, and its branches {counts[0]} and {counts[1]}")
+        if condition is not None:
+            self.check_one(node, node.input[0], "condition", onnx.TensorProto.BOOL)
+            nodes, results = self.inlined(branches[not condition.values.item()], _prefix(node))
+            self.folder.instead(*nodes, self.wait_for(Running(node, results), self.finish))
+            return
+        parts = [self.inlined(graph, f"{_prefix(node)}/{which}") for graph, which in zip(branches, ("then", "else"), strict=True)]
+        running = Running(node, [], node.input[0], parts=[results for _, results in parts])
+        self.folder.instead(*parts[0][0], *parts[1][0], self.wait_for(running, self.choose))
+
+    def choose(self, running: Running) -> None:
+        """Where, for each result of the two branches, once they are known."""
+        f, node = self.folder, running.node
+        condition = running.condition
+        self.check_one(node, condition, "condition", onnx.TensorProto.BOOL)
+        nodes = []
+        if f.type_of(condition, node).shape:
+            shape = onnx.numpy_helper.from_array(np.empty(0, np.int64))
+            name = f"{_prefix(node)}/condition"
+            nodes.append(onnx.helper.make_node("Constant", [], [f"{name}/shape"], value=shape))
+            nodes.append(onnx.helper.make_node("Reshape", [condition, f"{name}/shape"], [name], f"{node.name}/condition"))
+            condition = name
+        for y, a, b in zip(node.output, *running.parts, strict=False):
+            a, b = f.resolved(a), f.resolved(b)
+            if a in f.sequences or b in f.sequences:
+                raise self.refusal(node, f"its output {y!r} is a sequence, and its condition is computed at run time")
+            one, other = f.type_of(a, node), f.type_of(b, node)
+            if one != other:
+                shapes = " or ".join("×".join(map(str, t.shape)) or "scalar" for t in (one, other))
+                raise self.refusal(node, f"its output {y!r} is {shapes}, by a condition that is computed at run time")
+            nodes.append(onnx.helper.make_node("Where", [condition, a, b], [y], node.name or y))
+        f.instead(*nodes)
+
+    # --- Loop
+
+    def loop(self, node: onnx.NodeProto) -> None:
+        body, most = _graph(node, "body"), node.input[0]
+        weight = self.folder.constants.get(most)
+        if most and weight is None:
+            raise self.refusal(node, f"its number of iterations ({most}) is computed at run time")
+        carried = list(node.input[2:])
+        if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
+            raise invalid(node, f"it carries {len(carried)} values, of {len(body.input)} inputs and {len(body.output)} outputs")
+        parts: list[list[str]] = [[] for _ in body.output[1 + len(carried) :]]
+        condition = node.input[1] if len(node.input) > 1 else ""
+        if most:
+            self.check_one(node, most, "number of iterations", onnx.TensorProto.INT64)
+        iterations = int(weight.values.item()) if weight is not None else None
+        running = Running(node, carried, condition, iterations, parts, [0] * len(parts))
+        self.folder.instead(self.wait_for(running, self.iterate))
+
+    def iterate(self, running: Running) -> None:
+        """One more iteration, or what comes after the last."""
+        f, node, i = self.folder, running.node, running.done
+        body = _graph(node, "body")
+        goes_on = running.iterations is None or i < running.iterations
+        if goes_on and running.condition:
+            weight = f.constants.get(f.resolved(running.condition))
+            if weight is None:
+                raise self.refusal(node, f"whether iteration {i} takes place ({running.condition}) is computed at run time")
+            self.check_one(node, f.resolved(running.condition), "condition", onnx.TensorProto.BOOL)
+            goes_on = bool(weight.values.all())
+        if not goes_on:
+            self.finish(running)
+            return
+        name = f"{_prefix(node)}/{i}"
+        f.set_constant(f"{name}/iteration", literal("", i, np.int64))
+        f.set_constant(f"{name}/condition", literal("", True))
+        inputs = [f"{name}/iteration", f"{name}/condition", *running.carried]
+        nodes, results = self.inlined(body, _prefix(node), i, dict(zip((v.name for v in body.input), inputs, strict=True)))
+        carried = len(running.carried)
+        running.condition, running.carried = results[0], results[1 : 1 + carried]
+        for parts, part in zip(running.parts, results[1 + carried :], strict=True):
+            parts.append(part)
+        running.done += 1
+        f.instead(*nodes, self.wait_for(running, self.iterate))
+
+    # --- Scan
+
+    def scan(self, node: onnx.NodeProto) -> None:
+        f, body = self.folder, _graph(node, "body")
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        count = attributes["num_scan_inputs"]
+        if count > len(node.input) or len(body.input) != len(node.input) or len(body.output) < len(node.input) - count:
+            inside = f"{len(body.input)} inputs and {len(body.output)} outputs"
+            raise invalid(node, f"it scans {count} of {len(node.input)} inputs, by a body of {inside}")
+        carried, scanned = list(node.input[: len(node.input) - count]), list(node.input[len(node.input) - count :])
+        outputs = len(body.output) - len(carried)
+
+        def of(name: str, n: int) -> list[int]:
+            values = list(attributes.get(name, [0] * n))
+            if len(values) != n or (name.endswith("directions") and not set(values) <= {0, 1}):
+                raise invalid(node, f"its {name} are {values}, for {n} tensors")
+            return values
+
+        axes = of("scan_input_axes", count)
+        shapes = [f.type_of(x, node).shape for x in scanned]
+        if not all(-len(shape) <= axis < len(shape) for axis, shape in zip(axes, shapes, strict=True)):
+            raise invalid(node, f"its scan_input_axes are {axes}, of {', '.join(map(str, shapes))}")
+        lengths = [shape[axis] for axis, shape in zip(axes, shapes, strict=True)]
+        if len(set(lengths)) > 1:
+            raise invalid(node, f"it scans axes of {' and '.join(map(str, lengths))} elements")
+        axes = [axis % len(shape) for axis, shape in zip(axes, shapes, strict=True)]
+        backward, steps = of("scan_input_directions", count), lengths[0]
+        ahead = [*axes, *backward, *of("scan_output_axes", outputs), *of("scan_output_directions", outputs)]
+        if steps and not any(ahead) and self.map(node, body, carried, scanned):
+            return
+        parts: list[list[str]] = [[] for _ in range(outputs)]
+        nodes: list[onnx.NodeProto] = []
+        for i in range(steps):
+            slices = []
+            for k, (x, axis) in enumerate(zip(scanned, axes, strict=True)):
+                slices.append(f"{_prefix(node)}/{i}/input_{k}")
+                f.set_constant(f"{slices[-1]}/at", literal("", steps - 1 - i if backward[k] else i, np.int64))
+                nodes.append(
+                    onnx.helper.make_node("Gather", [x, f"{slices[-1]}/at"], [slices[-1]], f"{node.name}[{i}]", axis=axis)
+                )
+            inputs = dict(zip((v.name for v in body.input), [*carried, *slices], strict=True))
+            inner, results = self.inlined(body, _prefix(node), i, inputs)
+            nodes += inner
+            carried = results[: len(carried)]
+            for part, result in zip(parts, results[len(carried) :], strict=True):
+                part.append(result)
+        for k, flipped in enumerate(of("scan_output_directions", outputs)):
+            parts[k] = parts[k][::-1] if flipped else parts[k]
+        running = Running(node, carried, parts=parts, axes=of("scan_output_axes", outputs))
+        self.folder.instead(*nodes, self.wait_for(running, self.finish))
+
+    def map(self, node: onnx.NodeProto, body: onnx.GraphProto, carried: list[str], scanned: list[str]) -> bool:
+        """All turns at once, if they pass nothing on, and compute of a row what `mapped` knows: True if that was so."""
+        f = self.folder
+        nodes, results = self.inlined(
+            body, _prefix(node), names=dict(zip((v.name for v in body.input), [*carried, *scanned], strict=True))
+        )
+        read = dict.fromkeys([*carried, *(name for n in nodes for name in n.input if name in f.constants)])
+        rows = {name: len(f.type_of(name, node).shape) - 1 for name in scanned}
+        others = {name: len(f.type_of(name, node).shape) for name in read if name not in rows}
+        weights = {name: f.constants[name].values for name in others if name in f.constants}
+        axes = {name: w.reshape(-1).tolist() for name, w in weights.items() if w.dtype == np.int64 and w.size <= MOST}
+        made = mapped(nodes, rows, others, axes)
+        if made is None:
+            return False
+        written = {y for n in made[0] for y in n.output}
+        results = [made[1].get(name, name) for name in results]
+        if results[: len(carried)] != carried or not written.issuperset(results[len(carried) :]) or {*carried} & {*scanned}:
+            return False
+        pairs = [(x, y) for x, y in zip(results, node.output, strict=True) if y]
+        f.instead(*made[0], *(onnx.helper.make_node("Identity", [x], [y], node.name or y) for x, y in pairs))
+        return True
+
+    # --- what they share
+
+    def inlined(
+        self, graph: onnx.GraphProto, prefix: str, iteration: int | None = None, names: Mapping[str, str] | None = None
+    ) -> tuple[list[onnx.NodeProto], list[str]]:
+        """The nodes of a graph inside a node, with names of their own, and those of its results.
+
+        `names` says what the graph's inputs are. Constants in it are the same in every iteration.
+        """
+        f, where = self.folder, prefix if iteration is None else f"{prefix}/{iteration}"
+        names = dict(names or {})
+        constants = {t.name: lambda t=t: literal("", tensor_values(t, prefix)) for t in graph.initializer}
+        constants |= {n.output[0]: lambda n=n: constant_node(n) for n in graph.node if n.op_type == "Constant"}
+        for name, values in constants.items():
+            names[name] = f"{prefix}/{name}"
+            if names[name] not in f.constants:
+                f.set_constant(names[name], values())
+        kept = [n for n in graph.node if n.op_type != "Constant"]
+        names |= {y: f"{where}/{y}" for n in kept for y in n.output if y}
+        nodes = []
+        for inner in kept:
+            n = onnx.NodeProto()
+            n.CopyFrom(inner)
+            rename_inputs(n, names)
+            n.output[:] = [names.get(y, y) for y in n.output]
+            n.name = f"{n.name}[{iteration}]" if n.name and iteration is not None else n.name
+            nodes.append(n)
+        if iteration is not None:
+            self.made += max(1, len(nodes))
+            if self.made > MOST:
+                raise UnsupportedError(
+                    f"{prefix!r}: iterations of its loop, of {len(nodes)} nodes each, make more than {MOST} nodes; "
+                    "give it a shorter sequence, or split the model there"
+                )
+        return nodes, [names.get(v.name, v.name) for v in graph.output]
+
+    def wait_for(self, running: Running, then: Callable[[Running], None]) -> onnx.NodeProto:
+        """A node that goes on with it when all nodes before have been folded."""
+        name = _prefix(running.node)
+        self.running[name] = then, running
+        return onnx.helper.make_node("Continue", [], [], name, domain=OWN)
+
+    def finish(self, running: Running) -> None:
+        """The outputs of a branch, or of a loop after its last iteration."""
+        node, carried = running.node, len(running.carried)
+        for y, name in zip(node.output, running.carried, strict=False):
+            self.bind(y, name)
+        for k, (y, parts) in enumerate(zip(node.output[carried:], running.parts, strict=False)):
+            said = _graph(node, "body").output
+            if y:
+                self.stack(node, parts, running.axes[k], y, said[len(said) - len(running.parts) + k])
+
+    def bind(self, y: str, name: str) -> None:
+        """`y` is the tensor, or the sequence, `name`."""
+        f, name = self.folder, self.folder.resolved(name)
+        if y and name in f.sequences:
+            f.sequences[y] = f.sequences[name]
+        elif y:
+            f.same(y, name)
+
+    def stack(self, node: onnx.NodeProto, parts: list[str], axis: int, y: str, said: onnx.ValueInfoProto) -> None:
+        """y is the parts, along a new axis."""
+        if not parts:
+            kind = static_type(said.type)
+            if kind is None:
+                raise self.refusal(node, f"it has no iterations, and the shape of its output {y!r} is not known")
+            shape = list(kind.shape)
+            shape.insert(axis % (len(shape) + 1), 0)
+            self.folder.set_constant(y, literal("", np.empty(shape, kind.dtype)))
+            return
+        where = onnx.numpy_helper.from_array(np.array([axis], np.int64))
+        nodes = [onnx.helper.make_node("Constant", [], [f"{y}/axis"], value=where)]
+        rows = [f"{y}/{i}" for i in range(len(parts))]
+        for part, row in zip(parts, rows, strict=True):
+            nodes.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [row], node.name or y))
+        self.folder.instead(*nodes, onnx.helper.make_node("Concat", rows, [y], node.name or y, axis=axis))
+
+    def check_one(self, node: onnx.NodeProto, name: str, what: str, elem: int) -> None:
+        """Raises ModelError unless a tensor has one element, of this type."""
+        t = self.folder.type_of(name, node)
+        if math.prod(t.shape) != 1 or t.elem != elem:
+            kinds = [onnx.TensorProto.DataType.Name(e).lower() for e in (elem, t.elem)]
+            raise invalid(node, f"its {what} ({name}) is {kinds[1]} of shape {t.shape}; it must be one {kinds[0]}")
+
+    def refusal(self, node: onnx.NodeProto, why: str) -> UnsupportedError:
+        return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")
+
+
+def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    return next(a.g for a in node.attribute if a.name == name)
+
+
+def _prefix(node: onnx.NodeProto) -> str:
+    """What the names of a node's inner tensors begin with: a node's own name need not be the only one of its kind."""
+    return next(filter(None, node.output))

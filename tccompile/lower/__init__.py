@@ -1,0 +1,1 @@
+"""From ONNX operators to typed ops: one converter an operator, one file a family."""

@@ -1,0 +1,1 @@
+"""The plan file: its dataclasses, bytes, limits and checks."""

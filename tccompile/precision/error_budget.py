@@ -1,0 +1,92 @@
+"""`--max-error X`: precision rises, op by op, until what the program computes is within X of what it computes in fp32.
+
+What each tensor's rounding moves the outputs by has been measured (`sensitivity.py`), so ops are kept in fp32 in the order of
+that, the worst first, and the fewest that do are sought by doubling and halving their number. Each attempt is run on the CPU, as
+it would be stored, beside the same program in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tccompile.errors import VerificationError
+from tccompile.ir.metric import relative_error
+from tccompile.ir.program import Program, multiplied, products
+from tccompile.ir.reference import evaluate
+from tccompile.precision.ranges import Spread
+
+HALVINGS = 3
+"""How often the number of ops is halved down: an eighth of the last doubling is as close as is sought."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The program within the budget and the one without it, their errors, and the ops that are in fp32 for it."""
+
+    program: Program
+    error: float
+    before: Program
+    error_before: float
+    ops: tuple[int, ...]
+
+
+def within(
+    program: Program,
+    bound: float,
+    chosen: Callable[[Mapping[int, str]], Program],
+    spreads: Mapping[str, Spread],
+    runs: Sequence[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+) -> Raised:
+    """The program with as few ops in fp32 as bring its error to the bound: the largest of any output and run.
+
+    program  as nothing is rounded; `chosen`, the same with precision chosen, and the ops that it is given in fp32, with a reason
+    runs     inputs; sources, the model's weights by name
+    Raises VerificationError if fp32 everywhere is not enough.
+    """
+    exact = [evaluate(program, feeds, sources) for feeds in runs]
+    order = _worst_first(program, spreads)
+    tried: dict[int, tuple[Program, float]] = {}
+
+    def error(count: int) -> float:
+        if count not in tried:
+            reason = f"fp32: without it the error would be above {bound:g}"
+            made = chosen(dict.fromkeys(order[:count], reason))
+            outputs = [evaluate(made, feeds, sources, stored=True) for feeds in runs]
+            tried[count] = made, max(_error(out, ref) for out, ref in zip(outputs, exact, strict=True))
+        return tried[count][1]
+
+    count = 0
+    while not error(count) <= bound and count < len(order):
+        count = min(max(2 * count, len(order) // 32, 1), len(order))
+    if not error(count) <= bound:
+        raise VerificationError(
+            f"--max-error {bound:g}: the error is {error(count):.1e} with everything between inputs and outputs in fp32; "
+            "allow that much, or measure with other inputs (--calibrate DATA.npz, --input-range)"
+        )
+    low = count // 2 if count else 0
+    for _ in range(HALVINGS):
+        middle = (low + count) // 2
+        if middle <= low:
+            break
+        low, count = (low, middle) if error(middle) <= bound else (middle, count)
+    return Raised(*tried[count], *tried[0], tuple(order[:count]))
+
+
+def _error(outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:
+    return max((relative_error(outputs[name], exact[name]) for name in exact), default=0.0)
+
+
+def _worst_first(program: Program, spreads: Mapping[str, Spread]) -> list[int]:
+    """The ops by what their rounding moves the outputs by; a product's weights are rounded too."""
+
+    def share(i: int) -> float:
+        op = program.ops[i]
+        names = [op.y, *(name for name in op.inputs if name not in program.constants)]
+        largest = max((spreads[o].share for o in (program.tensors[n].storage for n in names) if o in spreads), default=0.0)
+        return largest * (2 if products(op, program) and any(w in program.constants for w in multiplied(op)) else 1)
+
+    return sorted(range(len(program.ops)), key=lambda i: (-share(i), i))

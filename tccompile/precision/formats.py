@@ -1,0 +1,486 @@
+"""Program → Program: which tensors are stored in fp16, which times a power of two, and which in fp32.
+
+Arithmetic is always fp32 (Tensor Cores multiply fp16 and accumulate fp32); the choice is what lies in memory. With "fp16"
+every float tensor between the model's inputs and outputs is fp16, and so are the weights of Conv, Gemm, Mlp and Rnn, because
+Tensor Cores read both; weights are rounded such that their sums stay, as what they multiply is often of one sign. Biases, scales
+and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the lowest float32
+mean different things where they mask a whole row; and what decision trees compare with their thresholds. With "fp32" nothing
+changes. "mixed" is "fp16" but for tensors whose values it
+would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
+
+  within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
+                                                  that read it multiply in fp32, in expressions they evaluate anyway
+  too wide for fp16 at any scale, a product of    stored in fp32
+  activations that needs one (growth.py), or
+  read by an op that none can be taken out of
+  computed with such that rounding it moves the   stored in fp32, and what it is computed from, as far as that counts
+  result by much more, as in a difference         (sensitivity.py)
+  an angle, a position, a whole number            stored in fp32, whatever was seen (positions.py)
+  results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
+
+What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
+single numbers, which scale or shift whole tensors, as those of DynamicQuantizeLinear do.
+
+Nodes that the user names keep what they read and write in fp32 in any mode. Other convolutions and matrix products read a copy
+of an fp32 tensor in fp16, scaled if need be: what is too small for it drowns in their sums in any case. Where it might not, as
+weights are as far apart, or what is summed is not known or not all channels, they multiply in fp32, on CUDA cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+import numpy as np
+
+from tccompile.errors import UsageError
+from tccompile.fuse.editor import tidy, without_dead_code
+from tccompile.ir.expr import ACC, DType, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
+from tccompile.ir.program import (
+    Attention,
+    Conv,
+    Gemm,
+    Mlp,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Program,
+    Reduce,
+    Resize,
+    Rnn,
+    Storage,
+    Tensor,
+    Trees,
+    multiplied,
+    renamed,
+)
+from tccompile.ir.weights import Literal, Recipe, transform
+from tccompile.precision.growth import MIXED, growth
+from tccompile.precision.positions import LEAST, divisors, positions
+from tccompile.precision.ranges import Spread
+
+HEADROOM = 2.0**13
+"""Magnitudes from here on are beyond fp16: it ends at 65504, and other inputs than those seen may give 8 times as much."""
+
+LOSS = 2.0**-10
+"""The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
+
+EVEN = 64.0
+"""How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
+
+STEP = 8
+"""Scales are powers of 2**STEP, so that neighbours have the same one and the factors cancel; a scaled tensor's largest
+magnitude is at most 2**STEP, which leaves as much room above as a range of 2**22 below it."""
+
+STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
+"""Functions that leave fp16's range soon after their argument leaves 1; powers with a constant exponent do not count."""
+
+MANY = 32
+"""Terms of a sum from which on its weights are rounded such that they add up: among few, each that goes the longer way counts."""
+
+SMALL = 1 << 16
+"""Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
+
+
+def precision(
+    program: Program,
+    mode: str,
+    ranges: Mapping[str, Spread] | None = None,
+    fp32: Collection[str] = (),
+    raised: Mapping[int, str] = MappingProxyType({}),
+) -> Program:
+    """The program with the dtype and scale of each internal float tensor chosen; constants get both in their recipes.
+
+    ranges  of tensors by the one that owns the storage, for "mixed"
+    fp32    names of nodes, or patterns as for files, whose tensors are stored in fp32
+    raised  ops, by position, whose tensors are, with the reason
+    Raises UsageError for a name that no node has.
+    """
+    choice = _Choice(program)
+    for owner, values in (ranges or {}).items():
+        if choice.is_free(owner):
+            choice.measure(owner, values)
+    if mode == "mixed":
+        choice.widen_steep()
+        choice.widen_positions()
+    for pattern in fp32:
+        choice.name(pattern)
+    for i, reason in raised.items():
+        choice.keep(i, reason)
+    if mode == "fp32":
+        return program
+    choice.widen_equal()
+    choice.close()
+    program = _with_copies(program, choice)
+    program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale})
+    program = with_storage(program, lambda t: choice.dtype(t, program.constants))
+    return without_dead_code(replace(program, storage=choice.storage))
+
+
+def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
+    """The program with each tensor stored as `storage` says; a view and its base must get the same answer."""
+    tensors = {name: replace(t, dtype=storage(t)) for name, t in program.tensors.items()}
+    terms = {name: _terms(op, program.tensors[name]) for op in program.ops for name in multiplied(op)}
+    constants = dict(program.constants)
+    for name, recipe in program.constants.items():
+        t = tensors[name]
+        if t.dtype is DType.F16 and math.prod(t.shape[t.rank - terms.get(name, 0) :]) >= MANY:
+            constants[name] = transform("rounded", recipe, terms=terms[name])
+        elif t.dtype is not program.tensors[name].dtype:
+            constants[name] = transform("cast", recipe, dtype=t.dtype.value)
+    return replace(program, tensors=tensors, constants=constants)
+
+
+def _terms(op: Op, w: Tensor) -> int:
+    """How many of the last axes of an op's weights it sums over."""
+    return w.rank - 1 if isinstance(op, Conv | Mlp) else 1
+
+
+def storage_note(program: Program, mode: str) -> str:
+    """How floats are stored, in a line."""
+    scaled = sum(s.scale != 0 for s in program.storage.values())
+    note = f"floats between inputs and outputs are stored in {'fp32' if mode == 'fp32' else 'fp16'}"
+    if not program.storage:
+        return note
+    return f"{note}, but for {len(program.storage) - scaled} tensors in fp32 and {scaled} scaled: --explain says why"
+
+
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Choice:
+    """What is chosen for each tensor that owns storage; fp16 as it is for all others between inputs and outputs.
+
+    wide    tensors in fp32; of those, fp16 would lose the values of `lost`, which has the scale at which it keeps the largest
+    exact   ops that read their operands in fp32, by position
+    even    constants whose norms for each input channel are of about one size
+    sensitive  nodes of products with an operand that they must read in fp32
+    """
+
+    program: Program
+    storage: dict[str, Storage] = field(default_factory=dict)
+    wide: set[str] = field(default_factory=set)
+    lost: dict[str, int] = field(default_factory=dict)
+    exact: set[int] = field(default_factory=set)
+    even: set[str] = field(default_factory=set)
+    sensitive: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        p = self.program
+        self.operands = {name for op in p.ops for name in multiplied(op)}
+        self.outside = {*p.inputs, *p.outputs}
+        self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
+        self.masks |= {p.tensors[op.x].storage for op in p.ops if isinstance(op, Trees)}
+        multiply = {name for op in p.ops if isinstance(op, Conv | Gemm | Mlp | Attention | Rnn) for name in (*op.operands, op.y)}
+        numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
+        self.numbers = numbers - {p.tensors[name].storage for name in multiply}
+        self.divisors = divisors(p)
+        self.growth = growth(p)
+        self.readers: dict[str, list[Op]] = {}
+        for op in p.ops:
+            for name in op.inputs:
+                self.readers.setdefault(p.tensors[name].storage, []).append(op)
+
+    def is_free(self, owner: str) -> bool:
+        """Whether its storage is ours to choose: no model input or output, no mask, and no constant that fp32 code reads."""
+        if (
+            owner not in self.program.tensors
+            or owner in self.outside | self.masks
+            or self.program.tensors[owner].dtype is not DType.F32
+        ):
+            return False
+        return owner not in self.program.constants or owner in self.operands
+
+    def dtype(self, t: Tensor, constants: Collection[str]) -> DType:
+        stays = t.dtype is not DType.F32 or t.storage in self.outside | self.masks | self.numbers | self.wide
+        return t.dtype if stays or (t.name in constants and t.name not in self.operands) else DType.F16
+
+    def name(self, pattern: str) -> None:
+        """Keep the tensors of the nodes that the user means in fp32."""
+        found = [i for i, op in enumerate(self.program.ops) if any(fnmatchcase(n, pattern) for n in op.nodes)]
+        if not found:
+            raise UsageError(f"--fp32 {pattern}: no node has this name; tccompile --explain lists them")
+        for i in found:
+            self.keep(i, f"fp32 as asked for {self.program.ops[i].nodes[0]!r}")
+
+    def keep(self, i: int, reason: str) -> None:
+        """Keep what an op reads and writes in fp32."""
+        op = self.program.ops[i]
+        self.exact.add(i)
+        for owner in dict.fromkeys(self.program.tensors[name].storage for name in (*op.inputs, op.y)):
+            if self.is_free(owner) and owner not in self.wide:
+                self._widen(owner, reason)
+
+    def _widen(self, owner: str, reason: str) -> None:
+        if owner in self.storage:
+            self.lost[owner] = self.storage[owner].scale
+        self.storage[owner] = Storage(reason)
+        self.wide.add(owner)
+
+    def measure(self, owner: str, values: Spread) -> None:
+        """Choose by the values that the tensor takes."""
+        if values.spread <= EVEN:
+            self.even.add(owner)
+        v = values.magnitudes
+        if owner in self.divisors and v.size and v.min() < LEAST:
+            self._widen_with(owner, f"fp32: it divides, and has values of {v.min():.1e}")
+        fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
+        need = values.need
+        if need is not None and any(need.node in op.nodes for op in self.readers.get(owner, ())):  # of what is fused here too
+            self._widen_with(owner, f"fp32: rounded to fp16, it would move what {need.node!r} makes of it by {need.moved:.0e}")
+            if need.exact:
+                self.sensitive.add((need.node, owner))
+        if fits and _loss(v) <= LOSS:
+            return
+        what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
+        if values.estimated:
+            what = f"{what}, by an estimate from the weights"
+        scale = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
+        scale = max(min(scale, 48), -120)
+        scaled, largest = v * 2.0**scale, values.largest * 2.0**scale
+        ends = largest > 2.0**STEP or float(np.float16(largest)) * 2.0**-scale > float(np.finfo(np.float32).max)  # rounded up
+        if owner in self.wide:
+            self.lost[owner] = scale
+        elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
+            self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
+            self.lost[owner] = scale
+        elif self.growth.get(owner, 0.0) >= MIXED:
+            self._widen(owner, f"fp32: {what}, of a product of activations, which other inputs make far smaller or larger")
+            self.lost[owner] = scale
+        elif blocker := self._blocker(owner):
+            self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")
+            self.lost[owner] = scale
+        else:
+            self.storage[owner] = Storage(f"fp16 times 2^{scale}: {what}", scale)
+
+    def widen_steep(self) -> None:
+        """fp32 for results of functions in which a range that was seen says little of others, their sums and copies."""
+        steep: dict[str, str] = {}
+        for op in self.program.ops:
+            owner, e = self.program.tensors[op.y].storage, op.epilogue.expr
+            while e.fn in ("mul", "add", "sub", "div", "cast") and e.args[-1].fn in ("const", "load"):
+                e = e.args[0]
+            of = (steep[o] for name in op.inputs if (o := self.program.tensors[name].storage) in steep)
+            if e.fn in STEEP and not (e.fn == "pow" and e.args[1].fn == "const"):
+                why = f"{e.fn} of {op.nodes[0]!r}"
+            elif e.fn in ("acc", "load") and isinstance(op, Pointwise | Reduce | Pool):
+                why = next(of, "")
+            else:
+                why = ""
+            if why and self.is_free(owner):
+                steep[owner] = why
+                if owner not in self.storage:
+                    self._widen(owner, f"fp32: {why}, which other inputs make far larger")
+
+    def widen_equal(self) -> None:
+        """fp32 for what is compared for equality with fp32, and for what it is a copy or an element of."""
+        tensors = self.program.tensors
+        for op in self.program.ops:
+            for e in walk(op.epilogue.expr):
+                if e.fn != "equal" or any(a.fn != "load" or a.dtype is not DType.F32 for a in e.args):
+                    continue
+                compared = [tensors[op.views[a.value].tensor] for a in e.args]  # type: ignore[index]
+                if any(self.dtype(t, self.program.constants) is DType.F32 for t in compared):
+                    for t in compared:
+                        self._widen_with(t.storage, f"fp32: {op.nodes[0]!r} compares it with fp32")
+
+    def _widen_with(self, owner: str, reason: str) -> None:
+        """fp32 for a tensor, and for what it is a copy or elements of."""
+        tensors, rest = self.program.tensors, [owner]
+        while rest:
+            owner = rest.pop()
+            if self.is_free(owner) and owner not in self.wide:
+                self._widen(owner, reason)
+                for op in self.program.ops:
+                    if tensors[op.y].storage == owner and _selects(op):
+                        rest += [tensors[name].storage for name in op.inputs]
+
+    def _blocker(self, owner: str) -> Op | None:
+        """An op that means something else, by more than a factor, when the tensor is scaled."""
+        # Views are no matter: they are scaled where they are read.
+        for op in self.readers.get(owner, ()):
+            mine = any(self.program.tensors[name].storage == owner for name in op.operands)
+            if mine and not isinstance(op, Conv | Gemm | Attention | Pool | Reduce | Norm | Resize):
+                return op
+        plain = (op for op in self.program.ops if not op.takes_epilogue)
+        return next((op for op in plain if self.program.tensors[op.y].storage == owner), None)
+
+    def widen_positions(self) -> None:
+        """fp32 for what is read for its angle or as an integer, and for whole numbers: see `positions`."""
+        found = positions(self.program)
+        self.exact |= found.exact
+        for owner, reason in found.wide.items():
+            if owner not in self.wide:
+                self._widen_with(owner, reason)
+
+    def close(self) -> None:
+        """What must multiply fp32 has fp32 weights too."""
+        for i, op in enumerate(self.program.ops):
+            if not isinstance(op, Conv | Gemm):
+                continue
+            owners = [self.program.tensors[n].storage for n in op.operands]
+            far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
+            far = far or any(self.lost.get(o, 0) < -STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
+            if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
+                continue
+            self.exact.add(i)
+            for name in op.operands:
+                if name in self.program.constants and name not in self.wide:
+                    self._widen(name, f"fp32: weights of {op.nodes[0]!r}, which reads fp32")
+
+
+def _selects(op: Op) -> bool:
+    """Whether what the op writes are elements of what it reads."""
+    match op:
+        case Reduce(combine=combine):
+            pre = op.pre.args[2] if op.pre.fn == "where" and op.pre.args[1].fn == "const" else op.pre  # NaN is passed over
+            return combine in ("min", "max") and pre == op.epilogue.expr == ACC
+        case Pool(kind=kind):
+            return kind == "max" and op.epilogue.expr == ACC
+    return isinstance(op, Pointwise) and op.epilogue.expr == load(0)
+
+
+def _middle(v: np.ndarray) -> float:
+    return float(np.median(v.astype(np.float64))) if v.size else 0.0  # the sum of two float32 may be too large for one
+
+
+def _loss(v: np.ndarray) -> float:
+    """The relative error of fp16 storage: ‖fp16(v) - v‖ / ‖v‖."""
+    if not v.size:
+        return 0.0
+    exact = v.astype(np.float64)
+    with np.errstate(over="ignore"):
+        rounded = v.astype(np.float16).astype(np.float64)
+    return float(np.sqrt(np.square(rounded - exact).sum() / np.square(exact).sum()))  # not BLAS: its threads cost more than this
+
+
+# --- Copies for Tensor Cores -----------------------------------------------------------------------------------------
+
+
+def _with_copies(program: Program, choice: _Choice) -> Program:
+    """fp16 copies of fp32 tensors for those ops on Tensor Cores that need not read fp32."""
+    tensors, constants = dict(program.tensors), dict(program.constants)
+    ops: list[Op] = []
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Conv | Gemm | Attention) and i not in choice.exact:
+            for name in op.operands:
+                t = tensors[name]
+                if t.storage not in choice.wide or (isinstance(op, Attention) and t.storage in choice.lost):
+                    continue
+                short = replace(t, name=f"{name}.fp16", base=None, offset=0)
+                if short.name not in tensors:
+                    tensors[short.name] = short
+                    if scale := choice.lost.get(t.storage, 0):
+                        choice.storage[short.name] = Storage(f"a copy in fp16 times 2^{scale} for Tensor Cores", scale)
+                    if name in constants:
+                        constants[short.name] = constants[name]
+                        choice.operands.add(short.name)
+                    else:
+                        copy = Epilogue(load(0), (identity_view(name, t.rank),))
+                        ops.append(Pointwise(nodes=op.nodes[:1], y=short.name, epilogue=copy))
+                op = renamed(op, {name: short.name})
+        ops.append(op)
+    return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
+
+
+# --- Scales ----------------------------------------------------------------------------------------------------------
+
+
+def _scaled(program: Program, scales: Mapping[str, int]) -> Program:
+    """The program with each tensor's memory holding its values times 2**scale, given by the tensor that owns the storage."""
+    if not scales:
+        return program
+    scaler = _Scaler(program, scales)
+    ops = tuple(map(scaler.op, program.ops))
+    for name in program.constants:
+        if e := scales.get(name):
+            scaler.constants[name] = _times_constant(program, name, e)
+    return without_dead_code(replace(program, tensors=scaler.tensors, constants=scaler.constants, ops=ops))
+
+
+def _times_constant(program: Program, name: str, e: int) -> Recipe:
+    return transform("mul", program.constants[name], Literal(np.array(2.0**e, np.float32)))
+
+
+class _Scaler:
+    """Moves the scales of the tensors that an op reads and writes into its expressions."""
+
+    def __init__(self, program: Program, scales: Mapping[str, int]):
+        self.program, self.scales = program, scales
+        self.tensors, self.constants = dict(program.tensors), dict(program.constants)
+        self.loads: list[View] = []
+
+    def scale(self, name: str) -> int:
+        return self.scales.get(self.program.tensors[name].storage, 0)
+
+    def op(self, op: Op) -> Op:
+        own, y = [self.scale(name) for name in op.operands], self.scale(op.y)
+        if not any(own) and not y and not any(self.scale(v.tensor) for v in op.views):
+            return op
+        self.loads = [replace(v, fill=v.fill * 2.0 ** self.scale(v.tensor)) for v in op.views]
+        acc = -sum(own)
+        if isinstance(op, Attention):
+            q, k, v, *_ = own
+            op, acc = replace(op, scale=op.scale * 2.0 ** -(q + k)), -v
+        if isinstance(op, Norm) and acc:
+            op, acc = replace(op, eps=op.eps * 4.0 ** own[0]), 0  # (x - mean) / sqrt(variance + eps) with all of it scaled
+        if isinstance(op, Reduce) and acc and (op.pre != ACC or op.combine == "mul"):
+            op, acc = replace(op, pre=substitute(op.pre, {ACC: self.times(ACC, acc)})), 0
+        leaf: dict[Expr, Expr] = {}
+        for x in walk(op.epilogue.expr):
+            if x.fn == "acc" and acc:
+                leaf[x] = self.times(x, acc)
+            elif x.fn == "load" and (e := self.scale(op.views[x.value].tensor)):  # type: ignore[index]
+                leaf[x] = call("mul", x, 2.0**-e)
+        expr = substitute(op.epilogue.expr, leaf)
+        expr = self.times(cast(expr, DType.F32), y) if y else expr
+        return replace(op, epilogue=replace(tidy(expr, self.loads), shuffle=op.epilogue.shuffle))
+
+    def times(self, x: Expr, e: int) -> Expr:
+        """x * 2**e"""
+        taken = self._taken(x, e)
+        return call("mul", x, 2.0**e) if taken is None else taken
+
+    def _taken(self, x: Expr, e: int) -> Expr | None:
+        """x * 2**e without one operation more, or None: the factor goes where another is, or into a constant."""
+
+        def into(*places: int) -> Expr | None:
+            new = {i: self._taken(x.args[i], e) for i in places}
+            if any(a is None for a in new.values()):
+                return None
+            return replace(x, args=tuple(new.get(i) or a for i, a in enumerate(x.args)))
+
+        match x.fn:
+            case "const":
+                return const(x.value * 2.0**e)  # type: ignore[operator]
+            case "load":
+                return self._constant(self.loads[x.value], e)  # type: ignore[index]
+            case "mul":
+                for i in (0, 1):
+                    if x.args[1 - i].fn == "const" and x.args[1 - i].value * 2.0**e == 1.0:  # type: ignore[operator]
+                        return x.args[i]
+                return into(1) or into(0)
+            case "relu" | "leaky_relu" | "neg" | "abs" | "div":
+                return into(0)
+            case "add" | "sub" | "min" | "max":
+                return into(0, 1)
+            case "where":
+                return into(1, 2)
+        return None
+
+    def _constant(self, view: View, e: int) -> Expr | None:
+        """What the view reads of a constant times 2**e, from a constant of its own."""
+        t = self.tensors[view.tensor]
+        if view.tensor not in self.program.constants or self.scale(view.tensor) or t.dtype is not DType.F32 or t.size > SMALL:
+            return None
+        name = f"{view.tensor}*2^{e}"
+        if name not in self.constants:
+            self.tensors[name] = replace(t, name=name)
+            self.constants[name] = _times_constant(self.program, view.tensor, e)
+        self.loads.append(replace(view, tensor=name, fill=view.fill * 2.0**e))
+        return load(len(self.loads) - 1)

@@ -1,0 +1,365 @@
+"""Which tensors hold positions, angles, phases and counts, whose rounding errors count as they are, not for their size.
+
+fp16 keeps 11 digits: the position 4001 becomes 4000, and the sine of it another number. How large such values get depends on
+what a user feeds, so what was measured says little. What matters is how they are read and where they come from:
+
+  read for its angle      sin, cos, tan of it
+  read about its mean     what a normalization takes the mean out of
+  read exactly            floor, ceil, round, remainders and casts to integers of it; the places of the largest of it
+  open                    as large as an input of the model or an integer happens to be: computed from them by arithmetic, sums,
+                          resampling and products of few terms, not by layers, norms or functions of bounded results
+  whole                   an integer that became a float
+  a divisor               what is divided by, or of which a logarithm is taken: small values count as much as large ones
+
+What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the
+way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where
+fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tccompile.errors import UsageError
+from tccompile.ir.expr import DType, Element, Expr, View, walk
+from tccompile.ir.feeds import InputRange
+from tccompile.ir.program import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Scatter, TopK
+
+ANGLES = ("sin", "cos", "tan")
+STEPS = ("floor", "ceil", "round", "fmod", "floor_mod", "trunc_div")
+BOUNDED = (
+    "sin", "cos", "tanh", "atan", "sigmoid", "hard_sigmoid", "erf", "softsign", "sign", "equal", "less", "less_equal", "greater",
+    "greater_equal", "logical_not", "is_nan", "is_inf",
+)  # fmt: skip
+"""Functions whose results are about 1, however large their arguments."""
+
+FEW = 16
+"""Terms of a sum of products up to which its result is as open as its operands: a rotation is, a layer is not."""
+
+SMALL_COUNTS = ("reciprocal", "rsqrt", "log")
+"""Functions of which small arguments count as much as large ones; and so do divisors."""
+
+LEAST = 2.0**-14
+"""The smallest normal fp16 number."""
+
+EXACT = 2.0**11
+"""The magnitude up to which fp16 holds all whole numbers."""
+
+POSITIONS, TIMES = 1 << 15, 1000
+"""How many positions a sequence may have, and a process time steps, where nothing in the model says it."""
+
+MASKING = 1000.0
+"""What is multiplied by numbers of this size and more to be added to something is a mask of zeros and ones."""
+
+
+@dataclass
+class Positions:
+    """What is found: for tensors, by the one that owns the storage, why they must be in fp32.
+
+    wide    the reason
+    exact   products, by their position, that must read their operands in fp32
+    inputs  the model's inputs that are read for their angle
+    """
+
+    wide: dict[str, str] = field(default_factory=dict)
+    exact: set[int] = field(default_factory=set)
+    inputs: set[str] = field(default_factory=set)
+
+
+def positions(program: Program) -> Positions:
+    """What must be in fp32 for what it is read for, whatever values it takes."""
+    found = Positions()
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    open_ = _open(program)
+    angles: set[str] = set()
+    for i in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[i]
+        y = owner[op.y]
+        why = found.wide.get(y, "")
+        for name, through in _reads(op, program):
+            x = owner[name]
+            read = next((fn for fn in through if fn in (*ANGLES, *STEPS, "integer")), "")
+            if read and x in open_:
+                reason = f"fp32: {op.nodes[0]!r} reads it {_for(read)}"
+                turning = read in ANGLES
+            elif read == "integer" and program.tensors[name].dtype.is_float:
+                reason, turning = f"fp32: {op.nodes[0]!r} reads it as an integer", False
+            elif why and x in open_ and not any(fn in BOUNDED for fn in through):
+                reason, turning = why, y in angles
+                if isinstance(op, Conv | Gemm) and name in op.operands:
+                    found.exact.add(i)
+            else:
+                continue
+            found.wide.setdefault(x, reason)
+            if turning:
+                angles.add(x)
+    found.inputs = angles & {*program.inputs}
+    read_as_divisors = divisors(program)
+    for op in program.ops:
+        if isinstance(op, Norm) and op.centred and owner[op.x] in open_:
+            found.wide.setdefault(owner[op.x], f"fp32: {op.nodes[0]!r} takes its mean out of it, however large that is")
+        if owner[op.y] in read_as_divisors and any(_tiny(e) for e in walk(op.epilogue.expr)):
+            found.wide.setdefault(owner[op.y], "fp32: it divides, and is kept from zero by a number that fp16 does not hold")
+    for name, bound in _whole(program).items():
+        if bound > EXACT:
+            found.wide.setdefault(owner[name], "fp32: whole numbers that may exceed 2048")
+    return found
+
+
+def divisors(program: Program) -> set[str]:
+    """The tensors, by the owner of their storage, of which small elements count as much as large ones."""
+
+    def under(e: Expr, divides: bool) -> Iterator[Expr]:
+        if e.fn == "load" and divides:
+            yield e
+        for i, a in enumerate(e.args):
+            yield from under(a, divides or e.fn in SMALL_COUNTS or (e.fn == "div" and i == 1))
+
+    found: set[str] = set()
+    for op in program.ops:
+        found |= {program.tensors[op.views[e.value].tensor].storage for e in under(op.epilogue.expr, False)}  # type: ignore[index]
+    return found
+
+
+def _tiny(e: Expr) -> bool:
+    return e.fn == "const" and e.dtype is DType.F32 and 0 < abs(float(e.value or 0)) < LEAST
+
+
+def _for(read: str) -> str:
+    return "for its angle" if read in ANGLES else "as an integer" if read == "integer" else f"for the {read} of it"
+
+
+def _open(program: Program) -> set[str]:
+    """The tensors, by the owner of their storage, that are as large as an input of the model happens to be."""
+    tensors = program.tensors
+    found = {name for name in program.inputs if tensors[name].dtype is not DType.BOOL}
+    for op in program.ops:
+        if _carries(op, program) and tensors[op.y].dtype is not DType.BOOL:
+            sources = (tensors[name].storage for name, through in _reads(op, program) if not any(fn in BOUNDED for fn in through))
+            if any(name in found for name in sources):
+                found.add(tensors[op.y].storage)
+    return found
+
+
+def _carries(op: Op, program: Program) -> bool:
+    """Whether an op's result is as large as its operands happen to be."""
+    match op:
+        case Gemm(a=a):
+            return program.tensors[a].shape[-1] <= FEW
+        case Conv(w=w):
+            return math.prod(program.tensors[w].shape[1:]) <= FEW
+    return isinstance(op, Pointwise | Cumulate | Reduce | Pool | Resize | Scatter)
+
+
+def _reads(op: Op, program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The tensors whose values an op computes with, each with the functions that it goes through; "integer" for a cast to one.
+
+    Not those that are indices, nor operands of ops whose results are not as large as these.
+    """
+    pre = op.pre if isinstance(op, Reduce) else None
+    for leaf, through in _leaves(op.epilogue.expr, ()):
+        if leaf.fn == "load":
+            yield op.views[leaf.value].tensor, through  # type: ignore[index]
+        elif isinstance(op, TopK):
+            yield op.x, ("integer",)
+        elif _carries(op, program):
+            inside = tuple(fn for _, fns in _leaves(pre, ()) for fn in fns) if pre is not None else ()
+            for name in op.operands:
+                yield name, (*inside, *through)
+
+
+def _leaves(e: Expr, through: tuple[str, ...]) -> Iterator[tuple[Expr, tuple[str, ...]]]:
+    if e.fn in ("load", "acc"):
+        yield e, through
+    fn = e.fn
+    if fn == "cast":
+        fn = "integer" if e.dtype is DType.I64 and e.args[0].dtype is DType.F32 else ""
+    elif fn in STEPS and e.dtype is not DType.F32:  # of integers, which are exact
+        fn = ""
+    for i, a in enumerate(e.args):
+        if e.fn == "where" and i == 0:
+            continue  # what a condition is computed from is compared, and has been measured
+        yield from _leaves(a, (*through, fn) if fn else through)
+
+
+# --- Whole numbers ---------------------------------------------------------------------------------------------------
+
+
+def _whole(program: Program) -> dict[str, float]:
+    """The float tensors that hold whole numbers, computed from integers, with what no magnitude of them exceeds."""
+    bounds: dict[str, float] = {}
+    for op in program.ops:
+        y = program.tensors[op.y]
+        acc: float | None = None
+        if isinstance(op, Cumulate | Reduce) and op.combine in ("add", "min", "max") and not _changes(op):
+            x = program.tensors[op.x]
+            terms = x.size // max(y.size, 1) if isinstance(op, Reduce) else x.shape[op.axis]
+            one = _bound_of(program, op.x, bounds)
+            acc = None if one is None else one * (terms if op.combine == "add" else 1)
+        elif not isinstance(op, Pointwise):
+            continue
+        bound = _bound(op.epilogue.expr, op.views, acc, program, bounds)
+        if bound is not None and y.dtype.is_float:
+            bounds[op.y] = bound
+    return bounds
+
+
+def _changes(op: Op) -> bool:
+    return isinstance(op, Reduce) and op.pre.fn != "acc"
+
+
+def _bound_of(program: Program, name: str, bounds: Mapping[str, float]) -> float | None:
+    """What no magnitude in a tensor of whole numbers exceeds; None if it may hold others."""
+    dtype = program.tensors[name].dtype
+    if dtype is DType.BOOL:
+        return 1.0
+    if dtype.is_float:
+        return bounds.get(name)
+    return 2.0 ** (8 * dtype.size) if dtype.size == 1 else math.inf
+
+
+def _bound(e: Expr, views: tuple[View, ...], acc: float | None, program: Program, bounds: Mapping[str, float]) -> float | None:
+    """The same of an expression."""
+    args = [_bound(a, views, acc, program, bounds) for a in e.args]
+    match e.fn:
+        case "acc":
+            return acc
+        case "load":
+            view = views[e.value]  # type: ignore[index]
+            inner = _bound_of(program, view.tensor, bounds)
+            return inner if inner is None or not view.valid else max(inner, abs(view.fill)) if view.fill % 1 == 0 else None
+        case "const":
+            whole = e.dtype is not DType.F32 or float(e.value or 0) % 1 == 0
+            return abs(float(e.value or 0)) if whole else None
+        case "where":
+            args = args[1:]
+    if any(a is None for a in args):
+        return None
+    known = [a for a in args if a is not None]
+    match e.fn:
+        case "cast" | "neg" | "abs" | "relu":
+            return known[0]
+        case "add" | "sub":
+            return sum(known)
+        case "mul":
+            return math.prod(known) if 0.0 not in known else 0.0
+        case "min" | "max" | "where":
+            return max(known)
+    return None
+
+
+# --- Inputs ----------------------------------------------------------------------------------------------------------
+
+
+def input_ranges(program: Program) -> dict[str, InputRange]:
+    """Between what numbers the values of inputs lie, for those of which the program tells: what is computed from them shows it.
+
+    Indices into a table are below its extent, lengths below that of their sequences; what is read for its angle is a time step
+    if it is one number a sample, and other integers are positions; floats that are multiplied by huge numbers are masks.
+    """
+    tensors = program.tensors
+    found: dict[str, InputRange] = {}
+    for name in positions(program).inputs:
+        if tensors[name].rank < 2 or not tensors[name].dtype.is_float:  # others are coordinates, of about 1
+            count = TIMES if tensors[name].rank < 2 else POSITIONS
+            found[name] = InputRange(0, count - 1, whole=True)
+    for name, offset, extent in _indices(program):
+        old = found.get(name, InputRange(0, math.inf, whole=True))
+        low, high = -offset, extent - 1 - offset
+        if high >= max(low, 0):
+            found[name] = InputRange(max(low, 0), min(high, old.high), whole=True)
+    for op in program.ops:
+        if isinstance(op, Rnn) and op.lengths in program.inputs:
+            found[op.lengths] = InputRange(1, tensors[op.x].shape[0], whole=True)
+        for leaf, factor in _multiplied(op.epilogue.expr):
+            name = op.views[leaf.value].tensor  # type: ignore[index]
+            if factor >= MASKING and name in program.inputs and tensors[name].dtype.is_float:
+                found[name] = InputRange(0, 1, whole=True)
+    return {name: r for name, r in found.items() if math.isfinite(r.high) and tensors[name].dtype is not DType.BOOL}
+
+
+def ranges_of(program: Program, given: Mapping[str, tuple[float, float]]) -> dict[str, InputRange]:
+    """Between what numbers the values of inputs lie, as the user says, or else as the program tells.
+
+    Raises UsageError for a name that no input has, and for a range that its type does not hold.
+    """
+    found = input_ranges(program)
+    for name, (low, high) in given.items():
+        if name not in program.inputs:
+            raise UsageError(f"a range of {name!r}, which is no input; there are {', '.join(map(repr, program.inputs))}")
+        dtype = program.tensors[name].dtype
+        least, most = _limits(dtype)
+        if low < least or high > most or (not dtype.is_float and math.ceil(low) > math.floor(high)):
+            raise UsageError(f"input {name!r} is {dtype.value}, which does not hold the numbers {low:g}..{high:g}")
+        found[name] = InputRange(low, high)
+    return found
+
+
+def _limits(dtype: DType) -> tuple[float, float]:
+    """The least and the greatest finite number of a type."""
+    if dtype is DType.BOOL:
+        return 0, 1
+    if dtype is DType.BF16:
+        return -3.38e38, 3.38e38
+    limits = np.finfo(dtype.numpy) if dtype.is_float else np.iinfo(dtype.numpy)
+    return float(limits.min), float(limits.max)
+
+
+def _indices(program: Program) -> Iterator[tuple[str, int, int]]:
+    """The inputs that are indices, each with what is added to it before it is one, and the extent of the axis."""
+    writers = program.writer()
+
+    def origins(name: str, offset: int) -> Iterator[tuple[str, int]]:
+        if name in program.inputs:
+            yield name, offset
+        op = writers.get(name)
+        if isinstance(op, Pointwise):
+            for leaf, added in _shifted(op.epilogue.expr):
+                yield from origins(op.views[leaf.value].tensor, offset + added)  # type: ignore[index]
+
+    for op in program.ops:
+        at = op.at if isinstance(op, Scatter) else ()
+        places = [e for v in op.views for i in (*v.index, *(r.index for r in v.valid)) for e in i.elements]
+        for e in (*places, *(e for i in at for e in i.elements)):
+            assert isinstance(e, Element)
+            for name, offset in origins(e.tensor, 0):
+                yield name, offset, e.extent
+
+
+def _shifted(e: Expr) -> Iterator[tuple[Expr, int]]:
+    """The loads that an integer expression is a copy of, or is but for a constant that is added."""
+    if e.dtype is not DType.I64:
+        return
+    match e.fn:
+        case "load":
+            yield e, 0
+        case "cast" | "bit_and":  # narrow integers are added modulo their range, which is shifted there and back
+            yield from _shifted(e.args[0])
+        case "where":
+            yield from _shifted(e.args[1])
+            yield from _shifted(e.args[2])
+        case "min" | "max":
+            for a in e.args:
+                yield from _shifted(a)
+        case "add" | "sub" if e.args[1].fn == "const":
+            sign = 1 if e.fn == "add" else -1
+            for leaf, added in _shifted(e.args[0]):
+                yield leaf, added + sign * int(e.args[1].value or 0)
+
+
+def _multiplied(e: Expr, factor: float = 1.0) -> Iterator[tuple[Expr, float]]:
+    """The loads of an expression that are added up, each with the magnitude of the constant that it is multiplied by."""
+    match e.fn:
+        case "load":
+            yield e, factor
+        case "add" | "sub" | "neg" | "cast":
+            for a in e.args:
+                yield from _multiplied(a, factor)
+        case "mul":
+            for a, b in (e.args, e.args[::-1]):
+                if b.fn == "const":
+                    yield from _multiplied(a, factor * abs(float(b.value or 0)))

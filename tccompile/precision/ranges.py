@@ -1,0 +1,182 @@
+"""What values the tensors of a program take, from running it in float32: where fp16 would overflow or lose them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tccompile.ir import weights
+from tccompile.ir.program import Attention, Op, Pool, Program, Resize, multiplied, products
+from tccompile.ir.reference import evaluate
+from tccompile.precision.sensitivity import Need, Sensitivity
+
+if TYPE_CHECKING:
+    from tccompile.load.model import Opened
+
+LONG, TOO_LONG = 40e9, 300e9
+"""Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
+
+MANY, TOO_LARGE = 1 << 25, 1 << 28
+"""Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
+for which a run takes some GiB, and which are not run through."""
+
+SAMPLE = 1 << 15
+"""Elements of a tensor that are looked at one by one: its largest is sought among all."""
+
+
+@dataclass
+class Spread:
+    """Magnitudes of a tensor's finite values: the largest, and a sample of those that are not 0.
+
+    spread     for constant operands: how far the norms for each input channel are apart, those that are not 0
+    estimated  from the weights, not from running the network (estimate.py)
+    bound      what no input can make it exceed
+    need       why it must be stored in fp32, whatever its range
+    share      what storing it in fp16 moves the outputs by, relative to them
+    """
+
+    largest: float = 0.0
+    sample: list[np.ndarray] = field(default_factory=list)
+    spread: float = np.inf
+    estimated: bool = False
+    bound: float = np.inf
+    need: Need | None = None
+    share: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        flat = values.ravel("K")  # memory order: no copy of a transposed array
+        some = np.abs(flat[:: flat.size // SAMPLE | 1])  # odd: channels, by which memory repeats itself, are mostly even
+        high, low = (float(flat.max()), float(flat.min())) if flat.size else (0.0, 0.0)
+        if not np.isfinite(high - low):  # an infinity or a NaN among them: its neighbours still count
+            finite = flat[np.isfinite(flat)]
+            high, low = (float(finite.max()), float(finite.min())) if finite.size else (0.0, 0.0)
+        self.largest = max(self.largest, high, -low)
+        self.sample.append(some[np.isfinite(some) & (some > 0)].astype(np.float32))
+
+    @property
+    def magnitudes(self) -> np.ndarray:
+        return np.concatenate(self.sample) if self.sample else np.empty(0, np.float32)
+
+
+def activations(
+    program: Program,
+    runs: Iterable[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+    progress: Callable[[], object] = lambda: None,
+) -> dict[str, Spread]:
+    """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage.
+
+    progress  called after each op of each run
+    """
+    found: dict[str, Spread] = {}
+    sensitivity = Sensitivity(program)
+
+    def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+        if program.tensors[op.y].dtype.is_float:
+            found.setdefault(program.tensors[op.y].storage, Spread()).add(y)
+        sensitivity.observe(op, values, acc, y)
+        progress()
+
+    with np.errstate(all="ignore"):
+        for feeds in runs:
+            evaluate(program, feeds, sources, watch)
+        for owner, need in sensitivity.needs().items():
+            found[owner].need = need
+        for owner, share in sensitivity.shares().items():
+            if owner in found:
+                found[owner].share = share
+    return found
+
+
+def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:
+    """The values of each constant that Tensor Cores may multiply."""
+    found: dict[str, Spread] = {}
+    for name in dict.fromkeys(name for op in program.ops for name in multiplied(op)):
+        if name in program.constants:
+            values = weights.evaluate(program.constants[name], sources)
+            found[name] = Spread()
+            found[name].add(values)
+            if values.ndim > 1:  # (output, input channels, …)
+                norms = _squares(values)
+                norms = np.sqrt(norms[norms > 0])
+                found[name].spread = norms.max() / norms.min() if norms.size else 1.0
+    return found
+
+
+def _squares(values: np.ndarray) -> np.ndarray:
+    """Sums of squares of each input channel, of (output, input channels, …): some output channels at a time, to save memory."""
+    others, step = (0, *range(2, values.ndim)), max((1 << 20) // max(math.prod(values.shape[1:]), 1), 1)
+    parts = (np.square(values[i : i + step], dtype=np.float64).sum(others) for i in range(0, len(values), step))
+    return sum(parts, np.zeros(values.shape[1]))
+
+
+def is_long(program: Program) -> bool:
+    """Whether a run takes more than a few seconds."""
+    return _share(program) < 0.5
+
+
+def _share(program: Program) -> float:
+    """The part of a run that takes a second or two."""
+    written = sum(math.prod(program.op_shape(op)) for op in program.ops)
+    return min(LONG / 2 / max(total_flops(program), 1), MANY / 2 / max(written, 1))
+
+
+def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
+    """The model for fewer or smaller images, and the shapes of its inputs, such that it is not long, or only a little.
+
+    Where all inputs have the same first extent, that is how many there are; images are inputs of rank 4. Tensors have the same
+    names in both; a network that flattens images may not take other sizes.
+    """
+    proto, share = deepcopy(model.proto), _share(program)
+    given = {name: program.tensors[name].shape for name in program.inputs}
+    batches = {shape[0] for shape in given.values() if len(shape) > 1}
+    batch = batches.pop() if len(batches) == 1 and all(given.values()) else 1
+    fewer = max(int(batch * share), 1)
+    factor = min(share * batch / fewer, 1.0) ** 0.5
+    shapes = {}
+    for value in proto.graph.input:
+        if value.name in given:
+            first, *rest = given[value.name] or (0,)
+            if len(rest) == 3 and fewer == 1:
+                rest = [rest[0], *(_fewer(n, factor) for n in rest[1:])]
+            shapes[value.name] = (fewer if first == batch else first, *rest) if given[value.name] else ()
+            for dim, extent in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dim.dim_value = extent
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    return replace(model, proto=proto), shapes
+
+
+def _fewer(pixels: int, factor: float) -> int:
+    """Rows or columns of a smaller image, rounded up to what networks with several scales take; a small one stays."""
+    fewer = max(int(pixels * factor), 1)
+    step = next((n for n in (32, 8) if pixels % n == 0 and pixels >= 8 * n), 1)
+    return pixels if pixels < 64 else -(-fewer // step) * step
+
+
+def total_flops(program: Program) -> int:
+    return sum(flops(op, program) for op in program.ops)
+
+
+def largest(program: Program) -> int:
+    """Elements of the largest tensor that a run makes: one of the program's, or a head's scores."""
+    heads = (op for op in program.ops if isinstance(op, Attention))
+    scores = [program.tensors[op.q].shape[2] * program.tensors[op.k].shape[2] for op in heads]
+    made = (t.size for t in program.tensors.values() if t.storage not in program.constants)
+    return max((*scores, *made), default=0)
+
+
+def flops(op: Op, program: Program) -> int:
+    """Operations of an op's convolution or matrix products, and of its windows; other ops count as none."""
+    match op:
+        case Pool(window=window):
+            return math.prod(program.op_shape(op)) * math.prod(window)
+        case Resize(index=index):
+            return 2 * math.prod(program.op_shape(op)) * sum(program.tensors[name].shape[1] for name in index)
+    return products(op, program)

@@ -1,0 +1,246 @@
+"""Program × Arch → choices: which kernel and config realises each op, and why.
+
+The metacommand: every kernel that supports the op offers its configs, each with a cost; the cheapest wins, Tensor Cores or
+not. Where a timing table knows the op, what was measured counts, and not what was not. The reason says what decided, and for
+a Conv or Gemm without Tensor Cores, what their kernels asked for and did not get.
+
+The cost is the op's time where it runs alone. Beside others it is the time by which the inference would end later, and what
+the others lose: see `Company`.
+
+A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tccompile.arch import Arch
+from tccompile.errors import TccompileError, UnsupportedError
+from tccompile.fuse.editor import canonical_view
+from tccompile.fuse.unfold import FEW
+from tccompile.ir.expr import identity_view
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, earlier, needs, renamed
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
+
+
+class Candidate(NamedTuple):
+    """A kernel in one config, and its estimated time in microseconds."""
+
+    cost: float
+    kernel: Kernel
+    config: Config
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
+
+    kernel: Kernel
+    config: Config
+    work: Work
+    cost: float
+    reason: str
+
+
+class Company(NamedTuple):
+    """What a step shares the GPU with.
+
+    others  how many steps run at the same time and would end the inference later if they took longer; one that might take up
+            to as long again counts in part
+    slack   microseconds that the step may take longer before it ends the inference later
+    """
+
+    others: float
+    slack: float
+
+
+ALONE = Company(0.0, 0.0)
+
+LOSS = 0.5
+"""What each of the others loses to a step whose blocks are on all multiprocessors, of the step's time. On an H200 GoogLeNet took
+107, 108 and 109 µs with 0.25, 0.5 and 1, and 121 with 0."""
+
+
+def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
+    """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
+    known: dict[Hashable, list[Candidate]] = {}
+    ranked = []
+    for op in program.ops:
+        alike = seen(op, program)
+        if alike not in known:
+            known[alike] = candidates(op, program, arch)
+        ranked.append(known[alike])
+    ops = list(program.ops)
+    choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(ops, ranked, strict=True)]
+    for i, (copy, conv) in uncopied(program).items():
+        direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
+        if direct.cost < choices[i].cost + choices[copy].cost:
+            reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
+            choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason)
+            ops[i], choices[i], ranked[i] = conv, direct, within
+    times = [choice.cost for choice in choices]
+    reads = needs(program)
+    latest, others = company(program, times)
+    ends: list[float] = []
+    for i, (op, own) in enumerate(zip(ops, reads, strict=True)):
+        begin = max((ends[k] for k in own), default=0.0)
+        if others[i] and choices[i].work.launches:
+            beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
+            choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
+        ends.append(begin + choices[i].cost)
+    return choices
+
+
+def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
+    """Convolutions of few channels of a copy of a model input that only they read, by their numbers: the copy's number, and the
+    convolution of the input itself. Its values are rounded to the weights' type, as in the copy, or not at all. The copy keeps
+    its place in memory: the CPU engine makes it, whatever the generation."""
+    found: dict[int, tuple[int, Conv]] = {}
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(program.ops):
+        for name in op.inputs:
+            readers.setdefault(program.tensors[name].storage, []).append(i)
+    for copy, op in enumerate(program.ops):
+        if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.y in program.outputs:
+            continue
+        (view,), x = op.views, program.tensors[op.views[0].tensor]
+        if x.name not in program.inputs or not x.dtype.is_float or program.tensors[op.y].shape != x.shape:
+            continue
+        whole = canonical_view(identity_view(x.name, x.rank), x.shape)
+        if canonical_view(view, x.shape) != whole or len(readers.get(op.y, ())) != 1:
+            continue
+        conv = program.ops[i := readers[op.y][0]]
+        if isinstance(conv, Conv) and conv.x == op.y and conv.groups == 1 and program.tensors[conv.w].shape[1] <= FEW:
+            direct = replace(conv, x=x.name)
+            if op.y not in direct.inputs:  # nor adds it to its result
+                found[i] = copy, direct
+    return found
+
+
+def company(program: Program, times: Sequence[float]) -> tuple[list[float], list[float]]:
+    """For each op when it must have ended, and the others beside it, if each begins as soon as what it reads is there."""
+    count, reads, before = len(times), needs(program), earlier(program)
+    begin: list[float] = []
+    for own in reads:
+        begin.append(max((begin[k] + times[k] for k in own), default=0.0))
+    latest = [max((b + t for b, t in zip(begin, times, strict=True)), default=0.0)] * count
+    for i in reversed(range(count)):
+        for k in reads[i]:
+            latest[k] = min(latest[k], latest[i] - times[i])
+    haste = [max(0.0, 1.0 - (latest[i] - begin[i] - times[i]) / times[i]) if times[i] else 0.0 for i in range(count)]
+    others, running = [0.0] * count, list[int]()
+    for i in sorted(range(count), key=lambda i: begin[i]):
+        running = [k for k in running if begin[k] + times[k] > begin[i]]
+        for k in running:
+            if not (before[i] >> k | before[k] >> i) & 1:
+                others[i] += haste[k]
+                others[k] += haste[i]
+        running.append(i)
+    return latest, others
+
+
+def share(work: Work, arch: Arch) -> float:
+    """Of the GPU's multiprocessors, the part that a step's blocks are spread over."""
+    return min(1.0, max((math.prod(launch.grid) for launch in work.launches), default=0) / arch.sms)
+
+
+def seen(op: Op, program: Program) -> Hashable:
+    """All that kernels see of an op but its names: ops with equal ones have the same candidates."""
+    joined = program.joined.get((op.w, op.groups), ()) if isinstance(op, Conv) else ()
+    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *joined))
+    names |= dict.fromkeys(program.tensors[name].storage for name in [*names])
+    numbers = {name: str(number) for number, name in enumerate(names)}
+    tensors = (program.tensors[name] for name in names)
+    own = tuple(replace(t, name=numbers[t.name], base=t.base and numbers[t.base]) for t in tensors)
+    outside = tuple((n in program.inputs, n in program.outputs, n in program.constants) for n in names)
+    return replace(renamed(op, numbers), nodes=()), own, outside, len(joined)
+
+
+def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
+    """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none."""
+    kernels = [k for k in KERNELS if isinstance(op, k.realises)]
+    refusals = {k.name: k.supports(op, program, arch) for k in kernels}
+    found = [
+        Candidate(k.cost(op, program, config, arch), k, config)
+        for k in kernels
+        if refusals[k.name] is None
+        for config in k.configs(op, program, arch)
+    ]
+    if not found:
+        why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
+        raise UnsupportedError(
+            f"node {op.nodes[0]!r} ({type(op).__name__}): no kernel on {arch.name} takes it ({why}); "
+            "give the model smaller inputs, or split it there"
+        )
+    return sorted(found, key=lambda c: c.cost)
+
+
+def choose(
+    op: Op,
+    program: Program,
+    arch: Arch,
+    refused: Collection[Code] = (),
+    timings: Timings = NO_TIMINGS,
+    company: Company = ALONE,
+    ranked: Sequence[Candidate] = (),
+) -> Choice:
+    """The fastest candidate of those that were measured; if there are none, the cheapest, the first of equals.
+
+    ranked  the op's `candidates`, where they are known
+    In company, the one that costs all of them least: what it takes beyond the fastest one's time and the slack, and what it
+    keeps from the others while it runs.
+    """
+    ranked = ranked or candidates(op, program, arch)
+    known = timings.of(op, program, arch)
+    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
+    us = [times[n].us if n in times else c.cost for n, c in enumerate(ranked)]
+    order = sorted(times, key=lambda n: us[n]) + [n for n in range(len(ranked)) if n not in times]
+    if company.others:
+        least = us[order[0]] + company.slack
+        price, best = [math.inf] * len(ranked), math.inf
+        for n in order:
+            if (n in times or not times) and max(us[n], least) < best:  # else one before it is better, whatever its share
+                work = ranked[n].kernel.work(op, program, ranked[n].config, arch)
+                price[n] = max(us[n], least) + LOSS * us[n] * company.others * share(work, arch)
+                best = min(best, price[n])
+        order.sort(key=lambda n: (n not in times, price[n]))
+    works = ((n, ranked[n].kernel.work(op, program, ranked[n].config, arch)) for n in order)
+    chosen = next((w for w in works if not any(launch.code in refused for launch in w[1].launches)), None)
+    if chosen is None:
+        what = f"every kernel for {type(op).__name__} {op.nodes[0]!r} spills registers on {arch.name}"
+        raise TccompileError(f"{what}: leave {arch.name} out (--arch), or compute the node in fp32 (--fp32 {op.nodes[0]!r})")
+    number, work = chosen
+    cost, kernel, config = ranked[number]
+    if known and number in times:
+        cost, count = times[number].us, len(times)
+        reason = f"measured {cost:.1f} µs on {known.gpu}"
+        if times[number].source != source(kernel):
+            reason += " with another version of the kernel"
+    else:
+        count = len(ranked)
+        reason = f"estimated {cost:.1f} µs"
+    reason += f", best of {count}" if count > 1 else ""
+    if company.others:
+        reason += " beside others"
+    if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
+        reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
+    return Choice(kernel, config, work, cost, reason)
+
+
+def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:
+    """Why Tensor Cores do not compute a Conv or Gemm: how long they would take, or else the rule that does not hold."""
+    if arch.mma is None:
+        return f"{arch.name} has none"
+    by_tensor_cores = [n for n, c in enumerate(ranked) if c.kernel.tensor_cores]
+    if measured := [times[n].us for n in by_tensor_cores if n in times]:
+        return f"with them it took {min(measured):.1f} µs"
+    if by_tensor_cores:
+        return f"with them it is estimated to take {ranked[by_tensor_cores[0]].cost:.1f} µs"
+    # KERNELS lists the more general kernel after the more special one, so the last refusal is the rule that counts
+    kernels = [k for k in reversed(KERNELS) if k.tensor_cores and isinstance(op, k.realises)]
+    return str(kernels[0].supports(op, program, arch))

@@ -1,0 +1,1 @@
+"""Whether a plan computes what its model says: the oracle, certificates, and code made again."""

@@ -1,0 +1,202 @@
+"""`tccompile --verify`: a plan beside ONNX Runtime, per output and per tensor, and the certificate that comes of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from tccompile.errors import DeviceError, InputError, UsageError, VerificationError
+from tccompile.ir.feeds import read_arrays, samples, seeded
+from tccompile.ir.metric import relative_error
+from tccompile.ir.program import Program
+from tccompile.ir.reference import from_storage
+from tccompile.load.classical import class_names
+from tccompile.load.cut import Part
+from tccompile.load.model import sources, with_small_weights
+from tccompile.plan.format import Certificate, Plan, fill
+from tccompile.precision.positions import ranges_of
+from tccompile.runtime.cpu import CpuEngine
+from tccompile.runtime.session import Session
+from tccompile.terminal import plain
+from tccompile.verify.certificate import Result, certificate, numbers
+
+if TYPE_CHECKING:
+    from tccompile.pipeline import Model
+
+SEED = 1
+"""Of the inputs that a certificate is made of; other ones than what tensors' ranges are measured with."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How far a tensor between inputs and outputs is from ONNX Runtime's, on the CPU engine, and the node that writes it."""
+
+    entry: int
+    node: str
+    tensor: str
+    dtype: str
+    error: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "error": self.error if math.isfinite(self.error) else None}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The plan with its certificates, each output's error on each device, and each tensor's if they were asked for."""
+
+    plan: Plan
+    results: tuple[Result, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(r.passed for r in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        verified = {"passed": self.passed, "outputs": [r.to_json() for r in self.results]}
+        return {"verify": verified | ({"layers": [x.to_json() for x in self.layers]} if self.layers else {})}
+
+
+def verify(
+    model: Model,
+    plan: Plan,
+    bound: float,
+    data: Path | None = None,
+    layers: bool = False,
+    input_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> Verification:
+    """Run the plan beside ONNX Runtime in fp32, on the CPU engine, and on the first GPU if there is one that can.
+
+    bound  what ‖out - ref‖ / ‖ref‖ may be, for each output
+    data   a file of inputs, to look at beside the seeded ones; `layers`: every tensor that the model has too, on seeded inputs
+    input_ranges  of the seeded ones, by the input's name, where the model does not tell them
+    Raises UsageError without ONNX Runtime, or if it does not run the model; InputError for data that fit no entry.
+    """
+    oracle = Oracle(model)
+    whole = fill(plan, sources(model))
+    results: list[Result] = []
+    certificates: list[Certificate] = []
+    found: list[Layer] = []
+    used = data is None
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(Session(whole, "cpu"))]
+        with suppress(DeviceError):
+            sessions.append(stack.enter_context(Session(whole, "gpu")))
+        for number, entry in enumerate(plan.entries):
+            program = entry.program
+            ranges = ranges_of(program, input_ranges)
+            runs = [(f"entry {number}, seed {SEED}", seeded(program, SEED, ranges))]
+            if data is not None:
+                sets = samples(program, read_arrays(data, program.inputs)) or []
+                used |= bool(sets)
+                runs += [(f"{data.name}, set {i}", feeds) for i, feeds in enumerate(sets)]
+            for i, (inputs, feeds) in enumerate(runs):
+                reference = oracle.run(program, feeds, program.outputs)
+                for session in sessions:
+                    outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
+                    errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.outputs}
+                    own = [Result(n, session.describe(), inputs, error, bound) for n, error in errors.items()]
+                    results += own
+                if i > 0:
+                    continue
+                if made := certificate(plan, number, SEED, ranges, reference, own, oracle.name):
+                    certificates.append(made)
+                else:
+                    message = (
+                        f"entry {number}: from random inputs something is computed that is not finite; it gets no certificate"
+                    )
+                    warnings.warn(message, RuntimeWarning, stacklevel=2)
+            if layers:
+                found += _layers(whole, number, runs[0][1], oracle)
+    if not used:
+        raise InputError(f"{data}: the arrays fit the inputs of no entry, neither alone nor as a row of them")
+    return Verification(replace(plan, certificates=tuple(certificates)), tuple(results), tuple(found))
+
+
+def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Oracle) -> list[Layer]:
+    """Each float tensor that an op writes and that the model has under the same name and shape."""
+    program = plan.entries[number].program
+    names = [op.y for op in program.ops if op.y in oracle.tensors and op.y not in program.outputs]
+    if not names:  # for which ONNX Runtime would give all outputs
+        return []
+    reference = oracle.run(program, feeds, names)
+    found: dict[str, Layer] = {}
+    nodes = {op.y: op.nodes[-1] for op in program.ops}
+
+    def observe(name: str, stored: np.ndarray) -> None:
+        t = program.tensors[name]
+        if name in reference and t.dtype.is_float and reference[name].shape == t.shape:
+            scale = program.storage[t.storage].scale if t.storage in program.storage else 0
+            values = numbers(stored, program, name) * 2.0**-scale
+            found[name] = Layer(number, nodes[name], name, t.dtype.value, relative_error(values, reference[name]))
+
+    CpuEngine(plan, plan.entries[number], plan.entries[number].sections[0], observe=observe).run(feeds)
+    return list(found.values())
+
+
+class Oracle:
+    """The model in ONNX Runtime on the CPU, without its optimizations."""
+
+    def __init__(self, model: Model) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError("--verify needs onnxruntime, which is not installed: pip install onnxruntime") from None
+        self.runtime = onnxruntime
+        self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        self.proto, self.path = with_small_weights(model)
+        self.tensors = {name for node in self.proto.graph.node for name in node.output}
+        self.classes = {node.output[0]: class_names(node) for node in self.proto.graph.node if node.op_type == "ZipMap"}
+        self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part) else str(model))
+
+    def _open(self, model: Any) -> Any:
+        options = self.runtime.SessionOptions()
+        if self.path is not None:  # where a model that comes from memory has its weights
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.path.parent))
+        options.graph_optimization_level = self.runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        try:
+            given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+            return self.runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # it raises types of its own, and protobuf's for models beyond 2 GB
+            raise UsageError(f"{self.name} does not take the model: {error}") from None
+
+    def run(self, program: Program, feeds: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The tensors by name, as float64 where they are floats."""
+        session = self._session
+        if not set(names) <= {o.name for o in session.get_outputs()}:
+            watched = onnx.ModelProto()
+            watched.CopyFrom(self.proto)
+            there = {o.name for o in watched.graph.output}
+            watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+            session = self._open(watched)
+        given = {n: feeds[n] if feeds[n].dtype != np.uint16 else from_storage(feeds[n], program.tensors[n].dtype) for n in feeds}
+        try:
+            values = session.run(list(names), given)
+        except Exception as error:
+            raise VerificationError(f"{self.name} fails on these inputs: {error}") from None
+        return {name: self._array(name, v) for name, v in zip(names, values, strict=True)}
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """An output as the plan gives it: of a list of maps, the array that they were made of."""
+        if name not in self.classes:
+            return np.asarray(value)
+        return np.array([[row[c] for c in self.classes[name]] for row in value], np.float32)
+
+
+def layers_text(layers: Sequence[Layer]) -> str:
+    lines = [f"{'error':>9}  {'type':8}  tensor, and the node that computes it"] if layers else []
+    for x in layers:
+        error = f"{x.error:9.2e}" if math.isfinite(x.error) else "      NaN"
+        lines.append(f"{error}  {x.dtype:8}  {x.tensor}" + (f"  ({x.node})" if x.node != x.tensor else ""))
+    return "\n".join(map(plain, lines))

@@ -1,0 +1,89 @@
+"""The rooms of the house: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "terminal", "arch"),
+    ("options",),
+    ("ir",),
+    ("kernels",),
+    ("plan", "load"),
+    ("rewrites", "runtime"),
+    ("lower",),
+    ("fuse",),
+    ("precision",),
+    ("schedule",),
+    ("emit",),
+    ("check", "dump", "tune"),
+    ("pipeline",),
+    ("verify", "backend"),
+    ("cli",),
+)
+"""Rooms and modules of tccompile, lowest first. A room imports itself and what is on floors below it."""
+
+PUBLIC = "tccompile"
+"""The package itself, which gives users names of all floors, when they are first asked for."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package by name."""
+    out = {}
+    for folder, package in ((ROOT / "tccompile", PUBLIC), (ROOT / "kernels", f"{PUBLIC}.kernels")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if parts[0] != "kernels" or folder.name == "kernels":
+                out[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return out
+
+
+def imports(name: str, known: set[str]) -> set[str]:
+    """The modules of the package that a module imports, inside functions and for types only too."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            found |= {
+                f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in known else node.module for alias in node.names
+            }
+    return found & known
+
+
+@pytest.fixture(scope="module")
+def arrows() -> dict[str, set[str]]:
+    names = set(modules())
+    return {name: imports(name, names) - {PUBLIC, name} for name in names - {PUBLIC}}
+
+
+def floor(name: str) -> int:
+    room = name.split(".")[1]
+    return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def test_no_arrow_goes_up(arrows: dict[str, set[str]]) -> None:
+    def room(name: str) -> str:
+        return name.split(".")[1]
+
+    up = [
+        f"{name} -> {other}"
+        for name, others in arrows.items()
+        for other in others
+        if room(name) != room(other) and floor(other) >= floor(name)
+    ]
+    assert not up, "\n".join(sorted(up))
+
+
+def test_no_modules_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -> None:
+    left = dict(arrows)
+    while leaves := [name for name, others in left.items() if not others & left.keys() - {name}]:
+        for name in leaves:
+            del left[name]
+    assert not left, f"in circles, or above them: {sorted(left)}"
