@@ -717,6 +717,23 @@ def test_each_element_is_written_once_before_it_is_read(parts, message):
             to_bytes(made)
 
 
+def test_what_lies_between_the_elements_of_a_tensor_is_not_read():
+    """A tensor whose elements are two apart, all of them written, and a view of its storage that has those between them too."""
+    apart = Tensor("apart", (1, 8), DType.F32, (1, 8), (16, 2))
+    row = Tensor("row", (1, 8), DType.F32, (1, 8), (8, 1), "apart", 0)
+    y = dense("y", (1, 8), DType.F32, pad=1)
+    for read, taken in (("apart", True), ("row", False)):
+        first = Pointwise(nodes=("apart",), y="apart", epilogue=Epilogue(const(1.0)))
+        last = Pointwise(nodes=("out",), y="y", epilogue=Epilogue(load(0), (identity_view(read, 2),)))
+        program = Program((), ("y",), {t.name: t for t in (apart, row, y)}, {}, (first, last))
+        made = Plan("", {}, (Entry(program, ()),), (), {})
+        if taken:
+            assert to_bytes(made)
+        else:
+            with pytest.raises(PlanError, match="reads elements of 'row' that nothing before it writes"):
+                to_bytes(made)
+
+
 def test_checking_takes_time_by_steps_not_by_their_squares():
     """Thousands of steps that all read one tensor and write slices of another, which one reads."""
     n = 1500

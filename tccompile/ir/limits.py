@@ -157,6 +157,7 @@ class _Written:
 
     def __init__(self, base: Tensor, budget: Budget) -> None:
         self._base, self._left = base, math.prod(base.padded)
+        self._solid = self._left == base.span  # else there are elements between its own, which nobody writes
         self._axis = -1
         self._line = Line[Block](budget)
 
@@ -179,7 +180,7 @@ class _Written:
 
     def hold(self, t: Tensor) -> bool:
         """Whether all of a tensor has been written."""
-        if not self._left:
+        if not self._left and (self._solid or t.base is None):
             return True
         block = block_of(t, self._base)
         return block is not None and self._shared(block) == math.prod(t.padded)
