@@ -381,8 +381,8 @@ def is_boxed(op: Conv, program: Program) -> bool:
     """Whether the copy engine can store y, and read what is added to it: one tensor of float16 at most, in vectors of 8 channels
     and with its pixels at one stride, as those of y."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
-    _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, epilogue.frame_of(op, program)).params
-    if shuffle or mode != "vector" or rows == "general" or len(loads) > 1:
+    target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
+    if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
         return False
     if any(load.step is None or not load.vector for load in loads):
         return False

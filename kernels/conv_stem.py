@@ -189,10 +189,10 @@ class ConvStem(Kernel):
         frame = epilogue.frame_of(op, program)
         if (reason := refusal(op, program, frame)) is not None:
             return reason
-        _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
-        if shuffle or mode != "vector":
+        target = epilogue.describe(op, program, frame).form.y
+        if target.shuffled or target.mode != "vector":
             return f"the channels of {y.name} do not lie in aligned vectors of 8, as the copy engine stores them"
-        if rows == "general":
+        if target.rows == "general":
             return f"the pixels of {y.name} do not lie at one stride"
         if epilogue.loads_by_row(op, program):
             return "its epilogue reads a tensor for each pixel"

@@ -284,8 +284,8 @@ class DepthwiseSm90(Kernel):
             return f"slabs of {r} rows of its image do not fit {arch.smem_block} bytes of shared memory"
         if (reason := refusal(op, program, epilogue.frame_of(op, program))) is not None:
             return reason
-        _, _, (_, mode, _, _, shuffle), _, _ = epilogue.describe(op, program, epilogue.frame_of(op, program)).params
-        if shuffle or mode != "vector":
+        target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
+        if target.shuffled or target.mode != "vector":
             return f"the channels of {y.name} do not lie in aligned vectors of 8, as the copy engine stores them"
         if loads := epilogue.loads_by_row(op, program):
             return f"its epilogue reads {loads[0].tensor.name} for each pixel"

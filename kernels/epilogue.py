@@ -3,16 +3,16 @@
 A kernel computes its op's result as rows m and groups of neighbouring lanes c, and hands each group of float32 values to
 `store`. Which axis is which is a `Frame`; how each tensor is read or written for it is `describe`'s choice:
 
-lanes  "vector": neighbours in memory, accesses of up to 16 bytes; "strided": one access a lane; "guarded": the same, lanes
-       at and beyond the result's channels not touched; "same": one element for all lanes
-rows   "none": the address does not depend on m; "linear": m times a stride; "general": a stride for each dimension of the
-       rows, and m is taken apart by multiplications with reciprocals (once for all accesses)
+mode  how a group's lanes are read or written. "vector": neighbours in memory, accesses of up to 16 bytes; "strided": one access
+      a lane; "guarded": the same, lanes at and beyond the result's channels not touched; "same": one element for all lanes
+rows  how the address depends on m. "none": not at all; "linear": m times a stride; "general": a stride for each dimension of
+      the rows, and m is taken apart by multiplications with reciprocals (once for all accesses)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
@@ -40,15 +40,88 @@ def frame_of(op: Op, program: Program) -> Frame:
 
 
 @dataclass(frozen=True)
+class Read:
+    """How a tensor is read for the result's rows and lanes: `mode` and `rows` of the module's text."""
+
+    dtype: DType
+    mode: str
+    rows: str
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it reads something else for each row, such as a residual."""
+        return self.rows != "none"
+
+
+@dataclass(frozen=True)
+class Written:
+    """How y is written: `mode` and `rows` of the module's text.
+
+    masked    lanes at and beyond the result's channels are stored as zeros: they are y's padding
+    shuffled  depth-to-space: `Epilogue.shuffle` is a block of more than 1
+    """
+
+    dtype: DType
+    mode: str
+    rows: str
+    masked: bool
+    shuffled: bool
+
+
+@dataclass(frozen=True)
+class Form:
+    """All that an epilogue's code is made from. It holds no shapes, which are arguments of the launch, so that ops share codes.
+
+    lanes  neighbouring results that a call stores of a row
+    depth  dimensions of the rows, after merging
+    """
+
+    lanes: int
+    depth: int
+    y: Written
+    loads: tuple[Read, ...]
+    expr: Expr
+
+    @property
+    def encoded(self) -> tuple[Value, ...]:
+        """Nested tuples of strings and numbers, as `Code.params` holds them; `Form.decoded` reads them."""
+        y = (self.y.dtype.value, self.y.mode, self.y.rows, self.y.masked, self.y.shuffled)
+        loads = tuple((load.dtype.value, load.mode, load.rows) for load in self.loads)
+        return self.lanes, self.depth, y, loads, encode(self.expr)
+
+    @staticmethod
+    def decoded(params: Value) -> Form:
+        """The form that `encoded` gave."""
+        lanes, depth, (dtype, *how), loads, expr = params
+        reads = tuple(Read(DType(kind), mode, rows) for kind, mode, rows in loads)
+        return Form(lanes, depth, Written(DType(dtype), *how), reads, decode(expr))
+
+    @property
+    def unmasked(self) -> Form:
+        """The same without zeros for y's padding, with the same arguments: for groups of lanes that have none of it."""
+        return replace(self, y=replace(self.y, masked=False))
+
+    @property
+    def loads_by_row(self) -> int:
+        """How many tensors it reads something else of for each row."""
+        return sum(load.by_row for load in self.loads)
+
+
+@dataclass(frozen=True)
 class EpilogueSpec:
     """How to store one op's results.
 
-    params  what `build` needs, for `code(…, epilogue=spec.params)`; without shapes, so that ops share codes
-    args    the arguments of the launch that the stored function takes as `e`
+    form  what its code is made from
+    args  the arguments of the launch that the stored function takes as `e`
     """
 
-    params: tuple[Value, ...]
+    form: Form
     args: tuple[Arg, ...]
+
+    @property
+    def params(self) -> tuple[Value, ...]:
+        """The form as a code's parameter: `code(…, epilogue=spec.params)`, of which `build` makes the function."""
+        return self.form.encoded
 
 
 @dataclass(frozen=True)
@@ -104,35 +177,48 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
     if block > 1:
         y_strides[2], y_strides[3] = block * y.strides[2], block * y.strides[3]
     dims = _merged(rows, shape, [tuple(y_strides), *(a.strides for a in accesses)], block > 1)
-    inner = [extent for extent, _ in dims[1:]]
-
-    args: list[Arg] = [I32(v) for extent in inner for v in (extent, *divider(extent))]
-    channels, padded = shape[lane], y.padded[lane]
     y_rows, y_args = _rows(dims, tuple(y_strides), y.name)
+    args: list[Arg] = [I32(v) for extent, _ in dims[1:] for v in (extent, *divider(extent))]
+    args += [Ptr(op.y), *y_args]
+    channels, padded = shape[lane], y.padded[lane]
     if block > 1:
-        whole = y.shape[1] % lanes == 0 and padded == y.shape[1]
-        mode = "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) and y.strides[1] == 1 else "strided"
-        args += [Ptr(op.y), *y_args, *map(I32, (channels, padded, y.strides[1], y.shape[1], *divider(y.shape[1])))]
+        mode = _shuffled_mode(y, lanes)
+        args += map(I32, (channels, padded, y.strides[1], y.shape[1], *divider(y.shape[1])))
         args += map(I32, (block, *divider(block), y.strides[2], y.strides[3]))
-        target = (y.dtype.value, mode, y_rows, False, True)
     else:
         vector = y.strides[lane] == 1 and padded % lanes == 0 and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
         mode = "vector" if vector else "strided" if padded % lanes == 0 else "guarded"
-        args += [Ptr(op.y), *y_args, I32(channels), I32(padded), I32(y.strides[lane])]
-        target = (y.dtype.value, mode, y_rows, padded != channels, False)
-    sources = []
+        args += [I32(channels), I32(padded), I32(y.strides[lane])]
+    reach = -(-max(channels, padded if block == 1 else 0) // lanes) * lanes  # lanes that groups ask for
+    loads = []
     for access in accesses:
         how, more = _rows(dims, access.strides, access.tensor.name)
-        step = access.strides[lane]
-        reach = -(-max(channels, padded if block == 1 else 0) // lanes) * lanes  # lanes that groups ask for
-        within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(access.strides) if s > 0 and a != lane)
-        covered = channels == reach or (step == 1 and within + reach <= access.tensor.span)
-        mode = "same" if step == 0 else "strided" if channels == reach else "guarded"
-        if step == 1 and covered and _aligned(access.tensor, lanes, access.offset, [access.strides[a] for a in rows]):
-            mode = "vector"
-        sources.append((access.tensor.dtype.value, mode, how))
-        args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(_small(step, access.tensor.name))]
-    return EpilogueSpec((lanes, len(dims), target, tuple(sources), encode(op.epilogue.expr)), tuple(args))
+        loads.append(Read(access.tensor.dtype, _read_mode(access, shape, lane, rows, lanes, reach), how))
+        step = _small(access.strides[lane], access.tensor.name)
+        args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
+    target = Written(y.dtype, mode, y_rows, block == 1 and padded != channels, block > 1)
+    return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), op.epilogue.expr), tuple(args))
+
+
+def _shuffled_mode(y: Tensor, lanes: int) -> str:
+    """How depth-to-space writes groups of lanes: whole ones where none of them spans two pixels of a block."""
+    whole = y.shape[1] % lanes == 0 and y.padded[1] == y.shape[1] and y.strides[1] == 1
+    return "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) else "strided"
+
+
+def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes: int, reach: int) -> str:
+    """How a tensor is read for groups of lanes, which ask for `reach` lanes from the result's first channel on.
+
+    lane, rows  the result's axes of the lanes and of the rows
+    """
+    strides, tensor = access.strides, access.tensor
+    if strides[lane] == 0:
+        return "same"
+    within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(strides) if s > 0 and a != lane)
+    covered = shape[lane] == reach or within + reach <= tensor.span
+    if strides[lane] == 1 and covered and _aligned(tensor, lanes, access.offset, [strides[a] for a in rows]):
+        return "vector"
+    return "strided" if shape[lane] == reach else "guarded"
 
 
 def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
@@ -147,11 +233,11 @@ def loads_by_row(op: Op, program: Program) -> list[RowLoad]:
     """What the epilogue reads elsewhere for each row, such as a residual: what it costs depends on them."""
     shape, frame = program.op_shape(op), frame_of(op, program)
     found = []
-    for view, (_, mode, how) in zip(op.epilogue.loads, describe(op, program, frame).params[3], strict=True):
-        if how != "none":
+    for view, read in zip(op.epilogue.loads, describe(op, program, frame).form.loads, strict=True):
+        if read.by_row:
             access = _access(program, view, len(shape))
             step = next((access.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
-            found.append(RowLoad(access.tensor, access.offset, step if how == "linear" else None, mode == "vector"))
+            found.append(RowLoad(access.tensor, access.offset, step if read.rows == "linear" else None, read.mode == "vector"))
     return found
 
 
@@ -207,10 +293,10 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     """
     from numba import cuda
 
-    text, kinds, accesses, *_ = source(params, rows)
-    scope = {**names(), **memory_functions(accesses, space)}
-    store = cuda.jit(device=True, inline="always")(execute(text, scope, "store"))
-    return store, types_of(kinds)
+    found = source(Form.decoded(params), rows)
+    scope = {**names(), **memory_functions(found.accesses, space)}
+    store = cuda.jit(device=True, inline="always")(execute(found.text, scope, "store"))
+    return store, types_of(found.kinds)
 
 
 def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[Any, ...]]:
@@ -222,9 +308,10 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
     """
     from numba import cuda
 
-    text, kinds, accesses, *_ = source(params, rows, stores=False)
-    results = cuda.jit(device=True, inline="always")(execute(text, {**names(), **memory_functions(accesses)}, "results"))
-    return results, types_of(kinds)
+    found = source(Form.decoded(params), rows, stores=False)
+    scope = {**names(), **memory_functions(found.accesses)}
+    results = cuda.jit(device=True, inline="always")(execute(found.text, scope, "results"))
+    return results, types_of(found.kinds)
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -235,7 +322,7 @@ def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tupl
     """
     from numba import cuda
 
-    found = source(params, rows, stores=False, keeps=True)
+    found = source(Form.decoded(params), rows, stores=False, keeps=True)
     scope = {**names(), **memory_functions(found.accesses)}
     inline = cuda.jit(device=True, inline="always")
     kept, results = (inline(execute(text, scope, name)) for text, name in ((found.kept, "kept"), (found.text, "results")))
@@ -249,7 +336,7 @@ def build_ahead(params: tuple[Value, ...]) -> Any:
 
     from tccompile.kernels.ptx.memory import prefetch
 
-    text = execute(source(params).ahead, {**names(), "prefetch": prefetch}, "ahead")
+    text = execute(source(Form.decoded(params)).ahead, {**names(), "prefetch": prefetch}, "ahead")
     return cuda.jit(device=True, inline="always")(text)
 
 
@@ -276,125 +363,186 @@ class Source(NamedTuple):
     kept: str
 
 
-def source(params: Any, rows: int = 1, stores: bool = True, keeps: bool = False) -> Source:
+def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False) -> Source:
     """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
-    lanes, rank, (y_type, y_mode, y_rows, mask, shuffle), sources, encoded = params
-    expr, target = decode(encoded), DType(y_type)
-    accesses: Accesses = {}
-    arguments = Parameters("e[{}]")
-    out = Lines()
+    assert stores or form.loads_by_row <= 1
+    return _Writer(form, rows, stores, keeps).source()
 
-    # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
-    by_row = sum(how != "none" for _, _, how in sources)
-    assert stores or by_row <= 1
-    numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, rows) if stores]
-    read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in numbers[1:]] + ["m"] * (rows - len(numbers))
-    inner = [arguments.divider() for _ in range(rank - 1)]
-    apart = any(how == "general" for how in (y_rows, *(s[2] for s in sources)))
-    digits = [split(out, n, inner) if apart else [] for n in read_from]
 
-    def offsets(how: str, size: int) -> list[str]:
-        """Bytes from the tensor's first element to each row's."""
-        strides = [arguments.take() for _ in range({"none": 0, "linear": 1, "general": rank}[how])]
-        each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(read_from, digits, strict=True)]
+@dataclass(frozen=True)
+class _Target:
+    """The names of the arguments that say where y lies; the last four only of a shuffled one.
+
+    step       elements from lane to lane
+    remaining  the divider of y's channels, and `block` that of the shuffle's block
+    y_p, y_q   elements from row to row and from column to column of y's pixels
+    """
+
+    channels: str
+    padded: str
+    step: str
+    remaining: tuple[str, str, str] = ("", "", "")
+    block: tuple[str, str, str] = ("", "", "")
+    y_p: str = ""
+    y_q: str = ""
+
+
+class _Writer:
+    """Puts the text together, and takes the launch's arguments in the order in which `describe` gives them."""
+
+    def __init__(self, form: Form, rows: int, stores: bool, keeps: bool) -> None:
+        self.form, self.rows, self.stores, self.keeps = form, rows, stores, keeps
+        self.accesses: Accesses = {}
+        self.arguments = Parameters("e[{}]")
+        self.out, self.kept = Lines(), Lines()
+        self.reading = self.kept if keeps else self.out  # where loads that are the same for every row are written
+        self.found: list[str] = []  # the names of what was loaded, each once
+
+    def source(self) -> Source:
+        # The rows' numbers, and their coordinates, innermost last, if anything needs them. A row too many reads what row m reads.
+        form, out = self.form, self.out
+        self.numbers = ["m"] + [out.let(f"i32(m + step * {r})") for r in range(1, self.rows) if self.stores]
+        read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in self.numbers[1:]]
+        self.read_from = read_from + ["m"] * (self.rows - len(self.numbers))
+        inner = [self.arguments.divider() for _ in range(form.depth - 1)]
+        apart = "general" in (form.y.rows, *(load.rows for load in form.loads))
+        self.digits = [split(out, n, inner) if apart else [] for n in self.read_from]
+        first = self.arguments.take("address")
+        addresses = [f"{first}{row}" for row in self._offsets(form.y.rows, form.y.dtype.size)]
+        self.addresses = [out.let(text) for text in addresses] if self.stores else []
+        self.target = self._target()
+        ahead, values = self._loads()
+        return self._store(values, ahead) if self.stores else self._results(values, ahead)
+
+    def _offsets(self, how: str, size: int) -> list[str]:
+        """Bytes from the tensor's first element to each row's, as text to add."""
+        strides = [self.arguments.take() for _ in range({"none": 0, "linear": 1, "general": self.form.depth}[how])]
+        each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(self.read_from, self.digits, strict=True)]
         return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
 
-    first = arguments.take("address")
-    y = [f"{first}{row}" for row in offsets(y_rows, target.size)]
-    y = [out.let(text) for text in y] if stores else y
-    if shuffle:
-        channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
-        remaining, multiplier, shift = arguments.divider()
-        block, y_p, y_q = arguments.divider(), arguments.take(), arguments.take()
-        limit = channels
-    else:
-        channels, padded, y_step = arguments.take(), arguments.take(), arguments.take()
-        limit = padded
+    def _target(self) -> _Target:
+        take, divider = self.arguments.take, self.arguments.divider
+        where = take(), take(), take()
+        return _Target(*where, divider(), divider(), take(), take()) if self.form.y.shuffled else _Target(*where)
 
-    # Loads: values[r][k][i] is load k in lane i of row r. What does not depend on the row is read once.
-    values: list[list[list[str]]] = [[] for _ in range(rows)]
-    ahead, kept = ["def ahead(c, e):", f"    if c < {channels}:", "        pass"], Lines()
-    reading, found = kept if keeps else out, []
-    for k, (kind, mode, how) in enumerate(sources):
-        dtype = DType(kind)
-        first = arguments.take("address")
-        bases = [f"{first}{row}" for row in offsets(how, dtype.size)]
-        step = arguments.take()
-        if how == "none":
-            ahead.append(f"        prefetch({first} + i64(c) * (i64({step}) * {dtype.size}))")
-        if not stores and how != "none":
-            for r, loaded in enumerate(values):
-                loaded.append([f"added[{r * lanes + i}]" for i in range(lanes)])
-            continue
-        n = lanes if mode == "vector" else 1
-        name = f"load{k}"
-        accesses[name] = ("load", dtype, n, mode == "guarded")
-        for base, loaded in zip(bases, values, strict=True):
-            if mode == "same":
-                read = [reading.let(f"{name}({base})")] * lanes
-            elif mode == "vector":
-                group = reading.let(f"{name}({base} + i64(c) * {dtype.size})")
-                read = [reading.let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
-            else:
-                read = []
-                for i in range(lanes):
-                    at = f"c + {i}" if i else "c"
-                    guard = f", {at} < {channels}" if mode == "guarded" else ""
-                    read.append(reading.let(f"{name}({base} + i64({at}) * (i64({step}) * {dtype.size}){guard})"))
-            read = [reading.loaded(r, dtype) for r in read]
-            found += [r for r in read if r not in found]
-            loaded.append([f"read[{found.index(r)}]" for r in read] if keeps else read)
+    # --- Loads ---
 
-    def leaf(r: int, i: int) -> Callable[[Expr], str]:
-        return lambda e: f"acc[{r * lanes + i}]" if e.fn == "acc" else values[r][e.value][i]  # type: ignore[index]
+    def _loads(self) -> tuple[str, list[list[list[str]]]]:
+        """The text of `ahead`, and the names of what is read: [r][k][i] is load k in lane i of row r.
 
-    body = out.lines
-    ready: list[str] = []
-    size, zero = target.size, "f32(0)" if target.is_float else "i64(0)"
-    for r in range(rows):
-        results = [out.stored(out.value(expr, leaf(r, i)), expr.dtype, target) for i in range(lanes)]
-        if mask:
-            within = out.let(f"i32({channels} - c)")  # in 32 bits, as `c + i` would not be
-            results = [out.let(f"select({within} > i32({i}), {v}, {zero})") for i, v in enumerate(results)]
-        if not stores:
-            ready += results
-            continue
-        puts = []
-        if shuffle:
-            accesses["put"] = ("store", target, lanes if y_mode == "vector" else 1, y_mode != "vector")
-            for i in range(1 if y_mode == "vector" else lanes):
-                # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
-                lane = f"i32(c + {i})"
-                pixel = out.let(f"divide({lane}, {multiplier}, {shift})")
-                channel = out.let(f"i32({lane} - {pixel} * {remaining})")
-                bp = out.let(f"divide({pixel}, {block[1]}, {block[2]})")
-                bq = out.let(f"i32({pixel} - {bp} * {block[0]})")
-                at = out.let(f"{y[r]} + (i64({bp}) * i64({y_p}) + i64({bq}) * i64({y_q})) * {size}")
-                if y_mode == "vector":
-                    puts.append(f"put({at} + i64({channel}) * {size}, {', '.join(results)})")
-                    continue
-                puts.append(f"put({at} + i64({channel}) * (i64({y_step}) * {size}), {results[i]}, {lane} < {channels})")
-                # Whoever writes the pixel's last channel writes its padding too.
-                puts.append(f"last = select({lane} < {channels}, {channel}, i32(-1)) == {remaining} - 1")
-                puts.append(f"for z in range({remaining}, select(last, {padded}, {remaining})):")
-                puts.append(f"    put({at} + i64(z) * (i64({y_step}) * {size}), {zero}, 1)")
-        elif y_mode == "vector":
-            accesses["put"] = ("store", target, lanes, False)
-            puts.append(f"put({y[r]} + i64(c) * {size}, {', '.join(results)})")
-        else:
-            accesses["put"] = ("store", target, 1, y_mode == "guarded")
-            for i, v in enumerate(results):
-                guard = f", c + {i} < {padded}" if y_mode == "guarded" else ""
-                puts.append(f"put({y[r]} + i64(c + {i}) * (i64({y_step}) * {size}), {v}{guard})")
-        body += [f"if {numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
-    if not stores:  # what lies beyond y is computed from its first columns
+        What does not depend on the row is read once.
+        """
+        values: list[list[list[str]]] = [[] for _ in range(self.rows)]
+        ahead = ["def ahead(c, e):", f"    if c < {self.target.channels}:", "        pass"]
+        for k, read in enumerate(self.form.loads):
+            size = read.dtype.size
+            first = self.arguments.take("address")
+            bases = [f"{first}{row}" for row in self._offsets(read.rows, size)]
+            step = self.arguments.take()
+            if not read.by_row:
+                ahead.append(f"        prefetch({first} + i64(c) * (i64({step}) * {size}))")
+            if not self.stores and read.by_row:
+                for r, loaded in enumerate(values):
+                    loaded.append([f"added[{r * self.form.lanes + i}]" for i in range(self.form.lanes)])
+                continue
+            together = self.form.lanes if read.mode == "vector" else 1
+            self.accesses[f"load{k}"] = ("load", read.dtype, together, read.mode == "guarded")
+            for base, loaded in zip(bases, values, strict=True):
+                lanes = [self.reading.loaded(name, read.dtype) for name in self._load(k, base, step)]
+                self.found += [name for name in lanes if name not in self.found]
+                loaded.append([f"read[{self.found.index(name)}]" for name in lanes] if self.keeps else lanes)
+        return "\n".join(ahead), values
+
+    def _load(self, k: int, base: str, step: str) -> list[str]:
+        """The names of what load k gives for each lane of one row; `base` is the address of the row's first element."""
+        lanes, read = self.form.lanes, self.form.loads[k]
+        let, size = self.reading.let, read.dtype.size
+        if read.mode == "same":
+            return [let(f"load{k}({base})")] * lanes
+        if read.mode == "vector":
+            group = let(f"load{k}({base} + i64(c) * {size})")
+            return [let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
+        each = []
+        for i in range(lanes):
+            at = f"c + {i}" if i else "c"
+            guard = f", {at} < {self.target.channels}" if read.mode == "guarded" else ""
+            each.append(let(f"load{k}({base} + i64({at}) * (i64({step}) * {size}){guard})"))
+        return each
+
+    # --- Results ---
+
+    def _row(self, r: int, values: list[list[str]]) -> list[str]:
+        """The names of row r's results, as the store takes them."""
+        form, out = self.form, self.out
+        lanes, y = range(form.lanes), form.y
+
+        def leaf(i: int) -> Callable[[Expr], str]:
+            return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
+
+        results = [out.stored(out.value(form.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
+        if y.masked:
+            within = out.let(f"i32({self.target.channels} - c)")  # in 32 bits, as `c + i` would not be
+            results = [out.let(f"select({within} > i32({i}), {v}, {self._zero})") for i, v in enumerate(results)]
+        return results
+
+    @property
+    def _zero(self) -> str:
+        return "f32(0)" if self.form.y.dtype.is_float else "i64(0)"
+
+    def _results(self, values: list[list[list[str]]], ahead: str) -> Source:
+        """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
+        ready = [name for r in range(self.rows) for name in self._row(r, values[r])]
 
         def function(head: str, body: list[str], values: list[str]) -> str:
-            lines = [f"c = select(c < {padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]
+            lines = [f"c = select(c < {self.target.padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]
             return f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
 
-        text = function(f"results(acc, {'added, ' * by_row}{'read, ' * keeps}c, e)", body, ready)
-        return Source(text, arguments.kinds, accesses, "\n".join(ahead), function("kept(c, e)", kept.lines, found))
-    parameters = "acc, m, step, end, c, e" if rows > 1 else "acc, m, c, e"
-    text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
-    return Source(text, arguments.kinds, accesses, "\n".join(ahead), "")
+        head = f"results(acc, {'added, ' * self.form.loads_by_row}{'read, ' * self.keeps}c, e)"
+        kept = function("kept(c, e)", self.kept.lines, self.found)
+        return Source(function(head, self.out.lines, ready), self.arguments.kinds, self.accesses, ahead, kept)
+
+    # --- Stores ---
+
+    def _store(self, values: list[list[list[str]]], ahead: str) -> Source:
+        y, body = self.form.y, self.out.lines
+        for r in range(self.rows):
+            puts = (self._shuffled if y.shuffled else self._straight)(self.addresses[r], self._row(r, values[r]))
+            body += [f"if {self.numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
+        parameters = "acc, m, step, end, c, e" if self.rows > 1 else "acc, m, c, e"
+        limit = self.target.channels if y.shuffled else self.target.padded
+        text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
+        return Source(text, self.arguments.kinds, self.accesses, ahead, "")
+
+    def _straight(self, address: str, results: list[str]) -> list[str]:
+        """Stores one row's results where their channels lie."""
+        y, to, size = self.form.y, self.target, self.form.y.dtype.size
+        if y.mode == "vector":
+            self.accesses["put"] = ("store", y.dtype, self.form.lanes, False)
+            return [f"put({address} + i64(c) * {size}, {', '.join(results)})"]
+        self.accesses["put"] = ("store", y.dtype, 1, y.mode == "guarded")
+        guards = [f", c + {i} < {to.padded}" if y.mode == "guarded" else "" for i in range(len(results))]
+        at = [f"{address} + i64(c + {i}) * (i64({to.step}) * {size})" for i in range(len(results))]
+        return [f"put({where}, {v}{guard})" for where, v, guard in zip(at, results, guards, strict=True)]
+
+    def _shuffled(self, address: str, results: list[str]) -> list[str]:
+        """Stores one row's results by depth-to-space: see `Epilogue.shuffle`."""
+        y, to, let, size = self.form.y, self.target, self.out.let, self.form.y.dtype.size
+        remaining, multiplier, shift = to.remaining
+        vector, puts = y.mode == "vector", []
+        self.accesses["put"] = ("store", y.dtype, self.form.lanes if vector else 1, not vector)
+        for i in range(1 if vector else self.form.lanes):
+            # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
+            lane = f"i32(c + {i})"
+            pixel = let(f"divide({lane}, {multiplier}, {shift})")
+            channel = let(f"i32({lane} - {pixel} * {remaining})")
+            bp = let(f"divide({pixel}, {to.block[1]}, {to.block[2]})")
+            bq = let(f"i32({pixel} - {bp} * {to.block[0]})")
+            at = let(f"{address} + (i64({bp}) * i64({to.y_p}) + i64({bq}) * i64({to.y_q})) * {size}")
+            if vector:
+                return [f"put({at} + i64({channel}) * {size}, {', '.join(results)})"]
+            puts.append(f"put({at} + i64({channel}) * (i64({to.step}) * {size}), {results[i]}, {lane} < {to.channels})")
+            # Whoever writes the pixel's last channel writes its padding too.
+            puts.append(f"last = select({lane} < {to.channels}, {channel}, i32(-1)) == {remaining} - 1")
+            puts.append(f"for z in range({remaining}, select(last, {to.padded}, {remaining})):")
+            puts.append(f"    put({at} + i64(z) * (i64({to.step}) * {size}), {self._zero}, 1)")
+        return puts

@@ -238,9 +238,9 @@ class Boxed:
 def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Boxed | None:
     """None where the copy engine cannot write y, or read what is added to it; lanes: columns that a thread has side by side."""
     y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)
-    _, _, (_, mode, rows, _, shuffle), _, _ = epilogue.describe(op, program, frame).params
+    target = epilogue.describe(op, program, frame).form.y
     by_row = epilogue.loads_by_row(op, program)
-    if shuffle or mode != "vector" or rows == "general" or len(by_row) > 1:
+    if target.shuffled or target.mode != "vector" or target.rows == "general" or len(by_row) > 1:
         return None
     if any(load.step is None or not load.vector for load in by_row):
         return None
@@ -984,7 +984,7 @@ class Hopper(OneWay):
                 split=t.split,
                 swapped=t.swapped,
                 boxed=t.boxed,
-                rows=t.rows(sum(how != "none" for _, _, how in spec.params[3])),
+                rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
             grid=(grid, 1, 1),
@@ -995,7 +995,7 @@ class Hopper(OneWay):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        added = params["boxed"] and any(how != "none" for _, _, how in params["epilogue"][3])
+        added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         t = Tile(params["bm"], params["bn"], params["stages"], params["split"], params["swapped"], params["boxed"], added)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(*copied, t, params["rows"], params["epilogue"])

@@ -276,8 +276,7 @@ def _beside(wide: int, threads: int) -> int:
 
 def _rows(spec: epilogue.EpilogueSpec) -> int:
     """Pixels that are stored at once: fewer where the epilogue needs many registers."""
-    _, _, (_, mode, *_), sources, _ = spec.params
-    plain = mode == "vector" and len(sources) <= 2 and all(how == "none" for _, _, how in sources)
+    plain = spec.form.y.mode == "vector" and len(spec.form.loads) <= 2 and not spec.form.loads_by_row
     return 4 if plain else 2
 
 

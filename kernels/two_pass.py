@@ -289,6 +289,7 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
 
     x = DType(params["x"])
     words, block = params["words"], max(THREADS, params["threads"])
+    form = epilogue.Form.decoded(params["epilogue"])
     store, extra = epilogue.build(params["epilogue"], params["rows"])
     scope = {
         "store": store,
@@ -305,7 +306,7 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
             "unpack_x": floats(x, params["unit"]),
             "anew": instruction(" ".join(changed), (types.uint32,) * words, *(types.uint32,) * words, types.int32, pure=True),
             "power_of_2": instruction("ex2.approx.ftz.f32 $0, $1;", types.float32, types.float32, pure=True),
-            "store_inside": epilogue.build(unmasked(params["epilogue"]), params["rows"])[0],
+            "store_inside": epilogue.build(form.unmasked.encoded, params["rows"])[0],
             "held_x": load_words(words, space="shared"),
             "copy": mma.cp_async,
             "commit": mma.cp_async_commit,
@@ -313,19 +314,13 @@ def build(passes: Passes, params: dict[str, Any]) -> Function:
             "shared_address": mma.shared_address,
         }
         registers = 0 if params["shared"] else params["rows"] * params["held"] * words
-        few = registers <= WORDS and len(params["epilogue"][3]) <= LOADS
+        few = registers <= WORDS and len(form.loads) <= LOADS
         blocks = max(1, (1024 if few else 512) // block)
     body = device("two_pass", f"{PARAMS}, wo, wk, e", source(passes, params), **scope)
     fixed = (types.int64, types.float32, types.float32, *(types.int32,) * 5)
     counts = unravel_args(params["kept"], 3), unravel_args(params["inner"], 3)
     signature = types.void(*fixed, *(types.int32,) * sum(counts), *extra)
     return Function(entry(body, len(fixed), *counts, len(extra)), signature, block, blocks)
-
-
-def unmasked(params: Any) -> tuple[Value, ...]:
-    """An epilogue's parameters, without zeros for y's padding: for vectors that have none of it, with the same arguments."""
-    lanes, rank, (y_type, y_mode, y_rows, _, shuffle), sources, encoded = params
-    return lanes, rank, (y_type, y_mode, y_rows, False, shuffle), sources, encoded
 
 
 def source(passes: Passes, params: dict[str, Any]) -> list[str]:

@@ -232,15 +232,15 @@ def _launch(launch: Launch, memory: Memory, blocks: int | None) -> None:
         at_once = known.get(launch.code.kernel)
         rows = params[at_once] if at_once else {"conv_patch": 2, "depthwise_sm90": 4}.get(launch.code.kernel, 1)
         own_stores = launch.code.kernel == "depthwise_sm90"
-        whole = params.pop("epilogue")
-        text, kinds, accesses, ahead, kept = epilogue.source(whole, rows, stores=not own_stores, keeps=own_stores)
+        form = epilogue.Form.decoded(params.pop("epilogue"))
+        text, kinds, accesses, ahead, kept = epilogue.source(form, rows, stores=not own_stores, keeps=own_stores)
         name = "results" if own_stores else "store"
         scope[name] = execute(text, {**scope, **memory.functions(accesses)}, name)
         if own_stores:
             scope["kept"] = execute(kept, {**scope, **memory.functions(accesses)}, "kept")
         scope["ahead"] = execute(ahead, {**scope, "prefetch": memory.prefetch}, "ahead")
         if params.get("words"):
-            text, _, accesses, *_ = epilogue.source(two_pass.unmasked(whole), rows)
+            text, _, accesses, *_ = epilogue.source(form.unmasked, rows)
             scope["store_inside"] = execute(text, {**scope, **memory.functions(accesses)}, name)
         extra = len(kinds)
     text, own, fixed = _TEXTS[launch.code.kernel](params, extra, memory)

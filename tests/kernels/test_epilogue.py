@@ -65,7 +65,7 @@ def stored(program: Program, lanes: int, at_once: int = 1) -> simulator.Memory:
     spec = epilogue.describe(op, program, frame, lanes)
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     memory = simulator.Memory(program, values, op.y)
-    text, kinds, accesses, *_ = epilogue.source(spec.params, at_once)
+    text, kinds, accesses, *_ = epilogue.source(spec.form, at_once)
     assert ["address" if isinstance(a, Ptr) else "int" for a in spec.args] == kinds
     store = execute(text, {**simulator.names(), **memory.functions(accesses)}, "store")
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
@@ -119,7 +119,7 @@ def test_results_of_two_rows_for_a_kernel_that_stores_them(case: str) -> None:
     lane, by_row = axes[-1], epilogue.loads_by_row(op, program)
     spec = epilogue.describe(op, program, frame, 2)
     memory = simulator.Memory(program, values, op.y)
-    text, _, accesses, *_ = epilogue.source(spec.params, 2, stores=False)
+    text, _, accesses, *_ = epilogue.source(spec.form, 2, stores=False)
     results = execute(text, {**simulator.names(), **memory.functions(accesses)}, "results")
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
 
@@ -191,8 +191,8 @@ def test_odd_loads(lanes: int) -> None:
 def described(program: Program, lanes: int = 8) -> tuple[tuple, list[tuple]]:
     """How y is stored (mode, rows, masked), and how each load reads (mode, rows)."""
     (op,) = program.ops
-    _, _, target, sources, _ = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
-    return target[1:4], [s[1:] for s in sources]  # type: ignore[index]
+    form = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).form
+    return (form.y.mode, form.y.rows, form.y.masked), [(load.mode, load.rows) for load in form.loads]
 
 
 def test_choices() -> None:
