@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -454,6 +455,17 @@ def test_what_a_concatenation_wants_is_padded_in_one_piece(every_image_is_large)
     m.graph.initializer.append(numpy_helper.from_array(weight(4, 24, 1, 1), "u"))
     program = fused(m)
     assert sum("Pad_q" in op.nodes for op in program.ops) == 1
+
+
+def test_looking_at_padding_takes_no_memory_for_each_element():
+    """A tensor that nobody could store: how its elements lie is asked of expressions, not of all its indices."""
+    nodes = [("Relu", "x", "r", {}), ("Pad", "r p", "q", {"mode": "edge"}), ("Relu", "q", "y", {})]
+    m = model(nodes, {"x": (1 << 29,)}, {"p": np.array([1, 1])})
+    tracemalloc.start()
+    program = fuse(lower(load(m)))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 26 and program.tensors["y"].shape == ((1 << 29) + 2,)
 
 
 def test_a_model_input_is_padded_in_one_piece(every_image_is_large):

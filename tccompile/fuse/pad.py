@@ -18,6 +18,9 @@ from tccompile.ir.program import Op, Program, Tensor
 LARGE = 1 << 20
 """Elements of x from which moving them takes longer than launching what copies the border."""
 
+LONGEST = 1 << 24
+"""Elements along an axis beyond which nothing is split: no image is so wide, and looking at an index takes memory for each."""
+
 BORDER = 0.25
 """The most of y that the border may be: beyond, one copy of everything is as fast."""
 
@@ -40,7 +43,12 @@ def _parts(e: Editor, op: Op, taken: set[str]) -> list[Op] | None:
     x = e.tensors[view.tensor]
     if x.name in taken or not _writes_its_own(e, x) or x.shape == y.shape or (x.rank, x.inner) != (y.rank, y.inner):
         return None
-    if any(True for i in view.index for _ in i.elements) or x.size < LARGE or y.size - x.size > BORDER * y.size:
+    if (
+        any(True for i in view.index for _ in i.elements)
+        or x.size < LARGE
+        or max(y.shape) > LONGEST
+        or y.size - x.size > BORDER * y.size
+    ):
         return None
     begin = [_run(view, axis, n, y) for axis, n in enumerate(x.shape)]
     if None in begin or (x.inner is not None and x.shape[x.inner] != y.shape[x.inner]):
