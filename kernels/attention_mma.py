@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Attention, Op, Program, Tensor
+from tccompile.ir.program import Attention, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Attention, Op, Program, Tensor
+from tccompile.ir.program import Attention, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit

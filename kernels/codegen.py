@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tccompile.ir.expr import FUNCTIONS, DType, Expr
+from tccompile.ir.expr import FUNCTIONS, Expr
+from tccompile.ir.types import DType
 from tccompile.kernels.spec import Value
 
 COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Op, Program, Tensor
+from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal

@@ -26,8 +26,9 @@ from dataclasses import dataclass, fields
 from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Op, Program, Tensor
+from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal

@@ -17,8 +17,9 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Op, Program, Tensor
+from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal

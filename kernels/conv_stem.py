@@ -22,8 +22,9 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Op, Program, Tensor
+from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, const
+from tccompile.ir.expr import const
 from tccompile.ir.program import Cumulate, Op, Program
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import (

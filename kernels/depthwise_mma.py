@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.loops import device, entry

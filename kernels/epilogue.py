@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import DType, Expr, Shape, View
-from tccompile.ir.program import Attention, Conv, Gemm, Op, Pool, Program, Tensor
+from tccompile.ir.expr import Expr, Shape, View
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pool, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, tuple_of, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 

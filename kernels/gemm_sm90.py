@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor
+from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit

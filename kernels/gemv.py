@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor
+from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit

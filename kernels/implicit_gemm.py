@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor, merged
+from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.tensor import Tensor, merged
+from tccompile.ir.types import DType
 from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work
 
 CHUNK = 8

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, Epilogue, Expr, View
-from tccompile.ir.program import Op, Pointwise, Program, Tensor
+from tccompile.ir.expr import Epilogue, Expr, View
+from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, divider
 from tccompile.kernels.pointwise import LIMIT, PointwiseKernel
 from tccompile.kernels.spec import I32, Arg, Launch

@@ -8,8 +8,10 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from tccompile.ir.expr import DType, Shape
-from tccompile.ir.program import Op, Program, Tensor
+from tccompile.ir.expr import Shape
+from tccompile.ir.program import Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import divider, execute, names, tuple_of
 from tccompile.kernels.epilogue import Frame
 from tccompile.kernels.spec import I32

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, walk
+from tccompile.ir.expr import walk
 from tccompile.ir.program import Norm, Op, Program
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import device, entry, power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of

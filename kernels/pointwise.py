@@ -23,23 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import (
-    Atom,
-    Coord,
-    DType,
-    Element,
-    Expr,
-    Greatest,
-    Index,
-    Least,
-    Quotient,
-    Range,
-    Remainder,
-    Shape,
-    View,
-    parts,
-)
-from tccompile.ir.program import Op, Pointwise, Program, Tensor
+from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View, parts
+from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us

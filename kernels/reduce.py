@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from math import prod
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, Expr, walk
+from tccompile.ir.expr import Expr, walk
 from tccompile.ir.program import Op, Program, Reduce
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.loops import (

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Op, Program, Resize, Tensor
+from tccompile.ir.program import Op, Program, Resize
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, Parameters, divider, execute, names, split, types_of
 from tccompile.kernels.loops import LIMIT, refusal

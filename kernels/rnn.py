@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, Epilogue, Expr
+from tccompile.ir.expr import Epilogue, Expr
 from tccompile.ir.program import GATES, Op, Program, Rnn
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT
 from tccompile.kernels.ptx.atoms import instruction_of

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import Coord, DType, Element, identity_view, load
+from tccompile.ir.expr import Coord, Element, identity_view, load
 from tccompile.ir.program import Op, Program, Scatter
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, indented, inner, refusal, take_dividers

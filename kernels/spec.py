@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Program, Tensor
+from tccompile.ir.program import Op, Program
+from tccompile.ir.tensor import Tensor
 
 Value = Any
 """A parameter of a config or a build: an int, float, str, bool, or a tuple of these, so that JSON can hold it."""

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType, const
+from tccompile.ir.expr import const
 from tccompile.ir.program import Op, Program, TopK
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import (

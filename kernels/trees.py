@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Op, Program, Trees
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Parameters, execute, names, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import THREADS, refusal

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Op, Program
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import (
     Loops,

@@ -36,9 +36,9 @@ from tccompile.emit.pack import Build, pack
 from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
-from tccompile.ir.expr import DType
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
+from tccompile.ir.types import DType
 from tccompile.kernels.spec import Code, Work
 from tccompile.load.classical import is_classical
 from tccompile.load.cut import Part, part

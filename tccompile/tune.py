@@ -27,9 +27,10 @@ from tccompile.emit.compile import Job, SpillError, emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn, Tensor, renamed
+from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn, renamed
 from tccompile.ir.reference.storage import elements, from_storage, to_storage
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tccompile.ir import weights
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, const, coord, identity_view, load, reshape_view
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Reduce, Tensor, dense, verify
+from tccompile.ir.expr import ACC, Epilogue, View, call, const, coord, identity_view, load, reshape_view
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Reduce, verify
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Source, Transform
 from tccompile.kernels.spec import F32, I32, Arg, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
 from tccompile.plan.format import Entry, Image, PlacedLaunch, Plan, Section, Step, pack_constant

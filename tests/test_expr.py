@@ -11,7 +11,6 @@ from tccompile.errors import InputError
 from tccompile.ir.expr import (
     ACC,
     Coord,
-    DType,
     Index,
     Range,
     View,
@@ -29,6 +28,7 @@ from tccompile.ir.expr import (
     reshape_view,
     substitute,
 )
+from tccompile.ir.types import DType
 
 SHAPE = (3, 4, 6)
 

@@ -15,8 +15,9 @@ from tccompile.arch import ARCHS
 from tccompile.cli.report import explain
 from tccompile.fuse.groups import join_groups
 from tccompile.ir import reference
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Pointwise, Program, dense
+from tccompile.ir.program import Conv, Pointwise, Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Source, evaluate
 from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import ConvMma

@@ -7,9 +7,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Pointwise, dense, verify
+from tccompile.ir.program import Conv, Pointwise, verify
 from tccompile.ir.reference import evaluate
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower, unsupported
 from tccompile.rewrites import rewrite

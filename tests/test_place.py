@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tccompile.ir.expr import DType, Epilogue, call, identity_view, load
-from tccompile.ir.program import Pointwise, Program, Tensor, dense, verify
+from tccompile.ir.expr import Epilogue, call, identity_view, load
+from tccompile.ir.program import Pointwise, Program, verify
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.kernels.spec import F32, I32, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
 from tccompile.plan.format import Address, Float, Int, Map
 from tccompile.schedule.place import ALIGN, Area, Placement, pack_areas, place

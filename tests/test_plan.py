@@ -23,8 +23,10 @@ from hypothesis import example, given, settings
 
 from tccompile.errors import LaunchError, PlanError, UsageError
 from tccompile.ir import weights
-from tccompile.ir.expr import DType, Epilogue, Expr, View, call, const, constant, coord, identity_view, load
-from tccompile.ir.program import Pointwise, Program, Resize, Tensor, dense
+from tccompile.ir.expr import Epilogue, Expr, View, call, const, constant, coord, identity_view, load
+from tccompile.ir.program import Pointwise, Program, Resize
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source, Transform, same
 from tccompile.kernels.spec import Work
 from tccompile.plan import codec
@@ -398,6 +400,7 @@ LIMITS = [
     ((*TENSORS, "cat", "shape", 1), -1, "tensor 'cat'"),
     ((*TENSORS, "cat", "strides", 0), -8, "tensor 'cat'"),
     ((*TENSORS, "cat", "dtype"), "float8", "entries.0.*cat.dtype: 'float8' is no DType"),
+    ((*TENSORS, "cat", "dtype"), "float8_e4m3fn", "'cat' has elements of type float8_e4m3fn, which no kernel"),
     ((*TENSORS, "cat", "name"), "dog", "calls itself 'dog'"),
     ((*TENSORS, "c1", "offset"), 9, "reaches outside the storage of 'cat'"),
     ((*TENSORS, "c1", "base"), "nobody", "nobody"),

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from tccompile.dump import Dump
 from tccompile.errors import UsageError, VerificationError
-from tccompile.ir.expr import DType
 from tccompile.ir.feeds import InputRange, seeded
+from tccompile.ir.types import DType
 from tccompile.options import Options, parse_ranges
 from tccompile.pipeline import to_program
 from tccompile.plan.format import from_bytes, to_bytes

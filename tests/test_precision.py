@@ -15,10 +15,12 @@ from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.errors import InputError, UnsupportedError, UsageError, VerificationError
 from tccompile.ir import weights
-from tccompile.ir.expr import DType, walk
+from tccompile.ir.expr import walk
 from tccompile.ir.feeds import samples, seeded
-from tccompile.ir.program import Conv, Gemm, Program, Softmax, dense, verify
+from tccompile.ir.program import Conv, Gemm, Program, Softmax, verify
 from tccompile.ir.reference import evaluate
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
 from tccompile.load.model import sources
 from tccompile.options import Options

@@ -9,8 +9,10 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
-from tccompile.ir.expr import ACC, DType, Epilogue, call, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, dense
+from tccompile.ir.expr import ACC, Epilogue, call, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
 from tccompile.kernels.spec import Launch, Ptr, Work, code
 from tccompile.schedule.choose import ALONE, Company, candidates, choose, company, schedule, share, uncopied

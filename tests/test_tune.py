@@ -20,8 +20,10 @@ from tccompile.cli import commands as cli
 from tccompile.dump import Dump
 from tccompile.emit.compile import SpillError
 from tccompile.errors import DeviceError, LaunchError, UsageError
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Rnn, dense
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Rnn
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
 from tccompile.options import Options

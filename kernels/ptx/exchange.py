@@ -12,7 +12,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.device_math import inline
 from tccompile.kernels.ptx.atomics import atomic_add
 from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void

@@ -13,7 +13,7 @@ from typing import Any
 
 from numba.cuda import types
 
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, u32, u64, void
 
 i64 = types.int64

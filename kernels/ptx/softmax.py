@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked
 
 F32, I32 = ir.FloatType(), ir.IntType(32)

@@ -28,7 +28,7 @@ from tccompile.terminal import json_text, member_name, plain, say
 if TYPE_CHECKING:
     from tccompile.check import Report
     from tccompile.cli.report import Json
-    from tccompile.ir.program import Tensor
+    from tccompile.ir.tensor import Tensor
     from tccompile.load.model import Model
     from tccompile.plan.format import Plan
     from tccompile.runtime.profile import Profile

@@ -14,9 +14,10 @@ from tccompile.arch import ARCHS
 from tccompile.emit.compile import Job
 from tccompile.errors import UnsupportedError
 from tccompile.fuse.groups import without_unread
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Program, Tensor, multiplied, renamed
+from tccompile.ir.program import Program, multiplied, renamed
 from tccompile.ir.reference.storage import to_storage
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, evaluate, same, sources_of
 from tccompile.plan.format import Address, Entry, Image, Map, PlacedLaunch, Plan, PlanArg, Section, Step, pack_constant
 from tccompile.schedule.choose import Choice

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tccompile.fuse.editor import Editor, copies
 from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
-from tccompile.ir.program import PAD, Attention, Conv, Gemm, Program, Tensor, merged
+from tccompile.ir.program import Attention, Conv, Gemm, Program
+from tccompile.ir.tensor import PAD, Tensor, merged
 
 
 def alias(program: Program) -> Program:

@@ -15,7 +15,8 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.program import PAD, Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense, renamed
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program, renamed
+from tccompile.ir.tensor import PAD, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 from tccompile.lower.movement import depth_to_space_view
 

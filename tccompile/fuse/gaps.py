@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor
-from tccompile.ir.program import PAD, Conv, Op, Program, Tensor, dense
+from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.tensor import PAD, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 
 LARGER = 1.5

@@ -13,7 +13,8 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, channels_of, copies
 from tccompile.fuse.gaps import mixes, with_inputs
-from tccompile.ir.program import Conv, Program, Tensor
+from tccompile.ir.program import Conv, Program
+from tccompile.ir.tensor import Tensor
 
 ZEROS = 512
 """Multiplications with zeros that are worth as much as copying an element: Tensor Cores do 100 to 300 operations in the time in

@@ -16,8 +16,9 @@ import numpy as np
 from tccompile.fuse.editor import Editor, channels_of, without_dead_code
 from tccompile.fuse.epilogues import with_epilogue
 from tccompile.fuse.gather import ZEROS
-from tccompile.ir.expr import DType
-from tccompile.ir.program import PAD, Conv, Pointwise, Program, Tensor, dense, joined_name
+from tccompile.ir.program import Conv, Pointwise, Program, joined_name
+from tccompile.ir.tensor import PAD, Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 
 WIDE = 64

@@ -13,7 +13,8 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, is_concatenated, moves
 from tccompile.ir.expr import View, coord, identity_view
-from tccompile.ir.program import Op, Program, Tensor
+from tccompile.ir.program import Op, Program
+from tccompile.ir.tensor import Tensor
 
 LARGE = 1 << 20
 """Elements of x from which moving them takes longer than launching what copies the border."""

@@ -9,7 +9,8 @@ import math
 
 from tccompile.fuse.editor import Editor, names
 from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
-from tccompile.ir.program import PAD, Conv, Mlp, Op, Program
+from tccompile.ir.program import Conv, Mlp, Op, Program
+from tccompile.ir.tensor import PAD
 
 HIDDEN = 256
 """The most hidden units: the kernel keeps them in shared memory."""

@@ -9,53 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
 
 from tccompile.errors import InputError
+from tccompile.ir.types import DType
 
 Extent = int
 """A size, stride, offset or grid dimension. Constants for now; anything with integer arithmetic could take its place."""
 
 Shape = tuple[Extent, ...]
-
-
-class DType(Enum):
-    """Element types of tensors. bf16 has no NumPy type: it is stored as uint16."""
-
-    F16 = "float16"
-    F32 = "float32"
-    F64 = "float64"
-    BF16 = "bfloat16"
-    I8 = "int8"
-    I16 = "int16"
-    I32 = "int32"
-    I64 = "int64"
-    U8 = "uint8"
-    U16 = "uint16"
-    U32 = "uint32"
-    U64 = "uint64"
-    BOOL = "bool"
-
-    numpy: np.dtype
-    """The NumPy type that holds one element."""
-    size: int
-    """Bytes an element."""
-
-    def __init__(self, name: str) -> None:
-        self.numpy = np.dtype("uint16" if name == "bfloat16" else name)
-        self.size = self.numpy.itemsize
-
-    @property
-    def is_float(self) -> bool:
-        return self in (DType.F16, DType.F32, DType.F64, DType.BF16)
-
-    @property
-    def compute(self) -> DType:
-        """The type that expressions compute in when they read this one: F32, I64 or BOOL."""
-        return DType.F32 if self.is_float else DType.BOOL if self is DType.BOOL else DType.I64
 
 
 # --- Index -----------------------------------------------------------------------------------------------------------

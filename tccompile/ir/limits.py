@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
-from tccompile.ir.expr import FUNCTIONS, Coord, DType, Element, Epilogue, Expr, Index, Quotient, Remainder, View, parts
+from tccompile.ir.expr import FUNCTIONS, Coord, Element, Epilogue, Expr, Index, Quotient, Remainder, Shape, View, parts
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.program import (
     GATES,
@@ -29,15 +29,14 @@ from tccompile.ir.program import (
     Resize,
     Rnn,
     Scatter,
-    Shape,
     Softmax,
-    Tensor,
     TopK,
     Trees,
-    dense,
     verify,
 )
 from tccompile.ir.reference.expressions import takes
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 
 RANK = 16
@@ -96,6 +95,7 @@ def check_program(program: Program) -> None:
 def _check_tensor(name: str, t: Tensor) -> None:
     what = f"tensor {name!r}"
     require(t.name == name, f"{what} calls itself {t.name!r}")
+    require(t.dtype in ELEMENTS, f"{what} has elements of type {t.dtype.value}, which no kernel reads or writes")
     require(len(t.shape) == len(t.padded) == len(t.strides) <= RANK, f"{what}: rank above {RANK}, or different ones")
     count, empty = 1, 0 in t.padded
     for n, padded, stride in zip(t.shape, t.padded, t.strides, strict=True):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from tccompile.errors import PlanError
-from tccompile.ir.program import Program, Tensor
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
 
 Block = tuple[tuple[int, int], ...]
 """The first coordinate and the last plus one along each axis of a storage."""

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tccompile.ir.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.ir.program import Mlp, Op, Program, Scatter, Tensor, tensor_fields
+from tccompile.ir.program import Mlp, Op, Program, Scatter, tensor_fields
+from tccompile.ir.tensor import Tensor
 
 
 def program_text(program: Program) -> str:

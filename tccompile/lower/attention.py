@@ -7,7 +7,6 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Range,
     View,
@@ -20,7 +19,9 @@ from tccompile.ir.expr import (
     quotient,
     remainder,
 )
-from tccompile.ir.program import Attention, Gemm, Softmax, Tensor
+from tccompile.ir.program import Attention, Gemm, Softmax
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 
 MOST = 256

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import DType, Epilogue, Expr, Shape, View, broadcast_view, cast, const, coord, identity_view, load
+from tccompile.ir.expr import Epilogue, Expr, Shape, View, broadcast_view, cast, const, coord, identity_view, load
 from tccompile.ir.expr import constant as index_constant
-from tccompile.ir.program import Op, Pointwise, Tensor, dense
+from tccompile.ir.program import Op, Pointwise
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import Literal, Recipe
 from tccompile.load.constants import recipe_of
 from tccompile.load.issues import Issue, Refusal
@@ -26,14 +28,15 @@ MAX_RANK = 8
 
 
 def dtype_of(t: gs.Tensor) -> DType | None:
-    """The element type of a model's tensor, or None if there is no DType for it."""
+    """The element type of a model's tensor, or None if a program's tensors cannot have it."""
     dtype = t.dtype
     if isinstance(dtype, int):
         dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
     try:
-        return DType(np.dtype(dtype).name)
+        found = DType(np.dtype(dtype).name)
     except (TypeError, ValueError):
         return None
+    return found if found in ELEMENTS else None
 
 
 def shape_of(t: gs.Tensor) -> Shape:

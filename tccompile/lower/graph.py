@@ -13,7 +13,8 @@ import onnx_graphsurgeon as gs
 from tccompile.errors import ModelError, PlanError, blamed_on
 from tccompile.ir.expr import identity_view
 from tccompile.ir.limits import check_program
-from tccompile.ir.program import Program, dense
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import dense
 from tccompile.load.fold import RANDOM
 from tccompile.load.issues import Issue, Refusal
 from tccompile.lower.builder import Builder, shape_of

@@ -16,7 +16,6 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Expr,
     Index,
@@ -31,7 +30,9 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import PAD, Gemm, Reduce, Tensor
+from tccompile.ir.program import Gemm, Reduce
+from tccompile.ir.tensor import PAD, Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, transform
 from tccompile.load.constants import derived, recipe_of
 from tccompile.lower import conv, linear

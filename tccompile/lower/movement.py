@@ -12,7 +12,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
-    DType,
     Index,
     Range,
     Shape,
@@ -29,7 +28,8 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import Tensor
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.lines import scatter_rows
 

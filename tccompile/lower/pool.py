@@ -9,7 +9,6 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Expr,
     Index,
@@ -28,7 +27,9 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import Pool, Scatter, Tensor
+from tccompile.ir.program import Pool, Scatter
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.windows import Window, window
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
-    DType,
     Epilogue,
     Expr,
     View,
@@ -23,7 +22,9 @@ from tccompile.ir.expr import (
     identity_view,
     reshape_view,
 )
-from tccompile.ir.program import Reduce, Softmax, Tensor
+from tccompile.ir.program import Reduce, Softmax
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.pool import power, root
 

@@ -11,7 +11,6 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Expr,
     Index,
@@ -25,7 +24,9 @@ from tccompile.ir.expr import (
     quotient,
     reshape_view,
 )
-from tccompile.ir.program import Resize, Tensor
+from tccompile.ir.program import Resize
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 
 NARROW = (DType.I8, DType.U8, DType.I16, DType.U16, DType.BOOL)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import ACC, DType, Epilogue, Expr, View, call, constant, coord, identity_view, load, reshape_view
-from tccompile.ir.program import GATES, Gemm, Rnn, Tensor
+from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, constant, coord, identity_view, load, reshape_view
+from tccompile.ir.program import GATES, Gemm, Rnn
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
 from tccompile.load.constants import recipe_of
 from tccompile.lower.builder import Builder, Reads, shape_of

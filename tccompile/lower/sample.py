@@ -15,7 +15,6 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Expr,
     Index,
@@ -32,7 +31,9 @@ from tccompile.ir.expr import (
     quotient,
     remainder,
 )
-from tccompile.ir.program import Conv, Tensor
+from tccompile.ir.program import Conv
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import transform
 from tccompile.load.constants import recipe_of
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of

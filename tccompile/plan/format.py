@@ -21,12 +21,13 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import LaunchError, PlanError, UsageError
-from tccompile.ir.expr import DType
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
-from tccompile.ir.program import OPS, Conv, Op, Program, Tensor, joined_name, lifetimes
+from tccompile.ir.program import OPS, Conv, Op, Program, joined_name, lifetimes
 from tccompile.ir.reference.storage import elements, store, to_storage
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves
 from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets

@@ -24,7 +24,6 @@ from tccompile.ir.expr import (
     ACC,
     Atom,
     Coord,
-    DType,
     Element,
     Expr,
     Greatest,
@@ -58,6 +57,7 @@ from tccompile.ir.program import (
 )
 from tccompile.ir.reference.expressions import evaluate_expr
 from tccompile.ir.reference.storage import from_storage, store
+from tccompile.ir.types import DType
 from tccompile.precision.ranges import Spread
 
 ELEMENTS = 1 << 13

@@ -38,7 +38,7 @@ import numpy as np
 
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
-from tccompile.ir.expr import ACC, DType, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
+from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.ir.program import (
     Attention,
     Conv,
@@ -52,12 +52,12 @@ from tccompile.ir.program import (
     Reduce,
     Resize,
     Rnn,
-    Storage,
-    Tensor,
     Trees,
     multiplied,
     renamed,
 )
+from tccompile.ir.tensor import Storage, Tensor
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.growth import MIXED, growth
 from tccompile.precision.positions import LEAST, divisors, positions

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tccompile.errors import UsageError
-from tccompile.ir.expr import DType, Element, Expr, View, walk
+from tccompile.ir.expr import Element, Expr, View, walk
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.program import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Scatter, TopK
+from tccompile.ir.types import DType
 
 ANGLES = ("sin", "cos", "tan")
 STEPS = ("floor", "ceil", "round", "fmod", "floor_mod", "trunc_div")

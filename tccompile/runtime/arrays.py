@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.expr import DType, Shape
+from tccompile.ir.expr import Shape
+from tccompile.ir.types import ELEMENTS, DType
 from tccompile.runtime.driver import Device, Handle, Memory
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -242,10 +243,8 @@ def _from_interface(array: Any, ordinal: int | None, name: str) -> DeviceBuffer:
     return DeviceBuffer(said["data"][0] or 0, shape, dtype, _contiguous(shape, strides), array, said.get("stream"))
 
 
-_STRINGS = {t.numpy.str: t for t in DType if t is not DType.BF16}
-_TYPES: dict[tuple[int, int, int], DType] = {
-    (_CODES[t.numpy.kind], t.numpy.itemsize * 8, 1): t for t in DType if t is not DType.BF16
-}
+_STRINGS = {t.numpy.str: t for t in ELEMENTS if t.in_numpy}
+_TYPES: dict[tuple[int, int, int], DType] = {(_CODES[t.numpy.kind], t.numpy.itemsize * 8, 1): t for t in ELEMENTS if t.in_numpy}
 _TYPES[_BFLOAT, 16, 1] = DType.BF16
 
 

@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import InputError, LaunchError, VerificationError
-from tccompile.ir.program import Op, Tensor
+from tccompile.ir.program import Op
 from tccompile.ir.reference import Observer, compute, elements, store, to_storage, unobserved
+from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry, Plan, Section
 from tccompile.runtime.finite import check_finite
 

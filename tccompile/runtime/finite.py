@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from tccompile.errors import VerificationError
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Op, Storage, Tensor
+from tccompile.ir.program import Op
 from tccompile.ir.reference import from_storage
+from tccompile.ir.tensor import Storage, Tensor
+from tccompile.ir.types import DType
 
 
 def is_finite(tensor: Tensor, stored: np.ndarray) -> bool:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, UsageError
-from tccompile.ir.expr import DType, Shape
+from tccompile.ir.expr import Shape
 from tccompile.ir.feeds import seeded
-from tccompile.ir.program import Tensor
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.plan.format import Entry, Plan, read_plan
 from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt, check_apart
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
-from tccompile.ir.program import PAD, Op, Program, Reduce, Tensor, renamed
+from tccompile.ir.program import Op, Program, Reduce, renamed
+from tccompile.ir.tensor import PAD, Tensor
 from tccompile.ir.text import expr_text, op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tccompile.arch import ARCHS
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
-from tccompile.ir.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax, dense
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
+from tccompile.ir.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.schedule.choose import candidates
 from tccompile.tune import Trial, gpu_to_measure, measure
 from tests.bench.layers import NHWC, ConvLayer, GemmLayer, copy_us, one_op, progress, roof, short

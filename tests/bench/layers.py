@@ -35,8 +35,10 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError, UsageError
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
-from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program, Tensor, dense
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
 from tccompile.load.model import load as read_model
 from tccompile.lower.graph import lower

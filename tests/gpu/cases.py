@@ -14,7 +14,6 @@ import numpy as np
 from tccompile.fuse.groups import join_groups
 from tccompile.ir.expr import (
     ACC,
-    DType,
     Epilogue,
     Expr,
     Range,
@@ -48,13 +47,13 @@ from tccompile.ir.program import (
     Rnn,
     Scatter,
     Softmax,
-    Tensor,
     TopK,
     Trees,
-    dense,
     verify,
 )
 from tccompile.ir.reference import from_storage, to_storage
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 
 F16, F32, I64 = DType.F16, DType.F32, DType.I64

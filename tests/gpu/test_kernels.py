@@ -18,9 +18,10 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Attention, Program, Tensor
+from tccompile.ir.program import Attention, Program
 from tccompile.ir.reference import compute, elements, from_storage, to_storage
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.plan.format import Entry, Plan, read_plan
 from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine

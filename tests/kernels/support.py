@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute, elements, from_storage
+from tccompile.ir.types import DType
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.plan.format import pack_constant
 from tests.gpu.cases import CASES, program_of

@@ -8,8 +8,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Conv
+from tccompile.ir.types import DType
 from tccompile.kernels.conv_direct import THREADS, ConvDirect
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, cases_of

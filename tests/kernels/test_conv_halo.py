@@ -10,8 +10,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.reference import compute
+from tccompile.ir.types import DType
 from tccompile.kernels.conv_halo import ConvHalo, is_boxed, patch_of, steps
 from tccompile.schedule.choose import candidates
 from tests.gpu.cases import conv

@@ -9,7 +9,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.conv_patch import ConvPatch, Patch
 from tccompile.schedule.choose import choose
 from tests.gpu.cases import conv

@@ -8,7 +8,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import conv, program_of

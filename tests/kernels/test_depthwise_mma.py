@@ -6,7 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.depthwise_mma import TILES, DepthwiseMma
 from tccompile.kernels.spec import Config
 from tests.gpu.cases import conv, program_of

@@ -10,8 +10,8 @@ import pytest
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.kernels import depthwise_sm90
 from tccompile.kernels.depthwise_sm90 import STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks, width
 from tccompile.kernels.spec import Config, TiledMap

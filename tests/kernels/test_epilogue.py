@@ -10,9 +10,11 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import assemble, ptx_text
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, cast, coord, load
-from tccompile.ir.program import Conv, Gemm, Program, Softmax, Tensor, dense
+from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, cast, coord, load
+from tccompile.ir.program import Conv, Gemm, Program, Softmax
 from tccompile.ir.reference import compute
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.kernels import codegen, epilogue
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.loops import entry

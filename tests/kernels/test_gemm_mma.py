@@ -10,8 +10,10 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import compile as emit
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Program, Tensor, dense
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
+from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import (
     BY_SHAPE,

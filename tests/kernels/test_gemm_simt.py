@@ -6,8 +6,9 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit import compile as emit
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Conv, Tensor, dense
+from tccompile.ir.program import Conv
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, GemmSimt, build_tile, chunk_of

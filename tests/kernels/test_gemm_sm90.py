@@ -10,8 +10,10 @@ import pytest
 
 from tccompile.arch import ARCHS, KIB
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, load
-from tccompile.ir.program import Conv, Gemm, Program, Tensor, dense
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
+from tccompile.ir.program import Conv, Gemm, Program
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import gemm_sm90 as sm90
 from tccompile.kernels.implicit_gemm import describe

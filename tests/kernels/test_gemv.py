@@ -6,7 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.gemv import THREADS, Gemv, GemvMma, streams
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.spec import Kernel

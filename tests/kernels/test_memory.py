@@ -6,7 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import assemble, ptx_text
-from tccompile.ir.expr import DType
+from tccompile.ir.types import ELEMENTS
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import Function
 from tests.tiers import usually
@@ -20,7 +20,7 @@ def test_every_type_in_every_width(arch: str, guarded: bool) -> None:
     from tccompile.kernels.ptx import memory
 
     scope, lines = {}, []
-    for dtype in DType:
+    for dtype in ELEMENTS:
         for n in (1, 2, 4, 8):
             name = f"{dtype.name}_{n}"
             scope[f"load_{name}"], scope[f"store_{name}"] = memory.load(dtype, n, guarded), memory.store(dtype, n, guarded)

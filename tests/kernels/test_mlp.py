@@ -10,9 +10,10 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
-from tccompile.ir.expr import DType, load
+from tccompile.ir.expr import load
 from tccompile.ir.limits import check_program
 from tccompile.ir.program import Mlp, products
+from tccompile.ir.types import DType
 from tccompile.kernels.mlp import MlpKernel
 from tests.gpu.cases import mlp, program_of
 from tests.kernels.support import ARCH, cases_of, check

@@ -8,9 +8,9 @@ import pytest
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Norm, Program
 from tccompile.ir.reference import compute
+from tccompile.ir.types import DType
 from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import RECORD, NormSplit

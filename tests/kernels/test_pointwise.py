@@ -8,7 +8,6 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.ir.expr import (
-    DType,
     Expr,
     Range,
     View,
@@ -27,6 +26,7 @@ from tccompile.ir.expr import (
 )
 from tccompile.ir.program import Pointwise
 from tccompile.ir.reference import compute, from_storage, to_storage
+from tccompile.ir.types import ELEMENTS, DType
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
@@ -205,7 +205,7 @@ def test_tiles_of_a_border() -> None:
     check(KERNEL, pointwise("border", make), {"tile": 64})
 
 
-TYPES = [t for t in DType if t is not DType.BF16]
+TYPES = [t for t in ELEMENTS if t.in_numpy]
 
 
 @pytest.mark.parametrize("to", TYPES, ids=lambda t: t.value)
@@ -275,7 +275,7 @@ def test_shapes_share_code() -> None:
 
 def test_too_large() -> None:
     def make(b: Builder):
-        from tccompile.ir.program import dense
+        from tccompile.ir.tensor import dense
 
         b.tensors["x"] = dense("x", (2**16, 2**16), F16)
         b.constants["x"] = None  # type: ignore[assignment]

@@ -7,8 +7,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Pool
+from tccompile.ir.types import DType
 from tccompile.kernels.pool import PoolKernel
 from tests.gpu.cases import pool, program_of
 from tests.kernels import simulator

@@ -9,8 +9,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Reduce
+from tccompile.ir.types import DType
 from tccompile.kernels.loops import Loops, loops
 from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe
 from tests.gpu.cases import NHWC, program_of, reduce

@@ -6,8 +6,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Resize
+from tccompile.ir.types import DType
 from tccompile.kernels.resize import ResizeKernel
 from tests.gpu.cases import program_of, resize
 from tests.kernels.support import cases_of, check

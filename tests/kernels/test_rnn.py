@@ -13,9 +13,9 @@ import pytest
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Program, Rnn
 from tccompile.ir.reference import compute, from_storage, to_storage
+from tccompile.ir.types import DType
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.rnn import RNN, SIZES, source
 from tccompile.kernels.spec import I32, Config, Counters, Kernel, Launch, Ptr, Scratch

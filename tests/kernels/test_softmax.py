@@ -6,7 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import SpillError, resources
-from tccompile.ir.expr import DType
+from tccompile.ir.types import DType
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe
 from tccompile.schedule.choose import candidates

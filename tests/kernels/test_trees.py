@@ -11,9 +11,10 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Program, Trees, dense
+from tccompile.ir.program import Program, Trees
 from tccompile.ir.reference import compute
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels.trees import TreesKernel
 from tests.gpu.cases import program_of

@@ -7,9 +7,10 @@ import onnx
 import pytest
 
 from tccompile import backend
-from tccompile.ir.expr import FUNCTIONS, DType, const
+from tccompile.ir.expr import FUNCTIONS, const
 from tccompile.ir.reference import evaluate
 from tccompile.ir.reference.expressions import evaluate_expr
+from tccompile.ir.types import DType
 from tccompile.load.model import load
 from tccompile.lower.graph import lower
 from tccompile.lower.pointwise import ANY, FLOAT, wrapped

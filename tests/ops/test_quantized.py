@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.errors import UnsupportedError
 from tccompile.fuse import fuse
-from tccompile.ir.expr import DType
 from tccompile.ir.program import Conv, Gemm, Pointwise, Program
 from tccompile.ir.reference import evaluate
+from tccompile.ir.types import DType
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.precision.formats import precision

@@ -13,10 +13,12 @@ from onnx import TensorProto, helper
 
 from tccompile.ir import expr as e
 from tccompile.ir import limits
-from tccompile.ir.expr import ACC, FUNCTIONS, DType, Epilogue, View, call, const, coord, identity_view, load
-from tccompile.ir.program import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, dense, verify
+from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, const, coord, identity_view, load
+from tccompile.ir.program import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Softmax, verify
 from tccompile.ir.reference import MEANING, compute, evaluate, from_storage, to_storage
 from tccompile.ir.reference.expressions import evaluate_expr
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import Literal, Source
 from tests.networks import relative_error
 
@@ -29,7 +31,7 @@ def rng(*seed: int) -> np.random.Generator:
 
 def meaning(op: Op, shape: tuple[int, ...], dtype: DType = F32, **values: np.ndarray) -> np.ndarray:
     """compute() of an op that reads `values` and writes y of `shape`."""
-    types = {np.dtype(d.value): d for d in DType if d is not DType.BF16}
+    types = {np.dtype(d.value): d for d in ELEMENTS if d.in_numpy}
     tensors = {name: dense(name, v.shape, types[v.dtype]) for name, v in values.items()}
     tensors["y"] = dense("y", shape, dtype)
     return compute(op, Program((), (), tensors, {}, (op,)), values)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, LaunchError, PlanError, UsageError, VerificationError
-from tccompile.ir.expr import ACC, DType, Epilogue, View, call, coord, element, identity_view, load
-from tccompile.ir.program import Conv, Pointwise, Program, Tensor, dense, verify
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, element, identity_view, load
+from tccompile.ir.program import Conv, Pointwise, Program, verify
 from tccompile.ir.reference import evaluate, from_storage, to_storage
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels.spec import Work
 from tccompile.plan.format import Entry, Plan, Section, Step, pack_constant

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tccompile.cli.profile_page import profile_page, profile_text
-from tccompile.ir.expr import DType, Epilogue, View, coord, load
-from tccompile.ir.program import Attention, Conv, Gemm, Pointwise, Program, dense, products
+from tccompile.ir.expr import Epilogue, View, coord, load
+from tccompile.ir.program import Attention, Conv, Gemm, Pointwise, Program, products
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.plan.format import Entry, Plan
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver

@@ -17,8 +17,10 @@ import pytest
 
 import tccompile
 from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError, VerificationError
-from tccompile.ir.expr import DType, Epilogue, broadcast_view, call, identity_view, load
-from tccompile.ir.program import Pointwise, Program, dense
+from tccompile.ir.expr import Epilogue, broadcast_view, call, identity_view, load
+from tccompile.ir.program import Pointwise, Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
 from tccompile.runtime import driver as driver_module

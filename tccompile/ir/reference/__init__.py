@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tccompile.ir import weights
+from tccompile.ir.expr import Shape
 from tccompile.ir.program import (
     Attention,
     Conv,
@@ -23,7 +24,6 @@ from tccompile.ir.program import (
     Resize,
     Rnn,
     Scatter,
-    Shape,
     Softmax,
     TopK,
     Trees,

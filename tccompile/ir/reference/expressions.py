@@ -8,8 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from tccompile.ir.expr import BUILTINS, FUNCTIONS, DType, Expr, Shape, View
+from tccompile.ir.expr import BUILTINS, FUNCTIONS, Expr, Shape, View
 from tccompile.ir.reference.storage import convert
+from tccompile.ir.types import DType
 
 _STEPS = 32  # tabulated points of erf in a unit of x
 _ERF = np.array([math.erf(i / _STEPS) for i in range(4 * _STEPS + 1)], np.float32)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tccompile.ir.program import Cumulate, Scatter, Shape, TopK
+from tccompile.ir.expr import Shape
+from tccompile.ir.program import Cumulate, Scatter, TopK
 
 
 def cumulate(op: Cumulate, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:

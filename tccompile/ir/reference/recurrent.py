@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tccompile.ir.expr import Expr
-from tccompile.ir.program import GATES, Rnn, Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.program import GATES, Rnn
 from tccompile.ir.reference.expressions import evaluate_expr
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tccompile.ir.program import Norm, Reduce, Shape, Softmax
+from tccompile.ir.expr import Shape
+from tccompile.ir.program import Norm, Reduce, Softmax
 from tccompile.ir.reference.expressions import evaluate_expr
 
 COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tccompile.ir.expr import DType
-from tccompile.ir.program import Tensor
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 
 
 def convert(values: np.ndarray, dtype: np.dtype | type) -> np.ndarray:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tccompile.errors import PlanError
-from tccompile.ir.program import Shape, Trees
+from tccompile.ir.expr import Shape
+from tccompile.ir.program import Trees
 
 AT_ONCE = 1 << 20
 """Walks that are taken at once: what they need takes some times their memory."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tccompile.ir.program import Conv, Pool, Shape
+from tccompile.ir.expr import Shape
+from tccompile.ir.program import Conv, Pool
 
 BLOCK = 1 << 20
 """Elements of a block of gathered windows: 4 MB, which a core's caches hold while BLAS reads them."""

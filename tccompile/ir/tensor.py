@@ -1,0 +1,113 @@
+"""Tensors, where their elements lie, and how they are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tccompile.ir.expr import Shape
+from tccompile.ir.types import DType
+
+PAD = 8
+"""The innermost axis of a tensor is padded to a multiple of this many elements: 16 bytes in fp16, whatever the precision."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor and where its elements lie. Tuples have one entry per logical axis, in the model's order of axes.
+
+    shape    what the model says
+    padded   the extents in memory: those of `shape` plus padding. Whoever writes the tensor writes all of `padded`, zeros
+             outside `shape`, and nothing else
+    strides  in elements; 0 is not allowed except where the extent is 1
+    base     the tensor in whose storage this one lies (never itself a view), or None if it has storage of its own
+    offset   in elements, from the start of the storage
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    padded: Shape
+    strides: Shape
+    base: str | None = None
+    offset: int = 0
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def span(self) -> int:
+        """Elements from the first to the last one of `padded`, both included."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if 0 not in self.padded else 0
+
+    @property
+    def size(self) -> int:
+        """Elements of `shape`."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes from the first to the last element of `padded`."""
+        return -(-self.span * self.dtype.bits // 8)
+
+    @property
+    def storage(self) -> str:
+        """The name of the tensor that owns the memory."""
+        return self.base or self.name
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the outermost to the innermost; of those that share a stride, the first one first."""
+        return tuple(sorted(range(self.rank), key=lambda a: -self.strides[a]))
+
+    @property
+    def inner(self) -> int | None:
+        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element."""
+        unit = [a for a in range(self.rank) if self.strides[a] == 1 and self.padded[a] > 1]
+        return unit[0] if unit else None
+
+
+def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = PAD) -> Tensor:
+    """A tensor with storage of its own, axes in `order` (outermost first; default as in `shape`), the last one padded.
+
+    An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding.
+    """
+    order = tuple(range(len(shape))) if order is None else order
+    padded = list(shape)
+    if order:
+        padded[order[-1]] = -(-shape[order[-1]] // pad) * pad
+    strides, step = [1] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * padded[axis]
+    return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
+
+
+def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Nested loops over some axes, neighbours merged where all strides allow it: how often each turns, and the steps it takes.
+
+    strides  of each tensor that the loops go through, one an axis
+    """
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for i, n in enumerate(extents):
+        steps = tuple(s[i] for s in strides)
+        if n == 1:
+            continue
+        if loops and all(outer == n * inner for outer, inner in zip(loops[-1][1], steps, strict=True)):
+            loops[-1] = loops[-1][0] * n, steps
+        else:
+            loops.append((n, steps))
+    return loops
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tensor is stored other than its neighbours, and why.
+
+    scale  what lies in memory is the value times 2**scale
+    """
+
+    reason: str
+    scale: int = 0
