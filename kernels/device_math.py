@@ -9,17 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numba import cuda
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
+from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, types, u32
 
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32
+__all__ = ["inline"]
 
 i64, boolean = types.int64, types.boolean
-
-inline = cuda.jit(device=True, inline="always")
-"""Decorates a helper that is expanded where it is called, which works without a GPU."""
-
 
 # --- Choices ---------------------------------------------------------------------------------------------------------
 

@@ -139,10 +139,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Function:
-    """What `build` gives the compiler: a Python function, its parameters' Numba types, and how it is compiled."""
+    """What `build` gives the compiler: a Python function, its parameters' types, and how it is compiled."""
 
     function: Callable[..., None]
-    signature: Any  # numba.types.void(…)
+    signature: Any  # types.void(…)
     threads: int  # the most threads a block has: a launch bound
     blocks: int = 1  # blocks that a multiprocessor should hold at once: caps the registers
     fastmath: bool = False

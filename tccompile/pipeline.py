@@ -31,7 +31,9 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
 from tccompile.dump import Dump
-from tccompile.emit.compile import Job, SpillError, emit, toolchain
+from tccompile.emit import toolchain
+from tccompile.emit.job import Job, SpillError
+from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, pack
 from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
 from tccompile.fuse import fuse
@@ -161,7 +163,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
 
     whole = model.model if isinstance(model, Part) else model
     name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
-    producer = {"tccompile": tccompile.__version__, **toolchain()}
+    producer = {"tccompile": tccompile.__version__, **toolchain.versions()}
     entries = list(zip(programs, builds, strict=True))
     notes = [*dict.fromkeys([*(storage_note(program, mode_of(opened, options)) for program in programs), *notes])]
     if mode_of(opened, options) != options.precision:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit.compile import Job, SpillError, emit
+from tccompile.emit.job import Job, SpillError
+from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups

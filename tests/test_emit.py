@@ -19,9 +19,11 @@ import pytest
 
 from tccompile import kernels
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit import cache
-from tccompile.emit import compile as emit
-from tccompile.emit.compile import CodegenError, SpillError, compile_code, resources
+from tccompile.emit import cache, many, numba, ptxas, toolchain, workers
+from tccompile.emit import compile as compiling
+from tccompile.emit.compile import compile_code, resources
+from tccompile.emit.job import CodegenError, SpillError
+from tccompile.emit.ptx import ptx_text
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, code
 from tccompile.schedule import digest
@@ -36,10 +38,9 @@ class Toy:
     name = "toy"
 
     def build(self, arch, n=1, fault=""):
-        from numba import cuda
-        from numba.cuda import types
+        from tccompile.kernels.ptx.core import cuda, inline, types
 
-        @cuda.jit(device=True, inline="always")
+        @inline
         def scaled(a):
             return a * n
 
@@ -135,19 +136,19 @@ def test_what_numba_says_is_told():
 
 def test_what_ptxas_says_is_told():
     with pytest.raises(CodegenError, match=r"(?s)ptxas: .*line 3"):
-        emit.assemble(".version 7.0\n.target sm_80\n.bogus\n", "sm_80")
+        ptxas.assemble(".version 7.0\n.target sm_80\n.bogus\n", "sm_80")
     log = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
     text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n"
-    assert emit.assemble(text, "sm_90a")[1].stack == 0
+    assert ptxas.assemble(text, "sm_90a")[1].stack == 0
     fake = subprocess.CompletedProcess([], 0, "", f"ptxas warning : {log}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", lambda *a, **k: fake)
         with pytest.raises(CodegenError, match=r"C7510.*serialized"):
-            emit.assemble(text, "sm_90a")
+            ptxas.assemble(text, "sm_90a")
 
 
 def test_a_toolchain_without_the_generation(monkeypatch):
-    monkeypatch.setattr(emit, "_targets", lambda: frozenset({"sm_75", "sm_80", "sm_90a"}))
+    monkeypatch.setattr(toolchain, "targets", lambda: frozenset({"sm_75", "sm_80", "sm_90a"}))
     with pytest.raises(
         UsageError, match=r"ptxas 12\.\S+ makes no code for sm_61; it knows sm_75, sm_80, sm_90a.*numba-cuda\[cu12\]"
     ):
@@ -158,8 +159,8 @@ def test_a_numpy_that_numba_does_not_know():
     """As NumPy 2.5 is for numba-cuda 0.30"""
     program = (
         "import numpy; numpy.__dict__.pop('row_stack', None)\n"
-        "from tccompile.emit.compile import toolchain; from tccompile.errors import UsageError\n"
-        "try: toolchain()\nexcept UsageError as error: print(error)\n"
+        "from tccompile.emit import toolchain; from tccompile.errors import UsageError\n"
+        "try: toolchain.versions()\nexcept UsageError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     said = r"Numba-CUDA cannot be imported beside NumPy \S+ \(.*row_stack.*pip install 'tccompile\[compiler\]'"
@@ -172,8 +173,8 @@ def test_ptxas_is_numbas_own(monkeypatch, tmp_path):
     stranger.write_text("#!/bin/sh\nexit 1\n")
     stranger.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    emit._ptxas.cache_clear()
-    assert Path(emit._ptxas()).parent != tmp_path
+    toolchain.ptxas.cache_clear()
+    assert Path(toolchain.ptxas()).parent != tmp_path
 
 
 # --- Grids that start early ------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def texts(case: str, name: str, arch: Arch) -> list[str]:
     kernel, program = kernels.kernel(name), program_of(case)
     config = next(iter(kernel.configs(program.ops[-1], program, arch)))
     codes = [dict(launch.code.params) for launch in kernel.work(program.ops[-1], program, config, arch).launches]
-    return [emit.ptx_text(kernel.build(arch, **params), arch, "k") for params in codes]
+    return [ptx_text(kernel.build(arch, **params), arch, "k") for params in codes]
 
 
 @pytest.mark.parametrize("arch", usually(ARCHS, "sm_80", "sm_120"))
@@ -297,13 +298,15 @@ def test_what_is_made_is_for_its_user_alone(tmp_path, monkeypatch):
 
 def test_keys_tell_everything_apart(monkeypatch):
     def key(n=1, arch="sm_80", kind="cubin"):
-        return emit._key(Code("toy", (("n", n),)), ARCHS[arch], kind)
+        return compiling._key(Code("toy", (("n", n),)), ARCHS[arch], kind)
 
     keys = [key(), key(n=2), key(arch="sm_86"), key(kind="ptx")]
-    monkeypatch.setattr(emit, "toolchain", lambda: {"ptxas": "13.0"})
+    monkeypatch.setattr(toolchain, "versions", lambda: {"ptxas": "13.0"})
     keys.append(key())
-    monkeypatch.setattr(cache, "sources_of", lambda module: "other sources")
-    keys.append(key())
+    sources_of = digest.sources_of
+    for other in (Toy.__module__, compiling.__name__):  # a kernel's sources, and the compiler's
+        monkeypatch.setattr(digest, "sources_of", lambda m, within="", o=other: "other" if m == o else sources_of(m, within))
+        keys.append(key())
     assert len(set(keys)) == len(keys)
 
 
@@ -322,15 +325,15 @@ def test_sources_are_followed(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def digest() -> str:
+    def of_kernel() -> str:
         digest.sources_of.cache_clear()
         return digest.sources_of("plugin_for_test.kernel")
 
-    first = digest()
+    first = of_kernel()
     (package / "other.py").write_text("y = 2\n")
-    assert digest() == first
+    assert of_kernel() == first
     (package / "deep.py").write_text("x = 2\n")
-    assert digest() != first
+    assert of_kernel() != first
     assert digest.sources_of("tccompile.kernels.pointwise") != digest.sources_of("tccompile.kernels.depthwise")
 
 
@@ -448,12 +451,12 @@ def test_many_in_processes(fresh):
     made = family.work(op, program, config, ARCHS["sm_80"]).launches[0].code
     jobs = [(made, ARCHS[a], kind) for a, kind in (("sm_61", "ptx"), ("sm_75", "cubin"), ("sm_80", "cubin"), ("sm_90a", "cubin"))]
     told: list[tuple[int, int]] = []
-    images = emit.emit([*jobs, jobs[1]], lambda done, total: told.append((done, total)), jobs=2)
+    images = many.emit([*jobs, jobs[1]], lambda done, total: told.append((done, total)), jobs=2)
     assert list(images) == jobs
     assert told == [(i, 4) for i in range(5)]
     assert [(i.arch, i.kind) for i in images.values()] == [(a.name, kind) for _, a, kind in jobs]
     told.clear()
-    assert emit.emit(jobs, lambda done, total: told.append((done, total))) == images and told == [(4, 4)]
+    assert many.emit(jobs, lambda done, total: told.append((done, total))) == images and told == [(4, 4)]
     for path in entries(fresh):
         path.unlink()
     assert compile_code(*jobs[2]) == images[jobs[2]]
@@ -463,21 +466,21 @@ def test_processes_import_nothing_from_where_they_run(tmp_path, monkeypatch):
     """A folder that a model came in may hold anything."""
     (tmp_path / "pickle.py").write_text("raise SystemExit(open('was-imported', 'w').close())\n")
     monkeypatch.chdir(tmp_path)
-    emit.Worker().close()
+    workers.Worker().close()
     assert [p.name for p in tmp_path.iterdir()] == ["pickle.py"]
 
 
 def test_a_failure_in_a_process(monkeypatch):
     """The first in the order asked for, as the same kind of error; no process stays"""
     jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]
-    monkeypatch.setattr(emit, "_key", lambda *job: digest.key(repr(job)))
-    workers = []
-    init = emit.Worker.__init__
-    monkeypatch.setattr(emit.Worker, "__init__", lambda self: (init(self), workers.append(self))[0])
+    monkeypatch.setattr(compiling, "_key", lambda *job: digest.key(repr(job)))
+    team = []
+    init = workers.Worker.__init__
+    monkeypatch.setattr(workers.Worker, "__init__", lambda self, *args: (init(self, *args), team.append(self))[0])
     with pytest.raises(CodegenError, match=r"kernel nothing for sm_75: KeyError"):
-        emit.emit(jobs, jobs=2)
-    assert len(workers) == 2 and all(w.process.poll() == 0 for w in workers)
-    worker = emit.Worker()
+        many.emit(jobs, jobs=2)
+    assert len(team) == 2 and all(w.process.poll() == 0 for w in team)
+    worker = workers.Worker()
     worker.process.kill()
     with pytest.raises(CodegenError, match="the process that compiled kernel nothing for sm_75 ended with status"):
         worker.compile(jobs[0])
@@ -490,42 +493,42 @@ def test_an_interrupt_ends_processes_at_once(patient, monkeypatch):
     jobs = [(code("toy", n=n), ARCHS[a], "cubin") for n in (70, 71) for a in ("sm_75", "sm_80", "sm_86")]
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if patient else ""
     command = [sys.executable, "-c", f"import signal, time; {deaf} time.sleep(60)"]
-    workers = []
+    team = []
 
-    def init(self: emit.Worker) -> None:
+    def init(self: workers.Worker, cached: bool) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-        workers.append(self)
-        if len(workers) == 2:
+        team.append(self)
+        if len(team) == 2:
             interrupt = signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
             threading.Timer(1, *interrupt).start()
 
-    monkeypatch.setattr(emit.Worker, "__init__", init)
-    monkeypatch.setattr(emit, "_key", lambda *job: digest.key(repr(job)))
+    monkeypatch.setattr(workers.Worker, "__init__", init)
+    monkeypatch.setattr(compiling, "_key", lambda *job: digest.key(repr(job)))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        emit.emit(jobs, jobs=2)
+        many.emit(jobs, jobs=2)
     signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begin < 20
-    assert [w.process.poll() for w in workers] == [-signal.SIGKILL if patient else -signal.SIGTERM] * 2
+    assert [w.process.poll() for w in team] == [-signal.SIGKILL if patient else -signal.SIGTERM] * 2
 
 
 SLEEPING = """
 import subprocess
-from tccompile.emit import compile as emit
+from tccompile.emit import ptxas, toolchain, workers
 run = subprocess.run
 subprocess.run = lambda command, **options: run(["sleep", "60"], **options)
-emit.toolchain = lambda: None
-emit._ptxas = lambda: "ptxas"
-emit._receive = lambda stream: ("", "sm_80")
-emit.compile_code = emit.assemble
-emit.serve()
+toolchain.versions = lambda: None
+toolchain.ptxas = lambda: "ptxas"
+workers._receive = lambda stream: ("", "sm_80")
+workers.compile_code = ptxas.assemble
+workers.serve()
 """
 """A process whose ptxas takes a minute."""
 
 
 def test_a_process_that_is_ended_leaves_no_files(tmp_path):
-    worker = emit.Worker.__new__(emit.Worker)
+    worker = workers.Worker.__new__(workers.Worker)
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command, environment = [sys.executable, "-c", SLEEPING], {**os.environ, "TMPDIR": str(tmp_path)}
     worker.process = subprocess.Popen(command, env=environment, process_group=0, **streams)
@@ -533,7 +536,7 @@ def test_a_process_that_is_ended_leaves_no_files(tmp_path):
         assert worker.process.poll() is None
         time.sleep(0.05)
     time.sleep(0.2)
-    emit.stop([worker])
+    workers.stop([worker])
     assert worker.process.wait() == 0 and worker.process.stderr.read() == b""
     worker.close()
     assert list(tmp_path.iterdir()) == []
@@ -543,7 +546,7 @@ def test_what_spills_is_told_apart_when_the_rest_is_compiled():
     arch = ARCHS["sm_80"]
     fine, bad = (code("toy", n=3), arch, "cubin"), (code("toy", fault="spills"), arch, "cubin")
     with pytest.raises(SpillError) as caught:
-        emit.emit([bad, fine])
+        many.emit([bad, fine])
     assert caught.value.jobs == (bad,)
 
 
@@ -552,21 +555,23 @@ def test_what_spills_in_a_worker_is_told_apart_too(monkeypatch):
     jobs = [(code("toy", n=n), arch, kind) for n in range(3) for kind in ("cubin", "ptx")]
 
     class FakeWorker:
+        def __init__(self, cached): ...
+
         def compile(self, job):
             return SpillError("it spills") if job[0] == code("toy", n=1) else image(arch.name, job[2], "tc_toy")
 
         def close(self): ...
 
-    monkeypatch.setattr(emit, "Worker", FakeWorker)
+    monkeypatch.setattr(workers, "Worker", FakeWorker)
     with pytest.raises(SpillError) as caught:
-        emit.emit(jobs, jobs=2)
+        many.emit(jobs, jobs=2)
     assert set(caught.value.jobs) == set(jobs[2:4])
 
 
 def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):
     calls = []
-    whole = emit.ptx_text
-    monkeypatch.setattr(emit, "ptx_text", lambda *args: calls.append(args) or whole(*args))
+    whole = compiling.ptx_text
+    monkeypatch.setattr(compiling, "ptx_text", lambda *args: calls.append(args) or whole(*args))
     cubin, ptx = (compile_code(code("toy", n=5), ARCHS["sm_80"], kind) for kind in ("cubin", "ptx"))
     assert len(calls) == 1 and cubin.kind == "cubin" and b".target sm_80" in ptx.code
 
@@ -580,8 +585,7 @@ class Asking(Toy):
     name = "asking"
 
     def build(self, arch, n=1, fault=""):
-        from numba import cuda
-        from numba.cuda import types
+        from tccompile.kernels.ptx.core import cuda, types
 
         add = 1 if arch.cp_async else 2
 
@@ -599,17 +603,17 @@ class Asking(Toy):
 def test_generations_share_what_is_alike(monkeypatch, name, n, builds):
     """A code is lowered once for all generations that give it the same, and comes out as if for each by itself"""
     monkeypatch.setattr(kernels, "KERNELS", (Toy(), Asking()))
-    monkeypatch.setattr(emit._Asked, "questions", set())
-    wanted, built, library = code(name, n=n), [], emit._library
-    monkeypatch.setattr(emit, "_library", lambda *args: built.append(args[1].name) or library(*args))
-    emit._lowerings.cache_clear()
-    emit._compiled.cache_clear()
-    shared = [emit._compiled(wanted, arch)[:2] for arch in ARCHS.values()]
+    monkeypatch.setattr(numba._Asked, "questions", set())
+    wanted, built, library = code(name, n=n), [], numba.library
+    monkeypatch.setattr(numba, "library", lambda *args: built.append(args[1].name) or library(*args))
+    compiling._lowerings.cache_clear()
+    compiling._compiled.cache_clear()
+    shared = [compiling._compiled(wanted, arch)[:2] for arch in ARCHS.values()]
     assert built == builds
     for arch, made in zip(ARCHS.values(), shared, strict=True):
-        emit._lowerings.cache_clear()
-        emit._compiled.cache_clear()
-        assert emit._compiled(wanted, arch)[:2] == made
+        compiling._lowerings.cache_clear()
+        compiling._compiled.cache_clear()
+        assert compiling._compiled(wanted, arch)[:2] == made
 
 
 @pytest.mark.parametrize(("case", "name"), [("gemm_large", "gemm_mma"), ("depthwise_3x3", "depthwise"), ("mean_hw", "reduce")])
@@ -618,20 +622,20 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
     quick = texts(case, name, ARCHS["sm_80"])
     from numba.cuda.core.inline_closurecall import InlineWorker
 
-    monkeypatch.setattr(emit, "_quick_numba", lambda: nullcontext(False))
+    monkeypatch.setattr(numba, "quick", lambda: nullcontext(False))
     assert texts(case, name, ARCHS["sm_80"]) == quick
     monkeypatch.undo()
     monkeypatch.delattr(InlineWorker, "inline_function")
-    with emit._quick_numba() as ready:
+    with numba.quick() as ready:
         assert not ready
     monkeypatch.undo()
     monkeypatch.setattr("numba_cuda.__version__", "0.31.0")
-    with emit._quick_numba() as ready:
+    with numba.quick() as ready:
         assert not ready
 
 
 def insides() -> list[Any]:
-    """What `_quick_numba` replaces, as it is now."""
+    """What `quick` replaces, as it is now."""
     from numba.cuda.compiler import CUDAFlags
     from numba.cuda.core import inline_closurecall
     from numba.cuda.lowering import Lower
@@ -646,12 +650,12 @@ def test_numba_is_as_it_was_whichever_thread_ends_first():
     before, second_is_in, first_is_out = insides(), threading.Event(), threading.Event()
 
     def second() -> None:
-        with emit._quick_numba():
+        with numba.quick():
             second_is_in.set()
             first_is_out.wait()
 
     thread = threading.Thread(target=second)
-    with emit._quick_numba() as ready:
+    with numba.quick() as ready:
         replaced = ready and insides() != before
         thread.start()
         alone = not second_is_in.wait(0.1)

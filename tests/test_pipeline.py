@@ -153,14 +153,14 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
 
 def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypatch):
     from tccompile import pipeline
-    from tccompile.emit import compile as emit
+    from tccompile.emit.job import SpillError
 
     whole, refused = pipeline.emit, []
 
     def first_spills(jobs, *rest):
         if not refused:
             refused.extend(job for job in jobs if job[0].kernel == "conv_patch")
-            raise emit.SpillError("it spills registers", tuple(refused))
+            raise SpillError("it spills registers", tuple(refused))
         assert not {job[0] for job in refused} & {job[0] for job in jobs}
         return whole(jobs, *rest)
 

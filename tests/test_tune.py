@@ -18,7 +18,7 @@ from tccompile import tune
 from tccompile.arch import ARCHS, Arch
 from tccompile.cli import commands as cli
 from tccompile.dump import Dump
-from tccompile.emit.compile import SpillError
+from tccompile.emit.job import SpillError
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
 from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Rnn

@@ -1,12 +1,25 @@
-"""How a PTX instruction becomes a function that Numba can compile: one line an instruction."""
+"""What GPU code is written in: Python as Numba compiles it, and PTX instructions as functions of it, one line an instruction.
+
+Numba stands behind this door for what kernels are written in, and behind `emit/numba.py` for compiling it. Kernels take:
+
+cuda       blockDim, blockIdx, gridDim, threadIdx; local.array, shared.array; syncthreads, syncthreads_or, syncwarp, threadfence
+types      of numbers, tuples of them and a kernel's arguments
+inline     decorates a helper that is expanded where it is called, which works without a GPU
+intrinsic  decorates a function that builds LLVM IR by `ir` for each call
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from llvmlite import ir
+from numba import cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
+
+__all__ = ["cuda", "intrinsic", "ir", "types"]
+
+inline = cuda.jit(device=True, inline="always")
 
 i16, i32, u16, u32, u64 = types.int16, types.int32, types.uint16, types.uint32, types.uint64
 f32, void = types.float32, types.void

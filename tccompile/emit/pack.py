@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import Job
+from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.fuse.groups import without_unread
 from tccompile.ir.program import Program, multiplied, renamed

@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit.compile import CodegenError, Progress, remake, toolchain
+from tccompile.emit import toolchain
+from tccompile.emit.job import CodegenError, Progress
+from tccompile.emit.many import remake
 from tccompile.errors import TccompileError, UsageError
 from tccompile.ir.program import Conv, Op, Program, joined_name
 from tccompile.kernels import KERNELS
@@ -45,7 +47,7 @@ def differences(plan: Plan, progress: Progress | None = None, jobs: int | None =
 def _check_tools(producer: Mapping[str, str]) -> None:
     from tccompile import __version__
 
-    here = {"tccompile": __version__, **toolchain()}
+    here = {"tccompile": __version__, **toolchain.versions()}
     other = [f"{name} {producer.get(name, 'unknown')} (here {own})" for name, own in here.items() if producer.get(name) != own]
     if other:
         raise UsageError(f"the plan was made by {', '.join(other)}: its code can be compared where those are installed")

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit.compile import Job, Progress, SpillError, check_toolchain, emit
+from tccompile.emit import toolchain
+from tccompile.emit.job import Job, Progress, SpillError
+from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
@@ -73,7 +75,7 @@ def known(archs: Iterable[Arch]) -> list[Arch]:
 
     def is_known(arch: Arch) -> bool:
         try:
-            check_toolchain(arch)
+            toolchain.check(arch)
         except UsageError:
             return False
         return True

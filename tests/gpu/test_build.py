@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import SpillError
+from tccompile.emit.job import SpillError
 from tccompile.ir.reference import evaluate
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Kernel

@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.emit.compile import ptx_text
+from tccompile.emit.ptx import ptx_text
 from tccompile.kernels import KERNELS, kernel
 from tccompile.kernels.spec import Code, Launch
 from tests.gpu.build import variants

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.arch import Arch
-from tccompile.emit import compile as emit
+from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
@@ -981,7 +981,7 @@ class Machine:
 
 @lru_cache(maxsize=4)
 def ptx_of(code: Code, arch: Arch) -> str:
-    return emit.ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
+    return ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
 
 
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import assemble, ptx_text
+from tccompile.emit.ptx import ptx_text
+from tccompile.emit.ptxas import assemble
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, cast, coord, load
 from tccompile.ir.program import Conv, Gemm, Program, Softmax

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import compile as emit
+from tccompile.emit.ptx import ptx_text
+from tccompile.emit.ptxas import assemble
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
 from tccompile.ir.program import Conv, Gemm, Op, Program
 from tccompile.ir.tensor import Tensor, dense
@@ -373,8 +374,8 @@ def test_compiles_without_spills(name, tile, linear, k_major, split):
     instruction = instruction_of(arch)
     assert instruction
     function = build_tile(instruction, arch.cp_async, tile, stages_of(tile, arch), linear, k_major, split, heavy_epilogue())
-    ptx = emit.ptx_text(function, arch, "kernel")
-    _, used = emit.assemble(ptx, arch.name)  # raises on spills
+    ptx = ptx_text(function, arch, "kernel")
+    _, used = assemble(ptx, arch.name)  # raises on spills
     assert used.stack == 0 and used.registers * tile.threads * tile.blocks <= 65536
     shape, per_block = {"mma.m8n8k4": ("m8n8k4", 4), "mma.m16n8k8": ("m16n8k8", 4), "mma.m16n8k16": ("m16n8k16", 2)}[instruction]
     copies = ptx.count(f"mma.sync.aligned.{shape}.") / (tile.mi * tile.nj * per_block * (tile.bk // 16))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit import compile as emit
+from tccompile.emit.ptx import ptx_text
+from tccompile.emit.ptxas import assemble
 from tccompile.ir.program import Conv
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
@@ -113,7 +114,7 @@ def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
     tile = BY_SHAPE[shape]
-    ptx = emit.ptx_text(build_tile(ARCHS[name], tile, chunk, x, w, split, lanes, params), ARCHS[name], "kernel")
-    _, used = emit.assemble(ptx, name)
+    ptx = ptx_text(build_tile(ARCHS[name], tile, chunk, x, w, split, lanes, params), ARCHS[name], "kernel")
+    _, used = assemble(ptx, name)
     assert used.stack == 0
     assert ptx.count("fma.rn.f32") >= tile.rows * tile.columns * BK

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import assemble, ptx_text
+from tccompile.emit.ptx import ptx_text
+from tccompile.emit.ptxas import assemble
 from tccompile.ir.types import ELEMENTS
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import Function

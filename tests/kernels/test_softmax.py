@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import SpillError, resources
+from tccompile.emit.compile import resources
+from tccompile.emit.job import SpillError
 from tccompile.ir.types import DType
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.two_pass import REGISTERS, THREADS, Shares, describe

@@ -1,0 +1,86 @@
+"""Many kernels, each compiled once, in parallel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from tccompile.emit import cache
+from tccompile.emit.compile import compile_code, kept
+from tccompile.emit.job import Job, Progress, SpillError
+from tccompile.emit.workers import Result, compile_in_processes
+from tccompile.errors import TccompileError
+from tccompile.kernels.spec import Code
+from tccompile.plan.format import Image
+
+POOL_FROM = 4
+"""Jobs from which processes are started: each takes about a second to import Numba."""
+
+
+def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | None = None) -> dict[Job, Image]:
+    """Compile many kernels, each once, in `jobs` processes (as many as cores if None).
+
+    The result has the order of `wanted`. Raises as `compile_code`: the first failure, in that order; SpillError only when all
+    others could be compiled, and for all that spill.
+    """
+    todo = list(dict.fromkeys(wanted))
+    images = {job: image for job in todo if (image := kept(job)) is not None}
+    misses = [job for job in todo if job not in images]
+    failures: dict[Job, TccompileError] = {}
+    if progress:
+        progress(len(images), len(todo))
+
+    def finished(job: Job, result: Result) -> None:
+        if isinstance(result, TccompileError):
+            failures[job] = result
+            return
+        images[job] = result
+        if progress:
+            progress(len(images), len(todo))
+
+    workers = min(jobs or os.cpu_count() or 1, len(misses))
+    if workers < 2 or len(misses) < POOL_FROM or not sys.executable:
+        for job in misses:
+            try:
+                finished(job, compile_code(*job))
+            except SpillError as error:
+                finished(job, error)
+    else:
+        compile_in_processes(_by_code(misses), workers, finished)
+    if misses:
+        cache.evict()
+    _raise_first([(job, failures[job]) for job in misses if job in failures])
+    return {job: images[job] for job in todo}
+
+
+def _by_code(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The jobs of one code together: its generations share what is alike."""
+    groups: dict[Code, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job[0], []).append(job)
+    return list(groups.values())
+
+
+def _raise_first(failures: Sequence[tuple[Job, TccompileError]]) -> None:
+    """Raise the first failure that is no spill; if there is none, one SpillError for all that spill."""
+    for _, error in failures:
+        if not isinstance(error, SpillError):
+            raise error
+    if failures:
+        raise SpillError(str(failures[0][1]), tuple(job for job, _ in failures))
+
+
+def remake(wanted: Sequence[Job], progress: Progress | None = None, jobs: int | None = None) -> list[Result]:
+    """Compile kernels, each in `wanted`'s place what comes of it, whatever the cache holds."""
+    todo = list(dict.fromkeys(wanted))
+    made: dict[Job, Result] = {}
+
+    def finished(job: Job, result: Result) -> None:
+        made[job] = result
+        if progress:
+            progress(len(made), len(todo))
+
+    workers = min(jobs or os.cpu_count() or 1, len(todo))
+    compile_in_processes([[job] for job in todo], workers, finished, cached=False)
+    return [made[job] for job in wanted]
