@@ -37,7 +37,7 @@ PARAMETERS_DRIVER = 12040
 """The first driver that says what a kernel's parameters are."""
 
 SMALL_MAP = 131_072
-"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts.md)."""
+"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts/hopper.md)."""
 
 
 # --- Which code ------------------------------------------------------------------------------------------------------
