@@ -28,7 +28,7 @@ from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
-from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn, renamed
+from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn
 from tccompile.ir.reference.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
@@ -245,7 +245,7 @@ def repeated(op: Op, program: Program, times: int) -> Program:
                 tensors[base] = replace(program.tensors[t.base], name=base)
             if name != op.y and t.storage not in program.inputs:
                 constants[t.storage + own] = Source(t.storage, (), "")
-        ops.append(renamed(op, names))
+        ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)
     inputs = tuple(n for n in program.inputs if n in op.inputs)
     return join_groups(Program(inputs, tuple(outputs), tensors, constants, tuple(ops)))

@@ -14,7 +14,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.fuse.groups import without_unread
-from tccompile.ir.program import Program, multiplied, renamed
+from tccompile.ir.program import Program
 from tccompile.ir.reference.storage import to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
@@ -124,7 +124,7 @@ def _read(builds: Sequence[Build]) -> frozenset[str]:
 
 def _users(program: Program) -> dict[str, str]:
     """The node that multiplies by each constant that is the weights of an op."""
-    operands = {name: op.nodes[0] for op in program.ops for name in multiplied(op)}
+    operands = {name: op.nodes[0] for op in program.ops for name in op.multiplied}
     return {name: node for name, node in operands.items() if name in program.constants}
 
 
@@ -162,7 +162,7 @@ def _renamed(program: Program, names: Mapping[str, str]) -> Program:
             for n, t in program.tensors.items()
         },
         constants={names.get(n, n): r for n, r in program.constants.items()},
-        ops=tuple(renamed(op, names) for op in program.ops),
+        ops=tuple(op.renamed(names) for op in program.ops),
     )
 
 

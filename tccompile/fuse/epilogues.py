@@ -15,7 +15,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program, renamed
+from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program
 from tccompile.ir.tensor import PAD, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 from tccompile.lower.movement import depth_to_space_view
@@ -235,4 +235,4 @@ def _permute_channels(e: Editor, conv: Conv, order: list[int], suffix: str) -> C
         new[name] = f"{name}.{suffix}"
         recipe = transform("take", e.constants[name], take, axis=axis)
         e.add_constant(replace(e.tensors[name], name=new[name]), recipe)
-    return renamed(conv, new)  # type: ignore[return-value]
+    return conv.renamed(new)  # type: ignore[return-value]

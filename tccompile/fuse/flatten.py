@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, canonical_view
 from tccompile.ir.expr import load, reshape_view
-from tccompile.ir.program import Gemm, Pointwise, Program, renamed
+from tccompile.ir.program import Gemm, Pointwise, Program
 from tccompile.ir.weights import transform
 
 
@@ -31,6 +31,6 @@ def flatten_into_weights(program: Program) -> Program:
         recipe = transform("reshape", transform("transpose", recipe, axes=axes), shape=b.shape)
         e.add_constant(replace(b, name=f"{b.name}.hwc"), recipe)
         e.tensors[a.name] = replace(a, padded=a.shape, strides=(a.shape[1], 1), base=x.name)
-        e.put(i, renamed(gemm, {b.name: f"{b.name}.hwc"}))
+        e.put(i, gemm.renamed({b.name: f"{b.name}.hwc"}))
         e.drop(e.position[a.name])
     return e.result()

@@ -219,7 +219,7 @@ def _check_op(op: Op, program: Program, given: Collection[str]) -> None:
         operands = {name: program.tensors[name].shape for name in op.operands}
         message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
         require(all(RULES[type(op)](op, operands, shape)), message)
-    for name in _indices(op):
+    for name in op.integers:
         _check_integers(program.tensors[name], what)
 
 
@@ -349,18 +349,6 @@ def _rnn(op: Rnn, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
     yield op.clip > 0
     for function in (f for of_one in op.functions for f in of_one):
         _check_expr(function, 0, True, "an activation")
-
-
-def _indices(op: Op) -> tuple[str, ...]:
-    """The operands that are indices, counts or bits."""
-    match op:
-        case Resize(index=index):
-            return index
-        case Rnn(lengths=str() as lengths):
-            return (lengths,)
-        case Trees(branches=branches, leaves=leaves):
-            return branches, leaves
-    return ()
 
 
 def _axes(axes: tuple[int, ...], shape: Shape) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from inspect import get_annotations
 from operator import or_
-from typing import ClassVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from tccompile.ir.expr import ACC, Coord, Element, Epilogue, Expr, Index, Shape, View, walk
 from tccompile.ir.tensor import Storage, Tensor, dense
@@ -17,11 +19,44 @@ from tccompile.ir.weights import Recipe
 # --- Ops -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Operand:
+    """Of a field of an op: it names a tensor that the op reads.
+
+    multiplied  Tensor Cores read it as weights
+    integers    it holds indices, counts or bits
+    """
+
+    multiplied: bool = False
+    integers: bool = False
+
+
+Ref = Annotated[str, Operand()]
+Weights = Annotated[str, Operand(multiplied=True)]
+Integers = Annotated[str, Operand(integers=True)]
+
+
+class OneOf:
+    """Of a field of an op: it is one of these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One typed operation. Fields hold tensor names; `y` is what it writes.
+    """One typed operation. The types of its fields say what they hold; what is asked of every op follows from them.
+
+    A field holds one of these, a tuple of them, or None in its place:
+
+    Ref, Weights, Integers    the name of a tensor that it reads
+    Index                     an index, whose elements may be read from tensors
+    Expr                      an expression of `acc`
+    Annotated[str, OneOf(…)]  a word
+    int, float, bool          a number
 
     nodes  the user's ONNX nodes it stands for, the one that gives it its name first
+    y      the tensor that it writes
     """
 
     nodes: tuple[str, ...]
@@ -31,10 +66,31 @@ class Op:
     takes_epilogue: ClassVar[bool] = True
     """Whether `epilogue` may be more than what the op computed."""
 
+    holds: ClassVar[Mapping[str, Any]] = {}
+    """What each field of its own holds, by the field's name and in their order: an Operand, a OneOf, or a type."""
+
+    def __init_subclass__(cls) -> None:
+        cls.holds = {name: _held(hint) for name, hint in get_annotations(cls, eval_str=True).items()}
+        for name, held in cls.holds.items():
+            if not isinstance(held, Operand | OneOf) and held not in (Index, Expr, int, float, bool):
+                raise TypeError(f"{cls.__name__}.{name}: {held} does not say what it holds, see Op")
+
     @property
     def operands(self) -> tuple[str, ...]:
         """The tensors it reads beside those of its views."""
-        return ()
+        return tuple(name for field, held in self.holds.items() if _refers(held) for name in _named(getattr(self, field)))
+
+    @property
+    def multiplied(self) -> tuple[str, ...]:
+        """The operands that Tensor Cores read as weights."""
+        fields = (field for field, held in self.holds.items() if isinstance(held, Operand) and held.multiplied)
+        return tuple(name for field in fields for name in _named(getattr(self, field)))
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """The operands that hold indices, counts or bits."""
+        fields = (field for field, held in self.holds.items() if isinstance(held, Operand) and held.integers)
+        return tuple(name for field in fields for name in _named(getattr(self, field)))
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -44,6 +100,43 @@ class Op:
     def inputs(self) -> tuple[str, ...]:
         """All tensors it reads, each once."""
         return tuple(dict.fromkeys((*self.operands, *(name for v in self.views for name in v.tensors))))
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The op with tensors replaced by others, in fields and views."""
+        loads = tuple(v.renamed(names) for v in self.epilogue.loads)
+        changed = {field: _renamed(getattr(self, field), names) for field, held in self.holds.items() if _refers(held)}
+        return replace(self, y=names.get(self.y, self.y), epilogue=replace(self.epilogue, loads=loads), **changed)
+
+
+def _held(hint: Any) -> Any:
+    """What a field of this type holds one of, or several, or none: an Operand, a OneOf, or a type."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[1]
+    if get_origin(hint) in (tuple, Union, UnionType):
+        parts = {_held(part) for part in get_args(hint)} - {NoneType, Ellipsis}
+        return parts.pop() if len(parts) == 1 else hint
+    return hint
+
+
+def _refers(held: Any) -> bool:
+    return isinstance(held, Operand) or held is Index
+
+
+def _named(value: Any) -> Iterator[str]:
+    """The tensors that what a field holds refers to."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _named(part)
+    elif isinstance(value, Index):
+        yield from (element.tensor for element in value.elements)
+    elif value is not None:
+        yield value
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_renamed(part, names) for part in value)
+    return value.renamed(names) if isinstance(value, Index) else names.get(value, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +154,20 @@ class Conv(Op):
     Before the epilogue's shuffle y is (N, O, P, Q); beyond the edges x reads as zero.
     """
 
-    x: str
-    w: str
+    x: Ref
+    w: Weights
     strides: tuple[int, ...]  # one per spatial axis
     pads: tuple[int, ...]  # at the start of each spatial axis; at the end is what y's extents need
     dilations: tuple[int, ...]
     groups: int = 1
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.x, self.w
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm(Op):
     """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N)."""
 
-    a: str
-    b: str
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.a, self.b
+    a: Ref
+    b: Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +179,11 @@ class Mlp(Op):
     hidden  f, an expression of `acc`
     """
 
-    x: str
-    w: str
-    v: str
-    b: str | None = None
+    x: Ref
+    w: Weights
+    v: Weights
+    b: Ref | None = None
     hidden: Expr = ACC
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x, self.w, self.v) if self.b is None else (self.x, self.w, self.v, self.b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +196,12 @@ class Attention(Op):
     causal  row m sees rows n <= m + causal of k and v; None: all of them
     """
 
-    q: str
-    k: str
-    v: str
+    q: Ref
+    k: Ref
+    v: Ref
     scale: float
-    mask: str | None = None
+    mask: Ref | None = None
     causal: int | None = None
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,17 +211,13 @@ class Cumulate(Op):
     reverse  from the end of the axis on
     """
 
-    x: str
+    x: Ref
     axis: int
-    combine: str  # "add" or "mul"
+    combine: Annotated[str, OneOf("add", "mul")]
     exclusive: bool = False
     reverse: bool = False
 
     takes_epilogue = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +229,11 @@ class TopK(Op):
     As many as y has along the axis.
     """
 
-    x: str
+    x: Ref
     axis: int
     largest: bool = True
 
     takes_epilogue = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +245,12 @@ class Scatter(Op):
     combine  "set" (the update itself), "add", "mul", "min" or "max"
     """
 
-    x: str
-    updates: str
+    x: Ref
+    updates: Ref
     at: tuple[Index, ...]
-    combine: str = "set"
+    combine: Annotated[str, OneOf("set", "add", "mul", "min", "max")] = "set"
 
     takes_epilogue = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x, self.updates, *(e.tensor for index in self.at for e in index.elements))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,18 +266,14 @@ class Trees(Op):
     combine   "add", "min" or "max"; targets of which none of the leaves says anything are 0
     """
 
-    x: str
-    branches: str
-    leaves: str
+    x: Ref
+    branches: Integers
+    leaves: Integers
     trees: int
     depth: int
-    combine: str = "add"
+    combine: Annotated[str, OneOf("add", "min", "max")] = "add"
 
     takes_epilogue = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.x, self.branches, self.leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,18 +283,14 @@ class Pool(Op):
     Elements beyond the edges do not take part; `count_pads` counts as zeros those within `pads` of an edge, as ONNX does.
     """
 
-    x: str
-    kind: str  # "max" or "mean"
+    x: Ref
+    kind: Annotated[str, OneOf("max", "mean")]
     window: tuple[int, ...]  # one per spatial axis, as strides and dilations
     strides: tuple[int, ...]
     pads: tuple[int, ...]  # at the start of each spatial axis
     end_pads: tuple[int, ...]  # at the end of each: counts for `count_pads`; ceil_mode may read beyond it
     dilations: tuple[int, ...]
     count_pads: bool = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,27 +300,19 @@ class Reduce(Op):
     A mean is the sum with an epilogue that scales; `pre` is an expression of `acc`, which stands for an element of x.
     """
 
-    x: str
+    x: Ref
     axes: tuple[int, ...]
-    combine: str  # "add", "mul", "min" or "max"
+    combine: Annotated[str, OneOf("add", "mul", "min", "max")]
     pre: Expr = ACC
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Op):
     """y = epilogue(softmax of x along `axis`, or its logarithm)"""
 
-    x: str
+    x: Ref
     axis: int
     log: bool = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,15 +323,11 @@ class Norm(Op):
     taken as g groups of neighbouring channels, and each group is one more reduced axis.
     """
 
-    x: str
+    x: Ref
     axes: tuple[int, ...]
     eps: float
     groups: int = 0
     centred: bool = True
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return (self.x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,14 +337,10 @@ class Resize(Op):
     index, weights  one constant per axis: int32 and float32, (output extent, taps)
     """
 
-    x: str
+    x: Ref
     axes: tuple[int, ...]
-    index: tuple[str, ...]
-    weights: tuple[str, ...]
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.x, *self.index, *self.weights
+    index: tuple[Integers, ...]
+    weights: tuple[Ref, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,25 +370,21 @@ class Rnn(Op):
     It has no epilogue.
     """
 
-    x: str
-    r: str
-    cell: str
+    x: Ref
+    r: Weights
+    cell: Annotated[str, OneOf("rnn", "gru", "lstm")]
     backward: tuple[bool, ...]
     functions: tuple[tuple[Expr, ...], ...]
-    b: str | None = None
-    p: str | None = None
-    h: str | None = None
-    c: str | None = None
-    lengths: str | None = None
+    b: Ref | None = None
+    p: Ref | None = None
+    h: Ref | None = None
+    c: Ref | None = None
+    lengths: Integers | None = None
     clip: float = math.inf
     reset_after: bool = False
     coupled: bool = False
 
     takes_epilogue = False
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.x, self.r, self.b, self.p, self.h, self.c, self.lengths) if name is not None)
 
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -436,20 +473,6 @@ def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
     return out
 
 
-def multiplied(op: Op) -> tuple[str, ...]:
-    """The operands that Tensor Cores read as weights."""
-    match op:
-        case Conv(w=w):
-            return (w,)
-        case Gemm(b=b):
-            return (b,)
-        case Mlp(w=w, v=v):
-            return w, v
-        case Rnn(r=r):
-            return (r,)
-    return ()
-
-
 def products(op: Op, program: Program) -> int:
     """Operations of an op's convolution or matrix products, two for a multiplication with an addition; 0 for ops without any."""
     shape = {name: program.tensors[name].shape for name in op.operands}
@@ -465,30 +488,6 @@ def products(op: Op, program: Program) -> int:
         case Rnn(x=x, r=r):
             return 2 * math.prod((*shape[x][:2], *shape[r]))
     return 0
-
-
-TENSOR_FIELDS = (
-    "x", "w", "a", "b", "q", "k", "v", "mask", "updates", "y", "index", "weights", "r", "p", "h", "c", "lengths",
-    "branches", "leaves",
-)  # fmt: skip
-
-
-def tensor_fields(op: Op) -> Iterator[str]:
-    """The names of the op's fields that hold tensor names (one, a tuple of them, or None), beside its views."""
-    return (f.name for f in fields(op) if f.name in TENSOR_FIELDS)
-
-
-def renamed(op: Op, names: Mapping[str, str]) -> Op:
-    """The op with tensors replaced by others, in fields and views."""
-
-    def new(value):
-        return tuple(map(new, value)) if isinstance(value, tuple) else names.get(value, value)
-
-    loads = tuple(v.renamed(names) for v in op.epilogue.loads)
-    changed = {name: new(getattr(op, name)) for name in tensor_fields(op)}
-    if isinstance(op, Scatter):
-        changed["at"] = tuple(index.renamed(names) for index in op.at)
-    return replace(op, epilogue=replace(op.epilogue, loads=loads), **changed)
 
 
 def verify(program: Program) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tccompile.ir.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.ir.program import Mlp, Op, Program, Scatter, tensor_fields
+from tccompile.ir.program import Op, Operand, Program
 from tccompile.ir.tensor import Tensor
 
 
@@ -29,18 +29,18 @@ def _tensor(t: Tensor) -> str:
 
 
 def op_text(op: Op) -> str:
-    names = (f.name for f in dataclasses.fields(op) if f.name not in ("nodes", "y", "epilogue", "pre"))
-    fields = {name: getattr(op, name) for name in names}
-    tensors = set(tensor_fields(op))
-    if isinstance(op, Scatter):
-        fields["at"] = f"[{', '.join(map(index_text, op.at))}]"
-    if isinstance(op, Mlp):
-        fields["hidden"] = expr_text(op.hidden, ())
-    shown = [f"{k}={_names(v) if k in tensors else v}" for k, v in fields.items()]
-    return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}"
+    """The op's fields, the epilogue, and what expressions it has beside."""
+    fields = {name: getattr(op, name) for name in op.holds}
+    shown = [f"{k}={_field_text(v, op.holds[k])}" for k, v in fields.items() if not isinstance(v, Expr)]
+    beside = "".join(f" {k} {expr_text(v, ())}" for k, v in fields.items() if isinstance(v, Expr))
+    return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}{beside}"
 
 
-def _names(value: str | tuple[str, ...] | None) -> str:
+def _field_text(value: Any, held: Any) -> str:
+    if held is Index:
+        return f"[{', '.join(map(index_text, value))}]"
+    if not isinstance(held, Operand):
+        return str(value)
     if value is None:
         return "none"
     return f"%{value}" if isinstance(value, str) else "(" + ", ".join(f"%{v}" for v in value) + ")"

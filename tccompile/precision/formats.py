@@ -53,8 +53,6 @@ from tccompile.ir.program import (
     Resize,
     Rnn,
     Trees,
-    multiplied,
-    renamed,
 )
 from tccompile.ir.tensor import Storage, Tensor
 from tccompile.ir.types import DType
@@ -124,7 +122,7 @@ def precision(
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
     """The program with each tensor stored as `storage` says; a view and its base must get the same answer."""
     tensors = {name: replace(t, dtype=storage(t)) for name, t in program.tensors.items()}
-    terms = {name: _terms(op, program.tensors[name]) for op in program.ops for name in multiplied(op)}
+    terms = {name: _terms(op, program.tensors[name]) for op in program.ops for name in op.multiplied}
     constants = dict(program.constants)
     for name, recipe in program.constants.items():
         t = tensors[name]
@@ -172,7 +170,7 @@ class _Choice:
 
     def __post_init__(self) -> None:
         p = self.program
-        self.operands = {name for op in p.ops for name in multiplied(op)}
+        self.operands = {name for op in p.ops for name in op.multiplied}
         self.outside = {*p.inputs, *p.outputs}
         self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
         self.masks |= {p.tensors[op.x].storage for op in p.ops if isinstance(op, Trees)}
@@ -383,7 +381,7 @@ def _with_copies(program: Program, choice: _Choice) -> Program:
                     else:
                         copy = Epilogue(load(0), (identity_view(name, t.rank),))
                         ops.append(Pointwise(nodes=op.nodes[:1], y=short.name, epilogue=copy))
-                op = renamed(op, {name: short.name})
+                op = op.renamed({name: short.name})
         ops.append(op)
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.ir import weights
-from tccompile.ir.program import Attention, Op, Pool, Program, Resize, multiplied, products
+from tccompile.ir.program import Attention, Op, Pool, Program, Resize, products
 from tccompile.ir.reference import evaluate
 from tccompile.precision.sensitivity import Need, Sensitivity
 
@@ -96,7 +96,7 @@ def activations(
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:
     """The values of each constant that Tensor Cores may multiply."""
     found: dict[str, Spread] = {}
-    for name in dict.fromkeys(name for op in program.ops for name in multiplied(op)):
+    for name in dict.fromkeys(name for op in program.ops for name in op.multiplied):
         if name in program.constants:
             values = weights.evaluate(program.constants[name], sources)
             found[name] = Spread()

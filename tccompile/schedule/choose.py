@@ -22,7 +22,7 @@ from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, earlier, needs, renamed
+from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, earlier, needs
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
@@ -158,7 +158,7 @@ def seen(op: Op, program: Program) -> Hashable:
     tensors = (program.tensors[name] for name in names)
     own = tuple(replace(t, name=numbers[t.name], base=t.base and numbers[t.base]) for t in tensors)
     outside = tuple((n in program.inputs, n in program.outputs, n in program.constants) for n in names)
-    return replace(renamed(op, numbers), nodes=()), own, outside, len(joined)
+    return replace(op.renamed(numbers), nodes=()), own, outside, len(joined)
 
 
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cache as memoised
 from math import gcd
 from pathlib import Path
+from typing import Any
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
-from tccompile.ir.program import Op, Program, Reduce, renamed
+from tccompile.ir.program import Op, Program
 from tccompile.ir.tensor import PAD, Tensor
-from tccompile.ir.text import expr_text, op_text
+from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
 from tccompile.plan.format import whole_file
@@ -122,10 +123,11 @@ def key(op: Op, program: Program) -> str:
     """
     names = dict.fromkeys((*op.operands, op.y, *op.inputs))
     shown = {name: f"{number}:{_tensor_text(program.tensors[name], program)}" for number, name in enumerate(names)}
-    op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)))
-    op = renamed(op, shown)
-    pre = f" pre {expr_text(_without_values(op.pre), ())}" if isinstance(op, Reduce) else ""
-    return f"{op_text(op)}{pre} -> %{op.y}"
+    expressions = {k: v for k in op.holds if isinstance(v := getattr(op, k), Expr)}
+    plain: dict[str, Any] = {k: _without_values(e) for k, e in expressions.items()}
+    op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), **plain)
+    op = op.renamed(shown)
+    return f"{op_text(op)} -> %{op.y}"
 
 
 def _without_values(e: Expr) -> Expr:
