@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +13,61 @@ from tccompile.ir.program import Op
 from tccompile.ir.reference import from_storage
 from tccompile.ir.tensor import Storage, Tensor
 from tccompile.ir.types import DType
+from tccompile.runtime.driver import Device, Handle, Memory
+
+PTX = Path(__file__).with_name("finite.ptx")
+"""The code of `Scan`, which kernels/finite.py explains; `python -m tccompile.emit.finite` writes it."""
+
+ENTRY, THREADS, BLOCKS = b"tc_finite", 256, 8
+"""The code's entry, the threads of its blocks, and how many blocks a multiprocessor gets."""
+
+EXPONENTS = {
+    DType.F16: (0x7C00, 0x7C000000, 0),
+    DType.BF16: (0x7F80, 0x7F800000, 0),
+    DType.F32: (0x7F800000, 0x7F800000, 0),
+    DType.F64: (0x7FF00000, 0x7FF00000, 1),
+}
+"""By type: the exponent's bits in a word of 32 bits, of an element in its lower and in its upper half; whether elements are pairs
+of words, the exponent in the second."""
+
+
+class Scan:
+    """Looks for infinities and NaN in arrays on a device, where they lie; 4 bytes come back for each array.
+
+    Made once for a device's engine: the driver compiles the kernel then. Raises LaunchError if the driver refuses it.
+    """
+
+    def __init__(self, device: Device, names: list[str]) -> None:
+        self.device, self.names = device, names
+        with device as cu:
+            self._module = Handle(device, cu.cuModuleLoadData(PTX.read_bytes() + b"\0"), "cuModuleUnload")
+            self._function = cu.cuModuleGetFunction(self._module.value, ENTRY)
+        self._flags = Memory(device, 4 * len(names), "a check for infinities")
+
+    def wrong(self, tensors: Mapping[str, Tensor], addresses: Mapping[str, int], stream: int) -> list[str]:
+        """Those of its names whose tensors hold what is not finite, after all that is queued on the stream.
+
+        addresses  of the tensors' first elements, multiples of 16 bytes; their elements lie one after the other
+        """
+        found = np.zeros(len(self.names), np.int32)
+        with self.device as cu:
+            cu.cuMemsetD8Async(self._flags.address, 0, found.nbytes, stream)
+            for number, name in enumerate(self.names):
+                t = tensors[name]
+                if not t.dtype.is_float or not t.nbytes:
+                    continue
+                low, high, pairs = EXPONENTS[t.dtype]
+                flag, vectors = self._flags.address + 4 * number, t.nbytes // 16
+                blocks = min(max(-(-vectors // THREADS), 1), BLOCKS * self.device.multiprocessors)
+                values = (addresses[name], vectors, t.nbytes % 16, low, high, pairs, flag)
+                cu.cuLaunchKernel(self._function, blocks, 1, 1, THREADS, 1, 1, 0, stream, (values, KINDS), 0)
+            cu.cuMemcpyDtoHAsync(found.ctypes.data, self._flags.address, found.nbytes, stream)
+            cu.cuStreamSynchronize(stream)
+        return [name for name, flag in zip(self.names, found, strict=True) if flag]
+
+
+KINDS = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64)
+"""Of the kernel's parameters."""
 
 
 def is_finite(tensor: Tensor, stored: np.ndarray) -> bool:

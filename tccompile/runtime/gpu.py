@@ -21,7 +21,7 @@ from tccompile.ir.reference import compute, elements, to_storage
 from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
-from tccompile.runtime.finite import check_finite, is_finite
+from tccompile.runtime.finite import Scan, check_finite
 from tccompile.terminal import plain
 
 ALIGN = 256
@@ -194,6 +194,7 @@ class GpuEngine:
         self._earlier = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
         self._last_stream: int | None = None
         self._staging: Staging | None = None
+        self._scan: Scan | None = None
         self._bound: dict[str, int] = {}
         self._outputs: dict[tuple[str, int], list[Output]] = {}
         self._fill_memory()
@@ -455,7 +456,9 @@ class GpuEngine:
         """
         self.synchronize(stream)
         tensors = self.program.tensors
-        wrong = [n for n in self.program.outputs if not is_finite(tensors[n], self._elements(n, addresses))]
+        if self._scan is None:
+            self._scan = Scan(self.device, list(self.program.outputs))
+        wrong = self._scan.wrong(tensors, addresses, stream)
         if not wrong:
             return
         left_out: dict[str, np.ndarray] = {}  # copies that no step makes: a later one reads what they are of

@@ -196,6 +196,9 @@ class FakeApi:
 
     cuMemcpyDtoH = cuMemcpyHtoD
 
+    def cuMemsetD8Async(self, address: int, byte: int, size: int, stream: int) -> None:
+        ctypes.memset(address, byte, size)
+
     def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> None:
         self.log.append(("copy", stream))
         ctypes.memmove(to, source, size)
@@ -270,6 +273,14 @@ class FakeApi:
             if number == index:
                 return OK, start, size
         return INVALID_VALUE, 0, 0
+
+    def cuLaunchKernel(self, function: int, *launch: Any) -> None:
+        """Outside of a graph there is one kernel, which looks for infinities."""
+        assert self.functions[function] == "tc_finite"
+        *_, stream, (values, kinds), extra = launch
+        assert len(values) == len(kinds) and not extra
+        self.log.append(("scan", stream))
+        scan(*values)
 
     # --- Graphs
 
@@ -348,6 +359,14 @@ class FakeApi:
         del self.graphs[graph]
 
     cuGraphExecDestroy = cuGraphDestroy
+
+
+def scan(address: int, vectors: int, tail: int, low: int, high: int, pairs: int, flag: int) -> None:
+    """What the kernel of tccompile/runtime/finite.ptx does."""
+    size = 2 if low != high else 8 if pairs else 4
+    stored = np.ctypeslib.as_array((ctypes.c_uint8 * (16 * vectors + tail)).from_address(address)).view(f"u{size}")
+    exponents = (stored >> np.uint64(32) if pairs else stored) & low
+    ctypes.c_int32.from_address(flag).value |= int((exponents == low).any())
 
 
 def floats(address: int, count: int) -> np.ndarray:
