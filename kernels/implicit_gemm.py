@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
+from tccompile.ir.forms import Grouped
 from tccompile.ir.program import Conv, Gemm, Op, Program
 from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import DType
@@ -206,9 +207,8 @@ def ways(op: Op, program: Program) -> list[Op]:
     """The op, and if it is a grouped convolution, what is the same in fewer groups, with joined weights."""
     if not isinstance(op, Conv):
         return [op]
-    channels = program.tensors[op.x].shape[1]
-    found = program.joined.get((op.w, op.groups), ())
-    return [op, *(replace(op, w=w, groups=channels // program.tensors[w].shape[1]) for w in found)]
+    forms = [form for form in program.forms.get(op.w, ()) if isinstance(form, Grouped) and form.of == op.groups]
+    return [op, *(replace(op, w=form.tensor, groups=form.groups) for form in forms)]
 
 
 class OneWay(Kernel):

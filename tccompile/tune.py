@@ -220,8 +220,7 @@ def _jobs(works: Sequence[Work], arch: Arch) -> list[Job]:
 def _repetitions(trial: Trial) -> int:
     tensors = trial.program.tensors
     owners = {tensors[n].storage for n in trial.op.inputs} & set(trial.program.constants)
-    if isinstance(trial.op, Conv):
-        owners |= set(trial.program.joined.get((trial.op.w, trial.op.groups), ()))
+    owners |= {form.tensor for form in trial.program.forms_of(trial.op)}
     size = sum(tensors[n].nbytes for n in owners)
     slowest = max(c.cost for c in worth_measuring(trial.ranked, trial.count))
     return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
@@ -267,7 +266,7 @@ def _results(
     index = {image: i for i, image in enumerate(used)}
     entries = [_entry(program, c, works, arch, images, index) for c, works in kept]
     weights = {n: data[recipe.name] for n, recipe in program.constants.items() if isinstance(recipe, Source)}
-    weights |= _joined(program, data)
+    weights |= _forms(program, data)
     plan = Plan("tune", {}, tuple(entries), tuple(index), weights)
     y = program.tensors[program.ops[-1].y]
     memory = {n: Memory(flush.gpu, len(data[n]), n) for n in program.inputs}
@@ -348,19 +347,19 @@ def _random(t: Tensor, deviation: float) -> memoryview:
     return values.view(np.uint8).data
 
 
-def _joined(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str, bytes]:
-    """The bytes of weights with joined groups, which are equal in all repetitions."""
+def _forms(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str, bytes]:
+    """The bytes of other forms of weights, which are equal in all repetitions."""
     made: dict[tuple[int, ...], bytes] = {}
     out = {}
-    for (w, _), names in program.joined.items():
+    for w, forms in program.forms.items():
         source, t = program.constants[w], program.tensors[w]
         assert isinstance(source, Source)
         values = elements(np.frombuffer(data[source.name], t.dtype.numpy), t)
-        for name in names:
-            own = program.tensors[name]
+        for form in forms:
+            own = program.tensors[form.tensor]
             if own.shape not in made:
-                made[own.shape] = pack_constant(own, evaluate(program.constants[name], {source.name: values}))
-            out[name] = made[own.shape]
+                made[own.shape] = pack_constant(own, evaluate(program.constants[form.tensor], {source.name: values}))
+            out[form.tensor] = made[own.shape]
     return out
 
 

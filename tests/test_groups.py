@@ -91,9 +91,9 @@ def test_weights_with_joined_groups_give_the_same(channels, outputs, groups, tap
 
 
 def test_only_constant_weights_in_fp16_are_joined():
-    assert not conv(136, 136, 4, dtype=DType.F32)[0].joined
+    assert not conv(136, 136, 4, dtype=DType.F32)[0].forms
     program, _ = conv(136, 136, 4)
-    assert not join_groups(replace(program, constants={}, joined={})).joined
+    assert not join_groups(replace(program, constants={}, forms={})).forms
 
 
 # --- Kernels -------------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_config_in_fewer_groups_launches_what_the_joined_convolution_would(cas
     for c in found:
         (way,) = (way for way in ways(op, program) if way.groups == c.config["groups"])
         plain = {name: value for name, value in c.config.items() if name != "groups"}
-        alone = replace(program, joined={})
+        alone = replace(program, forms={})
         assert c.kernel.supports(way, alone, ARCHS[arch]) is None and c.kernel.tensor_cores
         assert c.kernel.work(op, program, c.config, ARCHS[arch]) == c.kernel.work(way, alone, plain, ARCHS[arch])
         assert c.cost == c.kernel.cost(way, alone, plain, ARCHS[arch])
@@ -128,10 +128,10 @@ def test_repetitions_that_are_measured_have_joined_weights_of_their_own():
     program, _ = conv(136, 136, 4)
     program = replace(program, constants={"w": Source("w", program.tensors["w"].shape, "float16")})
     again = tune.repeated(program.ops[0], program, 3)
-    assert len({name for names in again.joined.values() for name in names}) == 3
+    assert len({form.tensor for forms in again.forms.values() for form in forms}) == 3
     data = tune._data(program.ops[0], program)
     w = reference.elements(np.frombuffer(data["w"], np.float16), program.tensors["w"])
-    held = tune._joined(again, data)
+    held = tune._forms(again, data)
     for op in again.ops:
         (_, way) = ways(op, again)
         t = again.tensors[way.w]

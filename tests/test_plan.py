@@ -294,9 +294,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_another_format_version_is_named():
-    other = FILE[:8] + struct.pack("<I", 7) + FILE[12:]
+    other = FILE[:8] + struct.pack("<I", 8) + FILE[12:]
     with pytest.raises(
-        PlanError, match=f"has plan format 7, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+        PlanError, match=f"has plan format 8, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
     ):
         from_bytes(other)
 
@@ -351,6 +351,7 @@ def test_random_damage():
 
 TENSORS = ("plan", "entries", 0, "program", "tensors")
 OPS = ("plan", "entries", 0, "program", "ops")
+FORMS = "plan", "entries", 0, "program", "forms"
 STEPS = ("plan", "entries", 0, "sections", 0, "steps")
 ARGS = (*STEPS, 1, "launches", 0, "args")
 """Of the first convolution: its result, its image, its weights, workspace and counters, two numbers and two tensor maps."""
@@ -388,6 +389,10 @@ def least_index(levels: int) -> dict:
     for _ in range(levels):
         out = {"terms": [[{"_": "Least", "a": out, "b": {"terms": [[{"_": "Coord", "axis": 1}, 1]]}}, 1]]}
     return out
+
+
+def grouped(tensor: str, groups: int, of: int) -> dict:
+    return {"_": "Grouped", "tensor": tensor, "groups": groups, "of": of}
 
 
 def of_tensor(name: str, extent: int = 1) -> dict:
@@ -438,6 +443,11 @@ LIMITS = [
     (("plan", "entries", 0, "program", "constants", "w1", "fn"), "system", "unknown transform 'system'"),
     (("plan", "entries", 0, "program", "constants", "x"), {"_": "Source", "name": "", "shape": [], "dtype": ""}, "constant 'x'"),
     (("plan", "entries", 0, "program", "outputs"), ["y", "y"], "of the same name"),
+    (FORMS, {"w1": [grouped("x", 1, 2)]}, "'x', which is a form of 'w1': one of them is no constant"),
+    (FORMS, {"x": [grouped("w1", 1, 2)]}, "'w1', which is a form of 'x': one of them is no constant"),
+    (FORMS, {"w1": [grouped("w1", 1, 2)]}, "'w1', which is a form of 'w1', has shape"),
+    (FORMS, {"w1": [grouped("w1", 0, 2)]}, "'w1', which is a form of 'w1', has shape"),
+    (FORMS, {"w1": [{"_": "Form", "tensor": "w1"}]}, "expected one of Grouped"),
     (("plan", "entries", 0, "program", "outputs"), ["cat"], "output 'cat' is not row-major"),
     (("plan", "entries"), [], "without entries"),
     (("plan", "entries", 0, "sections", 0, "arena"), 256, "of 256 bytes"),
@@ -481,7 +491,6 @@ LIMITS = [
     ((*STEPS, 0, "launches", 0, "args", 0), {"_": "Int", "value": 0}, "no launch writes its result 'xh'"),
     ((*STEPS, 5, "launches"), [], "nothing writes the output 'y'"),
     ((*STEPS, 0, "launches"), [], "step 1 .*are none of its tensors'"),
-    ((*STEPS, 1, "config"), {"groups": 2}, "no weights 'w1.2of1'"),
     ((*STEPS, 1, "scratch"), [0, 1 << 30], "step 1: scratch of"),
     ((*STEPS, 1, "counters"), [-4, 8], "counters of"),
     (("plan", "entries", 0, "sections", 0, "arch"), "sm_90a", "code for sm_80 among that for sm_90a"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,6 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
-from tccompile.fuse.groups import without_unread
 from tccompile.ir.program import Program
 from tccompile.ir.reference.storage import to_storage
 from tccompile.ir.tensor import Tensor
@@ -59,8 +58,8 @@ def pack(
     weights: dict[str, bytes] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
-        joined, program = program.joined, without_unread(program, _read(builds))
-        names = _own_names(program, joined, packed, number)
+        program = _without_unread(program, _read(builds))
+        names = _own_names(program, packed, number)
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
         kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
@@ -137,20 +136,27 @@ def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
         )
 
 
-def _own_names(
-    program: Program, joined: Mapping[tuple[str, int], tuple[str, ...]], earlier: Sequence[Entry], number: int
-) -> dict[str, str]:
-    """A new name for each constant that another entry has under the same name with other values or layout.
+def _without_unread(program: Program, read: Collection[str]) -> Program:
+    """The program without forms of constants that are not `read`."""
+    kept = {name: tuple(form for form in forms if form.tensor in read) for name, forms in program.forms.items()}
+    dropped = {form.tensor for forms in program.forms.values() for form in forms if form.tensor not in read}
+    return replace(
+        program,
+        tensors={name: t for name, t in program.tensors.items() if name not in dropped},
+        constants={name: recipe for name, recipe in program.constants.items() if name not in dropped},
+        forms={name: forms for name, forms in kept.items() if forms},
+    )
 
-    joined  weights with joined groups, by those that they are made of, whose name theirs begins with: see `joined_name`
-    """
+
+def _own_names(program: Program, earlier: Sequence[Entry], number: int) -> dict[str, str]:
+    """A new name for each constant that another entry has under the same name with other values or layout."""
     names: dict[str, str] = {}
     for name, recipe in program.constants.items():
         for entry in earlier:
             other = entry.program.constants.get(name)
             if other is not None and not (same(other, recipe) and entry.program.tensors[name] == program.tensors[name]):
                 names[name] = f"{name}@{number}"
-    return names | {j: names[w] + j.removeprefix(w) for (w, _), made in joined.items() if w in names for j in made}
+    return names
 
 
 def _renamed(program: Program, names: Mapping[str, str]) -> Program:
@@ -163,6 +169,10 @@ def _renamed(program: Program, names: Mapping[str, str]) -> Program:
         },
         constants={names.get(n, n): r for n, r in program.constants.items()},
         ops=tuple(op.renamed(names) for op in program.ops),
+        forms={
+            names.get(n, n): tuple(replace(form, tensor=names.get(form.tensor, form.tensor)) for form in forms)
+            for n, forms in program.forms.items()
+        },
     )
 
 

@@ -84,11 +84,13 @@ def without_dead_code(program: Program) -> Program:
     named = {*program.inputs, *program.outputs}
     for op in ops:
         named |= {op.y, *op.inputs}
+    forms = {n: forms for n, forms in program.forms.items() if n in named}
+    named |= {form.tensor for found in forms.values() for form in found}
     named |= {program.tensors[n].storage for n in named}
     tensors = {n: t for n, t in program.tensors.items() if n in named}
     constants = {n: r for n, r in program.constants.items() if n in named}
     storage = {n: s for n, s in program.storage.items() if n in named}
-    return replace(program, tensors=tensors, constants=constants, ops=ops, storage=storage)
+    return replace(program, tensors=tensors, constants=constants, ops=ops, storage=storage, forms=forms)
 
 
 def tidy(expr: Expr, loads: Iterable[View]) -> Epilogue:

@@ -16,7 +16,8 @@ import numpy as np
 from tccompile.fuse.editor import Editor, channels_of, without_dead_code
 from tccompile.fuse.epilogues import with_epilogue
 from tccompile.fuse.gather import ZEROS
-from tccompile.ir.program import Conv, Pointwise, Program, joined_name
+from tccompile.ir.forms import Form, Grouped
+from tccompile.ir.program import Conv, Pointwise, Program
 from tccompile.ir.tensor import PAD, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
@@ -53,22 +54,30 @@ def _in_one_group(e: Editor, conv: Conv) -> Conv | None:
     zeros = (conv.groups - 1) * math.prod(w.shape[1:])  # for each result
     if conv.groups == 1 or zeros > ZEROS or not _is_joinable(conv, e.tensors, e.constants):
         return None
-    t, recipe = _joined(conv, w, e.constants[w.name], conv.groups)
+    t, recipe = _joined(w, e.constants[w.name], Grouped(_name(w.name, 1, conv.groups), 1, conv.groups))
     e.add_constant(t, recipe)
     return replace(conv, w=t.name, groups=1)
 
 
 def join_groups(program: Program) -> Program:
-    """The program with joined weights for each grouped convolution in fp16. Depthwise ones have kernels of their own."""
+    """The program with joined weights as forms of those of each grouped convolution in fp16. Depthwise ones have kernels of their
+    own.
+    """
     tensors, constants = dict(program.tensors), dict(program.constants)
-    joined: dict[tuple[str, int], tuple[str, ...]] = {}
+    forms: dict[str, tuple[Form, ...]] = {}
     for op in program.ops:
         if isinstance(op, Conv) and op.groups > 1 and _is_joinable(op, program.tensors, program.constants):
-            made = [_joined(op, tensors[op.w], constants[op.w], together) for together in _ways(tensors[op.w].shape, op.groups)]
-            tensors |= {t.name: t for t, _ in made}
-            constants |= {t.name: recipe for t, recipe in made}
-            joined[op.w, op.groups] = tuple(t.name for t, _ in made)
-    return replace(program, tensors=tensors, constants=constants, joined=joined)
+            for together in _ways(tensors[op.w].shape, op.groups):
+                groups = op.groups // together
+                form = Grouped(_name(op.w, groups, op.groups), groups, op.groups)
+                if form not in forms.get(op.w, ()):
+                    tensors[form.tensor], constants[form.tensor] = _joined(tensors[op.w], constants[op.w], form)
+                    forms[op.w] = *forms.get(op.w, ()), form
+    return replace(program, tensors=tensors, constants=constants, forms=forms)
+
+
+def _name(w: str, groups: int, of: int) -> str:
+    return f"{w}.{groups}of{of}"
 
 
 def _is_joinable(op: Conv, tensors: Mapping[str, Tensor], constants: Collection[str]) -> bool:
@@ -77,11 +86,11 @@ def _is_joinable(op: Conv, tensors: Mapping[str, Tensor], constants: Collection[
     return op.w in constants and w.dtype is tensors[op.x].dtype is DType.F16 and w.shape[:2] != (op.groups, 1)
 
 
-def _joined(op: Conv, w: Tensor, recipe: Recipe, together: int) -> tuple[Tensor, Recipe]:
-    """The weights with so many neighbouring groups as one."""
+def _joined(w: Tensor, recipe: Recipe, form: Grouped) -> tuple[Tensor, Recipe]:
+    """The tensor and the recipe of a form of the weights `w`."""
+    together = form.of // form.groups
     shape = (w.shape[0], together * w.shape[1], *w.shape[2:])
-    t = dense(joined_name(w.name, op.groups // together, op.groups), shape, w.dtype, w.order)
-    return t, _diagonal(recipe, w.shape, op.groups, together)
+    return dense(form.tensor, shape, w.dtype, w.order), _diagonal(recipe, w.shape, form.of, together)
 
 
 def _ways(shape: tuple[int, ...], groups: int) -> list[int]:
@@ -99,11 +108,3 @@ def _diagonal(w: Recipe, shape: tuple[int, ...], groups: int, together: int) -> 
     apart = transform("reshape", w, shape=(groups // together, together, outputs // groups, 1, channels * math.prod(taps)))
     own = np.eye(together, dtype=np.float16).reshape(1, together, 1, together, 1)
     return transform("reshape", transform("mul", apart, Literal(own)), shape=(outputs, together * channels, *taps))
-
-
-def without_unread(program: Program, read: Collection[str]) -> Program:
-    """The program without joined weights that are not `read`."""
-    dropped = {name for names in program.joined.values() for name in names if name not in read}
-    tensors = {name: t for name, t in program.tensors.items() if name not in dropped}
-    constants = {name: recipe for name, recipe in program.constants.items() if name not in dropped}
-    return replace(program, tensors=tensors, constants=constants, joined={})

@@ -12,6 +12,7 @@ from typing import Any
 
 from tccompile.errors import PlanError
 from tccompile.ir.expr import FUNCTIONS, Coord, Element, Epilogue, Expr, Index, Quotient, Remainder, Shape, View, parts
+from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.program import (
     GATES,
@@ -82,6 +83,9 @@ def check_program(program: Program) -> None:
         own = name in program.tensors and program.tensors[name].base is None and program.tensors[name].dtype.is_float
         require(own, f"the storage of {name!r}, which is no float tensor with storage of its own")
         require(abs(storage.scale) <= SCALE, f"tensor {name!r} is scaled by 2**{storage.scale}")
+    for name, forms in program.forms.items():
+        for form in forms:
+            _check_form(name, form, program)
     given = {*program.inputs, *program.constants}
     for op in program.ops:
         _check_op(op, program, given)
@@ -112,6 +116,17 @@ def _check_tensor(name: str, t: Tensor) -> None:
             if stride <= reach:
                 raise PlanError(f"{what}: elements in the same place, by strides {t.strides}")
             reach += stride * (n - 1)
+
+
+def _check_form(name: str, form: Form, program: Program) -> None:
+    what = f"{form.tensor!r}, which is a form of {name!r}"
+    require({name, form.tensor} <= program.constants.keys(), f"{what}: one of them is no constant")
+    shape, own, together = program.tensors[name].shape, program.tensors[form.tensor].shape, 0
+    match form:
+        case Grouped(groups=groups, of=of) if 0 < groups < of and of % groups == 0:
+            together = of // groups
+    fits = len(shape) > 1 and own == (shape[0], shape[1] * together, *shape[2:]) and together
+    require(fits, f"{what}, has shape {own} where that has {shape}")
 
 
 def _check_base(t: Tensor, base: Tensor | None) -> None:

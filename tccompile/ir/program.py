@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from tccompile.ir.expr import ACC, Coord, Element, Epilogue, Expr, Index, Shape, View, walk
+from tccompile.ir.forms import Form
 from tccompile.ir.tensor import Storage, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe
@@ -407,8 +408,8 @@ class Program:
                      and order of axes that its entry in `tensors` says
     storage          of tensors whose precision or scale is a choice of their own, by the tensor that owns the memory. The ops'
                      expressions hold the scales already: this is for whoever looks at memory or asks why
-    joined           for the weights of a convolution in so many groups, constants that hold them with groups joined, which a
-                     kernel may multiply by in their place: see `groups.py`. A plan has those that its steps read
+    forms            of constants: other constants that hold the same in another form, which a kernel may read in their place. A
+                     plan has those that its steps read
     """
 
     inputs: tuple[str, ...]
@@ -417,12 +418,16 @@ class Program:
     constants: Mapping[str, Recipe]
     ops: tuple[Op, ...]
     storage: Mapping[str, Storage] = field(default_factory=dict)
-    joined: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, metadata={"stored": False})
+    forms: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
 
     def op_shape(self, op: Op) -> Shape:
         """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""
         y, b = self.tensors[op.y].shape, op.epilogue.shuffle
         return y if b == 1 else (y[0], y[1] * b * b, y[2] // b, y[3] // b)
+
+    def forms_of(self, op: Op) -> list[Form]:
+        """Other forms of the constants that `op` reads."""
+        return [form for name in op.inputs for form in self.forms.get(name, ())]
 
     def readers(self) -> dict[str, list[Op]]:
         """The ops that read each tensor."""
@@ -435,11 +440,6 @@ class Program:
     def writer(self) -> dict[str, Op]:
         """The op that writes each tensor."""
         return {op.y: op for op in self.ops}
-
-
-def joined_name(w: str, groups: int, of: int) -> str:
-    """The constant that holds the weights `w` of a convolution in `of` groups with neighbours joined to so many groups."""
-    return f"{w}.{groups}of{of}"
 
 
 def needs(program: Program) -> list[list[int]]:

@@ -22,9 +22,10 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.errors import LaunchError, PlanError, UsageError
 from tccompile.ir.feeds import InputRange
+from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
-from tccompile.ir.program import OPS, Conv, Op, Program, joined_name, lifetimes
+from tccompile.ir.program import OPS, Op, Program, lifetimes
 from tccompile.ir.reference.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
@@ -33,7 +34,7 @@ from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -555,7 +556,7 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
             own, places = _Places(), _Places()
             own.add(*_place(program, section, op.y))
-            for name in (*read, *_joined(op, step, program), op.y):
+            for name in (*read, *(form.tensor for form in program.forms_of(op)), op.y):
                 if program.tensors[name].storage not in unwritten:
                     places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)
@@ -567,16 +568,6 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
 
 def _place(program: Program, section: Section, name: str) -> tuple[str, str, int, int]:
     return *whereabouts(program, section.offsets, name), program.tensors[name].nbytes
-
-
-def _joined(op: Op, step: Step, program: Program) -> list[str]:
-    """The weights that a convolution multiplies by in place of its own, see `Program.joined`."""
-    groups = step.config.get("groups")
-    if not isinstance(op, Conv) or groups is None:
-        return []
-    name = joined_name(op.w, groups, op.groups)  # type: ignore[arg-type]
-    require(name in program.constants, f"there are no weights {name!r}")
-    return [name]
 
 
 def _check_launch(
@@ -772,7 +763,7 @@ _ARRAYS = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8,
 
 
 def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Codec:
-    return codec.Codec({Op: OPS}, {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array})
+    return codec.Codec({Op: OPS, Form: FORMS}, {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array})
 
 
 def _aligned(size: int) -> int:

@@ -151,14 +151,15 @@ def share(work: Work, arch: Arch) -> float:
 
 def seen(op: Op, program: Program) -> Hashable:
     """All that kernels see of an op but its names: ops with equal ones have the same candidates."""
-    joined = program.joined.get((op.w, op.groups), ()) if isinstance(op, Conv) else ()
-    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *joined))
+    forms = program.forms_of(op)
+    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *(form.tensor for form in forms)))
     names |= dict.fromkeys(program.tensors[name].storage for name in [*names])
     numbers = {name: str(number) for number, name in enumerate(names)}
     tensors = (program.tensors[name] for name in names)
     own = tuple(replace(t, name=numbers[t.name], base=t.base and numbers[t.base]) for t in tensors)
     outside = tuple((n in program.inputs, n in program.outputs, n in program.constants) for n in names)
-    return replace(op.renamed(numbers), nodes=()), own, outside, len(joined)
+    others = tuple(replace(form, tensor=numbers[form.tensor]) for form in forms)
+    return replace(op.renamed(numbers), nodes=()), own, outside, others
 
 
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:

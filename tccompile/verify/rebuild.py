@@ -7,14 +7,14 @@ by the installed compiler, and compared with what the plan holds. This says noth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit import toolchain
 from tccompile.emit.job import CodegenError, Progress
 from tccompile.emit.many import remake
 from tccompile.errors import TccompileError, UsageError
-from tccompile.ir.program import Conv, Op, Program, joined_name
+from tccompile.ir.program import Op, Program
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Launch, Work
 from tccompile.plan.format import Image, PlacedLaunch, Plan, Section, Step
@@ -83,7 +83,6 @@ def _launches(plan: Plan, number: int, section: Section, launched: set[Code]) ->
         return
     direct = {i: conv for i, (copy, conv) in uncopied(program).items() if not section.steps[copy].launches}
     unwritten = {copy for i, (copy, _) in uncopied(program).items() if i in direct}
-    program = replace(program, joined=_joined(program, section))
     for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
         place = f"entry {number} for {section.arch}, step {i} ({type(op).__name__} {op.nodes[0]!r})"
         if i in unwritten:
@@ -97,16 +96,6 @@ def _launches(plan: Plan, number: int, section: Section, launched: set[Code]) ->
         launched |= {launch.code for launch in work.launches}
         layout = Layout(program, section.offsets)
         yield from (Difference(place, what) for what in _compared(work, step, layout, plan.images, arch))
-
-
-def _joined(program: Program, section: Section) -> dict[tuple[str, int], tuple[str, ...]]:
-    """The weights with joined groups that the section's steps multiply by."""
-    found: dict[tuple[str, int], tuple[str, ...]] = {}
-    for op, step in zip(program.ops, section.steps, strict=True):
-        if isinstance(op, Conv) and "groups" in step.config:
-            name = joined_name(op.w, step.config["groups"], op.groups)  # type: ignore[arg-type]
-            found[op.w, op.groups] = *found.get((op.w, op.groups), ()), name
-    return found
 
 
 def _work(op: Op, step: Step, program: Program, arch: Arch) -> Work:
