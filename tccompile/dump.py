@@ -1,7 +1,7 @@
 """A numbered dump of every stage: ONNX files while the graph is still ONNX, text afterwards, and each kernel's code.
 
-00-load.onnx  01-rewrite.onnx  02-lower.txt  03-fuse.txt  04-precision.txt
-05-schedule.sm_90a.txt …       06-place.sm_90a.txt …      kernels/NAME-DIGEST.sm_90a.cubin …
+00-load.onnx  01-rewrite.onnx  02-lower.txt  03-fuse.txt  04-precision.txt  05-layout.txt
+06-schedule.sm_90a.txt …       07-place.sm_90a.txt …      kernels/NAME-DIGEST.sm_90a.cubin …
 """
 
 from __future__ import annotations

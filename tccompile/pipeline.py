@@ -42,6 +42,7 @@ from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import Code, Work
+from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
 from tccompile.load.cut import Part, part
 from tccompile.load.model import load, read
@@ -238,6 +239,10 @@ def to_program(
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
+
+    program = lay_out(program)  # what it pads to depends on the formats
+    verify(program)
+    dump.program(5, "layout", program)
     return program
 
 
@@ -334,9 +339,9 @@ def to_builds(
     for number, name in enumerate(options.archs):
         progress("schedule", number, len(options.archs))
         choices = schedule(program, ARCHS[name], refused, known)
-        dump.choices(5, "schedule", name, program, choices)
+        dump.choices(6, "schedule", name, program, choices)
         placement = place(program, [choice.work for choice in choices])
-        dump.placement(6, "place", name, program, placement)
+        dump.placement(7, "place", name, program, placement)
         builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
     return builds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -73,7 +74,8 @@ def test_the_same_input_gives_the_same_bytes(espcn, tmp_path):
         "    tccompile.compile(sys.argv[1], archs=('sm_80',)).save(sys.argv[2])\n"
     )
     (tmp_path / "build.py").write_text(code)
-    environment = {"TCCOMPILE_CACHE_DIR": str(tmp_path / "cache"), "PATH": "", "HOME": str(tmp_path)}
+    package = str(Path(tccompile.__file__).parents[1])
+    environment = {"TCCOMPILE_CACHE_DIR": str(tmp_path / "cache"), "PATH": "", "HOME": str(tmp_path), "PYTHONPATH": package}
     command = [sys.executable, tmp_path / "build.py", tmp_path / "m.onnx", tmp_path / "other.plan"]
     subprocess.run(command, env=environment, check=True)
     tccompile.compile(tmp_path / "m.onnx", archs=("sm_80",)).save(tmp_path / "own.plan")
@@ -115,8 +117,8 @@ def test_every_stage_is_dumped(espcn, tmp_path):
 
     compile_model(espcn, Options(archs=("sm_80",), dump=tmp_path))
     names = {p.name for p in tmp_path.iterdir()}
-    assert {"00-load.onnx", "01-rewrite.onnx", "02-lower.txt", "03-fuse.txt", "04-precision.txt"} <= names
-    assert {"05-schedule.sm_80.txt", "06-place.sm_80.txt", "kernels"} <= names
+    assert {"00-load.onnx", "01-rewrite.onnx", "02-lower.txt", "03-fuse.txt", "04-precision.txt", "05-layout.txt"} <= names
+    assert {"06-schedule.sm_80.txt", "07-place.sm_80.txt", "kernels"} <= names
     inputs = feeds(espcn, 5)
     (expected,) = reference(espcn, inputs).values()
     (got,) = reference(onnx.load(tmp_path / "01-rewrite.onnx"), inputs).values()

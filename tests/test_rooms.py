@@ -13,6 +13,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "terminal", "arch"),
     ("options",),
     ("ir",),
+    ("layout",),
     ("kernels",),
     ("plan", "load"),
     ("rewrites", "runtime"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from tccompile.fuse.editor import Editor, copies
 from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.ir.program import Attention, Conv, Gemm, Program
-from tccompile.ir.tensor import PAD, Tensor, merged
+from tccompile.ir.tensor import GRAIN, Tensor, merged
+
+FEW_RESULTS = 8
+"""Results of a convolution below which CUDA cores are as good for it as Tensor Cores."""
 
 
 def alias(program: Program) -> Program:
@@ -35,7 +38,7 @@ def _suits_readers(e: Editor, view: Tensor) -> bool:
         op = e.ops[i]
         if isinstance(op, Attention) and view.strides[-1] != 1:
             return False
-        if isinstance(op, Conv) and op.x == view.name and view.strides[1] != 1 and e.tensors[op.w].shape[0] >= PAD:
+        if isinstance(op, Conv) and op.x == view.name and view.strides[1] != 1 and e.tensors[op.w].shape[0] >= FEW_RESULTS:
             return False
         if isinstance(op, Gemm):
             a, b = (view if name == view.name else e.tensors[name] for name in op.operands)
@@ -63,16 +66,16 @@ def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:
         index = view.index[x.inner]
         lo, hi = index.bounds(y.shape)
         lanes = [a for a, k in affine.items() if k == 1]
-        if x.padded == x.shape and lanes and not (y.shape[lanes[0]] % PAD or x.offset % PAD or offset % PAD):
+        if x.padded == x.shape and lanes and not (y.shape[lanes[0]] % GRAIN or x.offset % GRAIN or offset % GRAIN):
             return Tensor(y.name, y.shape, y.dtype, y.shape, strides, x.storage, x.offset + offset)  # heads of a row, say
-        if index.affine is None or len(index.terms) > 1 or (index.terms and not lanes) or lo % PAD or x.offset % PAD:
+        if index.affine is None or len(index.terms) > 1 or (index.terms and not lanes) or lo % GRAIN or x.offset % GRAIN:
             return None
         if hi == x.shape[x.inner] - 1:  # reaches the end: x's padding is y's
             if lanes:
                 padded[lanes[0]] += x.padded[x.inner] - x.shape[x.inner]
             elif x.padded[x.inner] != 1:
                 return None
-        elif not lanes or y.shape[lanes[0]] % PAD:
+        elif not lanes or y.shape[lanes[0]] % GRAIN:
             return None
     return Tensor(y.name, y.shape, y.dtype, tuple(padded), strides, x.storage, x.offset + offset)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
 from tccompile.ir.program import Op, Pointwise, Program
-from tccompile.ir.tensor import PAD, Tensor
+from tccompile.ir.tensor import GRAIN, Tensor, translated
 
 
 def into_parts(program: Program) -> Program:
@@ -150,11 +150,7 @@ def _joins_neighbours(e: Editor, parent: str, pieces: list[Piece]) -> bool:
 
 def _moved(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
     """A view of `old` with old's strides, when `old` itself has become the view `new`: the same elements."""
-    offset, rest = new.offset, view.offset
-    for axis in old.order:
-        if old.padded[axis] > 1:
-            offset, rest = offset + rest // old.strides[axis] * new.strides[axis], rest % old.strides[axis]
-    return replace(view, strides=new.strides, base=new.base, offset=offset)
+    return replace(view, strides=new.strides, base=new.base, offset=new.offset + translated(view.offset, old, new))
 
 
 def _write_in_place(e: Editor, piece: Piece) -> None:
@@ -163,7 +159,7 @@ def _write_in_place(e: Editor, piece: Piece) -> None:
     if not e.is_private(source.name) or e.writer(source.name) is None or source.inner != part.inner:
         return
     lanes = source.inner
-    if lanes is not None and (part.offset % PAD or part.padded[lanes] % PAD or source.padded != part.padded):
+    if lanes is not None and (part.offset % GRAIN or part.padded[lanes] % GRAIN or source.padded != part.padded):
         return
     if any(t.base == source.name for t in e.tensors.values()):
         return

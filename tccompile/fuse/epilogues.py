@@ -16,7 +16,7 @@ import numpy as np
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
 from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program
-from tccompile.ir.tensor import PAD, Tensor, dense
+from tccompile.ir.tensor import GRAIN, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 from tccompile.lower.movement import depth_to_space_view
 
@@ -118,7 +118,7 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
         return None
     part = replace(t, strides=strides, base=y.base, offset=y.offset)
     steps = [y.offset, *(s for a, s in enumerate(strides) if a != t.inner and t.padded[a] > 1)]
-    if y.base is not None and (part.inner != t.inner or any(n % PAD for n in steps)):
+    if y.base is not None and (part.inner != t.inner or any(n % GRAIN for n in steps)):
         return None
     moved = replace(consumer, y=t.name, epilogue=tidy(consumer.epilogue.expr, views))
     merged = _joined(e, producer, moved, producer.epilogue)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor
 from tccompile.ir.program import Conv, Op, Program
-from tccompile.ir.tensor import PAD, Tensor, dense
+from tccompile.ir.tensor import GRAIN, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 
 LARGER = 1.5
@@ -48,10 +48,10 @@ def _pays(e: Editor, whole: Tensor, parts: list[Op]) -> bool:
     views = {t.name for t in e.tensors.values() if t.base == whole.name}
     if at != whole.shape[1] or views != {op.y for op in parts} or whole.name in e.position:
         return False
-    spread = sum(-(-n // PAD) * PAD for n in channels)
+    spread = sum(-(-n // GRAIN) * GRAIN for n in channels)
     readers = [e.ops[i] for i in e.readers[whole.name]]
     convolved = all(op is not None and mixes(e, op, whole.name) for op in readers)
-    return convolved and any(n % PAD for n in channels[:-1]) and spread <= LARGER * at
+    return convolved and any(n % GRAIN for n in channels[:-1]) and spread <= LARGER * at
 
 
 def mixes(e: Editor, op: Op, name: str) -> bool:
@@ -62,7 +62,7 @@ def mixes(e: Editor, op: Op, name: str) -> bool:
 
 def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
     channels = [e.tensors[op.y].shape[1] for op in parts]
-    room = [-(-n // PAD) * PAD for n in channels]
+    room = [-(-n // GRAIN) * GRAIN for n in channels]
     spread = dense(whole.name, (whole.shape[0], sum(room), *whole.shape[2:]), whole.dtype, whole.order)
     e.tensors[whole.name] = spread
     taken, start, at = np.full(sum(room), whole.shape[1], np.int64), 0, 0

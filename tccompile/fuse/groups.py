@@ -18,9 +18,10 @@ from tccompile.fuse.epilogues import with_epilogue
 from tccompile.fuse.gather import ZEROS
 from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.program import Conv, Pointwise, Program
-from tccompile.ir.tensor import PAD, Tensor, dense
+from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
+from tccompile.layout import per_row
 
 WIDE = 64
 """Channels of joined groups beyond which wider ones only multiply more zeros, unless all groups become one: wgmma's kernel
@@ -67,7 +68,7 @@ def join_groups(program: Program) -> Program:
     forms: dict[str, tuple[Form, ...]] = {}
     for op in program.ops:
         if isinstance(op, Conv) and op.groups > 1 and _is_joinable(op, program.tensors, program.constants):
-            for together in _ways(tensors[op.w].shape, op.groups):
+            for together in _ways(tensors[op.w], op.groups):
                 groups = op.groups // together
                 form = Grouped(_name(op.w, groups, op.groups), groups, op.groups)
                 if form not in forms.get(op.w, ()):
@@ -93,10 +94,10 @@ def _joined(w: Tensor, recipe: Recipe, form: Grouped) -> tuple[Tensor, Recipe]:
     return dense(form.tensor, shape, w.dtype, w.order), _diagonal(recipe, w.shape, form.of, together)
 
 
-def _ways(shape: tuple[int, ...], groups: int) -> list[int]:
-    """How many neighbours to join, for weights of this shape: those that Tensor Cores can be fed with."""
-    outputs, channels, size = shape[0] // groups, shape[1], math.prod(shape)
-    whole = [j for j in range(1, groups + 1) if groups % j == 0 and not (j * channels % PAD or j * outputs % PAD)]
+def _ways(w: Tensor, groups: int) -> list[int]:
+    """How many neighbours of a convolution by `w` to join: those that Tensor Cores can be fed with, whole rows of them."""
+    outputs, channels, size, row = w.shape[0] // groups, w.shape[1], w.size, per_row(w.dtype)
+    whole = [j for j in range(1, groups + 1) if groups % j == 0 and not (j * channels % row or j * outputs % row)]
     ways = sorted({*whole, groups})  # all of them may have padding
     worth = [j for j in ways if (j * channels <= WIDE or j == groups) and j * size <= LARGE]
     return [j for j in sorted({ways[0], *worth}) if j > 1]

@@ -10,7 +10,7 @@ import math
 from tccompile.fuse.editor import Editor, names
 from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
 from tccompile.ir.program import Conv, Mlp, Op, Program
-from tccompile.ir.tensor import PAD
+from tccompile.ir.tensor import GRAIN
 
 HIDDEN = 256
 """The most hidden units: the kernel keeps them in shared memory."""
@@ -63,7 +63,7 @@ def _is_product(e: Editor, op: Op) -> bool:
     if not isinstance(op, Conv) or op.groups != 1 or any(op.pads) or op.w not in e.constants:
         return False
     x, w = e.tensors[op.x], e.tensors[op.w]
-    whole = w.strides[1] == 1 and not any(n % PAD for n in (w.padded[1], w.strides[0], w.offset))
+    whole = w.strides[1] == 1 and not any(n % GRAIN for n in (w.padded[1], w.strides[0], w.offset))
     return x.rank == 4 and x.shape[2:] == w.shape[2:] == (1, 1) and whole
 
 

@@ -10,8 +10,9 @@ from functools import cached_property
 from tccompile.ir.expr import Shape
 from tccompile.ir.types import DType
 
-PAD = 8
-"""The innermost axis of a tensor is padded to a multiple of this many elements: 16 bytes in fp16, whatever the precision."""
+GRAIN = 8
+"""Elements. Until formats are chosen, the innermost axis of every tensor is padded to a multiple of this, and parts of tensors
+that are read as operands begin and end at multiples of it, which suits every format there is to choose: see `layout.py`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Tensor:
         return unit[0] if unit else None
 
 
-def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = PAD) -> Tensor:
+def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = GRAIN) -> Tensor:
     """A tensor with storage of its own, axes in `order` (outermost first; default as in `shape`), the last one padded.
 
     An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding.
@@ -83,6 +84,16 @@ def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None =
     for axis in reversed(order):
         strides[axis], step = step, step * padded[axis]
     return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
+
+
+def translated(steps: int, old: Tensor, new: Tensor) -> int:
+    """How far elements of a tensor that lie `steps` apart in its layout `old` do so in `new`, with its axes in the same order."""
+    out = 0
+    for axis in old.order:
+        if old.padded[axis] > 1:
+            count, steps = divmod(steps, old.strides[axis])
+            out += count * new.strides[axis]
+    return out
 
 
 def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:

@@ -31,7 +31,7 @@ from tccompile.ir.expr import (
     reshape_view,
 )
 from tccompile.ir.program import Gemm, Reduce
-from tccompile.ir.tensor import PAD, Tensor
+from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, transform
 from tccompile.load.constants import derived, recipe_of
@@ -120,14 +120,14 @@ class _Sums:
         return int(max((up * above + down * below).max(), (down * above + up * below).max()))
 
     def share(self) -> int:
-        """How many terms a part has: all of them, or else a multiple of PAD, the same in all parts but for the last."""
+        """How many terms a part has: all of them, or else a multiple of GRAIN, the same in all parts but for the last."""
         whole = self.bound(max(self.terms, 1))
         if whole <= EXACT:
             return self.terms
         parts = -(-whole // EXACT)
         while True:
-            share = -(-self.terms // (parts * PAD)) * PAD
-            if share == PAD or self.bound(share) <= EXACT:
+            share = -(-self.terms // (parts * GRAIN)) * GRAIN
+            if share == GRAIN or self.bound(share) <= EXACT:
                 return share
             parts += -(-parts // 8)
 
