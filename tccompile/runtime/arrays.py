@@ -9,6 +9,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import local
@@ -89,7 +90,11 @@ class DeviceBuffer:
     stream: int | Exchange | None = None
 
 
-def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
+Array = np.ndarray | DeviceBuffer
+"""A caller's array as engines take it: on the host, or on a GPU."""
+
+
+def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> Array:
     """A caller's array: a NumPy array if it lies in host memory, else where it lies on the GPU. Nothing is copied.
 
     ordinal  the GPU that the session runs on, or None for the CPU
@@ -174,7 +179,7 @@ def _exchange(kind: type) -> Exchange | None:
     return Exchange(describe, current) if describe else None  # a library may leave it out
 
 
-def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> np.ndarray | DeviceBuffer:
+def _from_dlpack(array: Any, ordinal: int | None, stream: int, name: str) -> Array:
     device_type, device_id = array.__dlpack_device__()
     on_gpu = device_type in (_CUDA, _CUDA_MANAGED)
     if on_gpu:
@@ -267,13 +272,32 @@ def _contiguous(shape: Shape, strides: tuple[int, ...] | None) -> bool:
     return True
 
 
-def check_apart(outputs: Mapping[str, np.ndarray | DeviceBuffer], inputs: Mapping[str, np.ndarray | DeviceBuffer]) -> None:
+def as_stored(array: Any, dtype: DType) -> np.ndarray:
+    """The array in the type that holds elements of a tensor's type: bfloat16 as its bits."""
+    return array.view(np.uint16) if dtype is DType.BF16 and array.dtype.name != "uint16" else array
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream of an integer, or of an object of PyTorch (`cuda_stream`), CuPy (`ptr`), or with `__cuda_stream__`."""
+    if isinstance(stream, int):
+        return stream
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        if (value := getattr(stream, attribute, None)) is not None:
+            return int(value)
+    with suppress(TypeError, ValueError):
+        return int(stream)
+    raise InputError(f"a {type(stream).__name__} is not a CUDA stream; give its handle as an integer")
+
+
+def check_apart(outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> None:
     """Hold arrays that outputs are written into to memory of their own. Raises InputError that names both.
 
     What lies on the host is copied from before kernels run and copied to when they are done, so there an output may take the
     place of an input; on the GPU kernels read and write it in any order.
     """
-    before: list[tuple[str, np.ndarray | DeviceBuffer]] = []
+    before: list[tuple[str, Array]] = []
     on_gpu = [(f"input {name!r}", a) for name, a in inputs.items() if isinstance(a, DeviceBuffer)]
     for name, a in outputs.items():
         what = f"output {name!r}"
@@ -297,7 +321,7 @@ def _elements_apart(a: np.ndarray) -> bool:
     return True
 
 
-def _overlap(a: np.ndarray | DeviceBuffer, b: np.ndarray | DeviceBuffer) -> bool:
+def _overlap(a: Array, b: Array) -> bool:
     """Whether arrays share memory; also where finding out would take long, and their ends overlap."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         try:
@@ -312,7 +336,7 @@ _PATIENCE = 1 << 16
 """Steps of NumPy's search for an element that two arrays share."""
 
 
-def _ends(a: np.ndarray | DeviceBuffer) -> tuple[int, int]:
+def _ends(a: Array) -> tuple[int, int]:
     if isinstance(a, DeviceBuffer):
         return a.address, a.address + math.prod(a.shape) * a.dtype.size
     if not a.size:

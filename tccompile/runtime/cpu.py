@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from statistics import median
 from time import perf_counter
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from tccompile.errors import InputError, LaunchError, VerificationError
+from tccompile.errors import DeviceError, InputError, LaunchError, VerificationError
 from tccompile.ir.program import Op
 from tccompile.ir.reference import Observer, compute, elements, store, to_storage, unobserved
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry, Plan, Section
+from tccompile.runtime.arrays import Array, adopt, as_stored
 from tccompile.runtime.finite import check_finite
+from tccompile.runtime.profile import Profile, profiled
 
 _constants: WeakValueDictionary[tuple[int, str], np.ndarray] = WeakValueDictionary()
 """What the engines of a plan share of its weights, by the plan's id: an engine keeps both."""
@@ -33,8 +37,31 @@ def _constant(plan: Plan, tensor: Tensor) -> np.ndarray:
     return found
 
 
+class CpuPlatform:
+    """The CPU as a `Platform`. `target` leaves only the steps for that generation, and otherwise those for any will do."""
+
+    name = "cpu"
+
+    def __init__(self, plan: Plan, target: str | None = None, check_finite: bool = False):
+        self.plan, self.target, self.check_finite = plan, target, check_finite
+
+    def load(self, entry: Entry) -> CpuEngine:
+        sections = [s for s in entry.sections if self.target in (None, s.arch)]
+        if not sections:
+            there = ", ".join(s.arch for s in entry.sections)
+            raise DeviceError(f"the plan has nothing for {self.target}; it has {there}")
+        return CpuEngine(self.plan, entry, sections[0], check_finite=self.check_finite)
+
+    def adopt(self, array: Any, stream: int | None, what: str) -> Array:
+        return adopt(array, None, 0, what)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
 class CpuEngine:
-    """One entry of a plan, with the memory map of one of its sections.
+    """One entry of a plan, with the memory map of one of its sections: an `Engine`.
 
     check_finite   stop at the first step that writes an infinity or a NaN
     check_padding  for tests: the arena starts full of NaN, and a step stops that would read padding that is not zero
@@ -68,20 +95,54 @@ class CpuEngine:
             if owner in self.program.constants:
                 self._memory[owner] = _constant(plan, tensors[owner])
 
-    def run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None = None) -> dict[str, np.ndarray]:
-        """The outputs by name, from the inputs by name; shapes and dtypes are the model's, bf16 is its bits in uint16.
+    def describe(self) -> str:
+        return f"CPU (NumPy, the steps for {self.section.arch})"
 
-        times  takes the microseconds of each step
+    def run(
+        self, arrays: Mapping[str, Array], outputs: Mapping[str, Array | None] | None = None, stream: int | None = None
+    ) -> dict[str, Any]:
+        """See `Engine.run`; there is no stream. bfloat16 is its bits in uint16, in what is given and in what is made.
+
         Raises VerificationError, which names the user's node and the tensor, if a check fails, InputError for an index
         outside its axis, and LaunchError if memory runs out.
         """
+        made = self._run_timed(arrays)[0]
+        for name, target in (outputs or {}).items():
+            if target is not None:
+                assert isinstance(target, np.ndarray)
+                np.copyto(target, made.pop(name))
+        return made if outputs is None else {name: made[name] for name in outputs if name in made}
+
+    def time(self, arrays: Mapping[str, Array], iterations: int, warmup: int) -> list[float]:
+        """See `Engine.time`: there is nothing to warm up, and an inference may take seconds."""
+        times = []
+        for _ in range(iterations):
+            begin = perf_counter()
+            self.run(arrays)
+            times.append((perf_counter() - begin) * 1e3)
+        return times
+
+    def profile(self, arrays: Mapping[str, Array], iterations: int) -> Profile:
+        """The time of each step in NumPy."""
+        times = [self._run_timed(arrays)[1] for _ in range(iterations)]
+        steps, whole = profiled(self.program, self.section, times, None), median(map(sum, times))
+        return Profile(self.plan.name, self.describe(), True, iterations, whole, steps, None)
+
+    def close(self) -> None:
+        self._memory.clear()
+
+    def _run_timed(self, arrays: Mapping[str, Array]) -> tuple[dict[str, np.ndarray], list[float]]:
+        """All outputs by name, and the microseconds of each step."""
+        tensors = self.program.tensors
+        feeds = {n: np.asarray(as_stored(arrays[n], tensors[n].dtype)) for n in self.program.inputs}
+        times: list[float] = []
         try:
             with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
-                return self._run(feeds, times)
+                return self._run(feeds, times), times
         except MemoryError as error:
             raise LaunchError(f"there is no memory to run the plan on the CPU: {error}") from None
 
-    def _run(self, feeds: Mapping[str, np.ndarray], times: list[float] | None) -> dict[str, np.ndarray]:
+    def _run(self, feeds: Mapping[str, np.ndarray], times: list[float]) -> dict[str, np.ndarray]:
         tensors, memory = self.program.tensors, self._memory
         for name in self.program.inputs:
             memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
@@ -102,8 +163,7 @@ class CpuEngine:
                 check_finite(op, y, stored, partial(np.asarray, values), self.program.storage.get(y.storage))
             self.observe(op.y, stored)
             store(memory[y.storage], y, stored)
-            if times is not None:
-                times.append((perf_counter() - begin) * 1e6)
+            times.append((perf_counter() - begin) * 1e6)
         return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
 
     def _elements(self, name: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
+from statistics import median
 from threading import Lock
 from typing import Any
 
@@ -19,9 +20,10 @@ from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationEr
 from tccompile.ir.program import Op
 from tccompile.ir.reference import compute, elements, to_storage
 from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
-from tccompile.runtime.arrays import LEGACY, DeviceArray, Output
-from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib
+from tccompile.runtime.arrays import IO_ALIGN, LEGACY, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
+from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib, open_device
 from tccompile.runtime.finite import Scan, check_finite
+from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.terminal import plain
 
 ALIGN = 256
@@ -165,19 +167,65 @@ def _load(cu: Driver, plan: Plan, image: int) -> Any:
         raise DriverError(f"compiling the PTX of {code.function} ({said})", error.status) from error
 
 
-# --- The engine ------------------------------------------------------------------------------------------------------
+# --- The platform and the engine -------------------------------------------------------------------------------------
+
+
+class GpuPlatform:
+    """One GPU as a `Platform`: its engines share a stream, on which they run where the caller names none.
+
+    ordinal       the GPU's number
+    target        run the code of this generation, as "sm_80", instead of the best for the device
+    check_finite  see `GpuEngine`
+    Raises DeviceError if there is no such GPU that can be used.
+    """
+
+    def __init__(self, plan: Plan, ordinal: int, target: str | None = None, check_finite: bool = False):
+        self.plan, self.target, self.check_finite = plan, target, check_finite
+        self.device = open_device(ordinal)
+        self._stream: Handle | None = None
+
+    @property
+    def name(self) -> str:
+        return f"gpu:{self.device.ordinal}"
+
+    def load(self, entry: Entry) -> GpuEngine:
+        engine = GpuEngine(self.plan, entry, self.device, self.target, self.check_finite, self._stream)
+        self._stream = engine.stream
+        return engine
+
+    def adopt(self, array: Any, stream: int | None, what: str) -> Array:
+        assert self._stream is not None, "no engine is loaded"
+        return adopt(array, self.device.ordinal, int(self._stream.value) if stream is None else stream, what)
+
+    def __enter__(self) -> Driver:
+        return self.device.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self.device.__exit__(*exc)
 
 
 class GpuEngine:
-    """One entry of a plan, loaded on a GPU: `run` launches its graph.
+    """One entry of a plan, loaded on a GPU, an `Engine`: `run` launches its graph.
 
-    target  the generation whose code it took, as "sm_80" or "sm_80 (PTX)"
+    target        the generation whose code it took, as "sm_80" or "sm_80 (PTX)"
+    check_finite  `run` waits for the outputs, has a kernel look at them, and raises VerificationError that names the first node
+                  whose result is not finite, if one reaches an output
+    stream        where inferences run that name none; one of its own if None
     Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
     refuses a launch.
     """
 
-    def __init__(self, plan: Plan, entry: Entry, device: Device, target: str | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        entry: Entry,
+        device: Device,
+        target: str | None = None,
+        check_finite: bool = False,
+        stream: Handle | None = None,
+    ):
         self.plan, self.entry, self.device = plan, entry, device
+        self._check_finite = check_finite
         self.program = entry.program
         self.resident = resident(plan, device)
         self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
@@ -188,7 +236,8 @@ class GpuEngine:
         self._counters = _aligned(self.section.arena)
         self._map_table = _aligned(self._counters + self.section.counters)
         self.memory = Memory(device, self._map_table + 128 * len(self._maps), f"the arena ({mib(self.section.arena)})")
-        self.stream = self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")  # waits for the legacy default stream
+        # It waits for the legacy default stream.
+        self.stream = stream or self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")
         self._own = int(self.stream.value)
         self._done = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
         self._earlier = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
@@ -310,7 +359,197 @@ class GpuEngine:
                 culprit = [n for n in self._nodes if int(n.handle) == int(how.hErrNode_out)]
                 raise LaunchError(f"{self._where(culprit[0]) if culprit else self.plan.name}: {error}") from error
 
-    def time_steps(self, addresses: Mapping[str, int], iterations: int) -> tuple[list[list[float]], list[float]]:
+    def _where(self, node: _Node) -> str:
+        """A launch, for people."""
+        op = self.program.ops[node.step.op]
+        sizes = ", ".join(f"{n} {'x'.join(map(str, self.program.tensors[n].shape))}" for n in (*op.inputs, op.y))
+        how = f"grid {node.launch.grid}, {node.launch.block} threads, {node.launch.smem} bytes of shared memory"
+        return plain(f"node {op.nodes[0]} ({sizes}): kernel {node.step.kernel}, {how}")
+
+    def describe(self) -> str:
+        return f"{self.device}, code for {self.target}"
+
+    # --- One inference -----------------------------------------------------------------------------------------------
+
+    def run(
+        self, arrays: Mapping[str, Array], outputs: Mapping[str, Array | None] | None = None, stream: int | None = None
+    ) -> dict[str, Any]:
+        """See `Engine.run`: outputs are made on the device if any input lies there, and else on the host."""
+        queue = self._own if stream is None else stream
+        wanted = dict.fromkeys(self.program.outputs) if outputs is None else outputs
+        targets = {name: target for name, target in wanted.items() if target is not None}
+        buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
+        on_device = any(isinstance(arrays[name], DeviceBuffer) for name in self.program.inputs)
+        with self.device as cu:
+            self._order_after_producers(buffers, queue)
+            addresses = {name: self._place_input(cu, name, arrays[name], queue) for name in self.program.inputs}
+            made: dict[str, DeviceArray] = {}
+            staged: list[str] = []
+            for name in self.program.outputs:
+                target = targets.get(name)
+                if isinstance(target, DeviceBuffer) and not target.address % IO_ALIGN:
+                    addresses[name] = target.address
+                elif on_device and name in wanted and target is None:
+                    made[name] = self._output(name, queue)
+                    addresses[name] = made[name].memory.address
+                else:
+                    addresses[name] = self.staging().address(name)
+                    staged.append(name)
+            self.launch_in(cu, addresses, queue)
+            if self._check_finite:
+                self._check_outputs(addresses, queue)
+
+            to_host = self._fetch(cu, staged, wanted, queue)
+            if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
+                self.synchronize(queue)
+                self._mark_last(None)
+            else:
+                self._mark_last(queue)
+                for array in made.values():
+                    array.mark()
+
+            for name in to_host:
+                if name in targets:
+                    np.copyto(targets[name], self.staging().host(name))  # type: ignore[arg-type]
+            new = (name for name in wanted if name not in targets)
+            return {n: made[n] if n in made else self.staging().host(n).copy() for n in new}
+
+    def _order_after_producers(self, buffers: Sequence[DeviceBuffer], stream: int) -> None:
+        """Make the stream wait for whoever works on the buffers, and for the last inference."""
+        for where in {b.stream for b in buffers}:
+            producer = where.stream(self.device.ordinal) if isinstance(where, Exchange) else where
+            if producer is not None and producer != stream:
+                self._order_after(producer, stream)
+        self._order_after_last(stream)
+
+    def _place_input(self, cu: Driver, name: str, array: Array, stream: int) -> int:
+        """Where the input lies on the device, after it has been queued to be copied there if need be."""
+        if isinstance(array, DeviceBuffer) and not array.address % IO_ALIGN:
+            return array.address
+        t = self.program.tensors[name]
+        where = self.staging().address(name)
+        if isinstance(array, np.ndarray):
+            self.staging().put(name, as_stored(array, t.dtype), stream)
+        else:
+            cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
+        return where
+
+    def _fetch(self, cu: Driver, staged: Sequence[str], wanted: Mapping[str, Array | None], stream: int) -> list[str]:
+        """Queue the copies of staged outputs to where they are wanted. Returns those that go to the host."""
+        to_host = []
+        for name in staged:
+            target = wanted.get(name)
+            if isinstance(target, DeviceBuffer):
+                cu.cuMemcpyDtoDAsync(target.address, self.staging().address(name), self.program.tensors[name].nbytes, stream)
+            elif name in wanted:
+                self.staging().fetch(name, stream)
+                to_host.append(name)
+        return to_host
+
+    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Queue one inference. `addresses` are those of all inputs and outputs on the device, each a multiple of IO_ALIGN.
+
+        Inferences of one engine run one after the other, whatever their streams: they share the arena.
+        """
+        with self.device as cu:
+            self.launch_in(cu, addresses, stream)
+
+    def launch_in(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
+        """`launch`, for who is in the device's context already."""
+        try:
+            if addresses != self._bound:
+                changed = {}
+                for name, address in addresses.items():
+                    if self._bound.get(name) != address:
+                        for node, slot, offset in self._uses.get(name, ()):
+                            node.values[slot] = address + offset
+                            changed[id(node)] = node
+                for node in changed.values():
+                    cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
+                self._bound = dict(addresses)
+            cu.cuGraphLaunch(self._exec.value, stream)
+        except DriverError as error:
+            self._bound = {}
+            raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until everything on the stream is done; LaunchError if a kernel failed."""
+        with self.device as cu:
+            try:
+                cu.cuStreamSynchronize(stream)
+            except DriverError as error:
+                raise LaunchError(f"running {self.plan.name} on {self.device} failed: {error}") from error
+
+    def staging(self) -> Staging:
+        """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
+        if self._staging is None:
+            self._staging = Staging(self)
+        return self._staging
+
+    def _output(self, name: str, stream: int) -> DeviceArray:
+        """An array for an output that is written on the stream."""
+        t = self.program.tensors[name]
+        pool = self._outputs.setdefault((name, stream), [])
+        output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
+        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
+
+    def _order_after(self, earlier: int, stream: int) -> None:
+        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already."""
+        if not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
+            with self.device as cu:
+                cu.cuEventRecord(self._earlier.value, earlier)
+                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
+
+    def _order_after_last(self, stream: int) -> None:
+        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
+        if self._last_stream not in (None, stream):
+            with self.device as cu:
+                cu.cuStreamWaitEvent(stream, self._done.value, 0)
+
+    def _mark_last(self, stream: int | None) -> None:
+        """What has been queued on the stream up to here is the last inference; None: it is done."""
+        if stream is not None:
+            self.device.cu.cuEventRecord(self._done.value, stream)
+        self._last_stream = stream
+
+    # --- Times --------------------------------------------------------------------------------------------------------
+
+    def time(self, arrays: Mapping[str, Array], iterations: int, warmup: int) -> list[float]:
+        """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
+        return self._time(self._placed(arrays), iterations, warmup)
+
+    def profile(self, arrays: Mapping[str, Array], iterations: int) -> Profile:
+        """One step at a time, by events around each, less what the events add, the same for all."""
+        addresses = self._placed(arrays)
+        whole = median(self._time(addresses, iterations, 10)) * 1e3
+        limits = roof(self.device)
+        times, alone = self._time_steps(addresses, iterations)
+        steps = profiled(self.program, self.section, times, limits, median(alone))
+        return Profile(self.plan.name, self.describe(), False, iterations, whole, steps, limits)
+
+    def _placed(self, arrays: Mapping[str, Array]) -> dict[str, int]:
+        """The addresses of inputs, copied to the device if they are not there, and of outputs."""
+        with self.device as cu:
+            addresses = {n: self._place_input(cu, n, arrays[n], self._own) for n in self.program.inputs}
+        return addresses | {n: self.staging().address(n) for n in self.program.outputs}
+
+    def _time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
+        """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
+        with self.device as cu:
+            stream = int(self.stream.value)
+            events = [self._handle("cuEventCreate", 0, destroy="cuEventDestroy") for _ in range(2 * iterations)]
+            for _ in range(warmup):
+                self.launch(addresses, stream)
+            self.synchronize(stream)
+            for begin, end in zip(events[::2], events[1::2], strict=True):
+                cu.cuEventRecord(begin.value, stream)
+                self.launch(addresses, stream)
+                cu.cuEventRecord(end.value, stream)
+            self.synchronize(stream)
+            pairs = zip(events[::2], events[1::2], strict=True)
+            return [float(cu.cuEventElapsedTime(begin.value, end.value)) for begin, end in pairs]
+
+    def _time_steps(self, addresses: Mapping[str, int], iterations: int) -> tuple[list[list[float]], list[float]]:
         """Microseconds in graphs that run one step at a time: of each step in each of `iterations` inferences, between events,
         and of whole inferences without events in between.
 
@@ -356,100 +595,9 @@ class GpuEngine:
                 times.append([float(cu.cuEventElapsedTime(a.value, b.value)) * 1e3 for a, b in pairwise(events)])
             return times[WARMUP:]
 
-    def _where(self, node: _Node) -> str:
-        """A launch, for people."""
-        op = self.program.ops[node.step.op]
-        sizes = ", ".join(f"{n} {'x'.join(map(str, self.program.tensors[n].shape))}" for n in (*op.inputs, op.y))
-        how = f"grid {node.launch.grid}, {node.launch.block} threads, {node.launch.smem} bytes of shared memory"
-        return plain(f"node {op.nodes[0]} ({sizes}): kernel {node.step.kernel}, {how}")
-
-    # --- One inference -----------------------------------------------------------------------------------------------
-
-    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
-        """Queue one inference. `addresses` are those of all inputs and outputs on the device, each a multiple of IO_ALIGN.
-
-        Inferences of one engine run one after the other, whatever their streams: they share the arena.
-        """
-        with self.device as cu:
-            self.launch_in(cu, addresses, stream)
-
-    def launch_in(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
-        """`launch`, for who is in the device's context already."""
-        try:
-            if addresses != self._bound:
-                changed = {}
-                for name, address in addresses.items():
-                    if self._bound.get(name) != address:
-                        for node, slot, offset in self._uses.get(name, ()):
-                            node.values[slot] = address + offset
-                            changed[id(node)] = node
-                for node in changed.values():
-                    cu.cuGraphExecKernelNodeSetParams(self._exec.value, node.handle, node.params)
-                self._bound = dict(addresses)
-            cu.cuGraphLaunch(self._exec.value, stream)
-        except DriverError as error:
-            self._bound = {}
-            raise LaunchError(f"launching {self.plan.name} on {self.device} failed: {error}") from error
-
-    def synchronize(self, stream: int) -> None:
-        """Wait until everything on the stream is done; LaunchError if a kernel failed."""
-        with self.device as cu:
-            try:
-                cu.cuStreamSynchronize(stream)
-            except DriverError as error:
-                raise LaunchError(f"running {self.plan.name} on {self.device} failed: {error}") from error
-
-    def staging(self) -> Staging:
-        """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
-        if self._staging is None:
-            self._staging = Staging(self)
-        return self._staging
-
-    def output(self, name: str, stream: int) -> DeviceArray:
-        """An array for an output that is written on the stream."""
-        t = self.program.tensors[name]
-        pool = self._outputs.setdefault((name, stream), [])
-        output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
-        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
-
-    def order_after(self, earlier: int, stream: int) -> None:
-        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already."""
-        if not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
-            with self.device as cu:
-                cu.cuEventRecord(self._earlier.value, earlier)
-                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
-
-    def order_after_last(self, stream: int) -> None:
-        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
-        if self._last_stream not in (None, stream):
-            with self.device as cu:
-                cu.cuStreamWaitEvent(stream, self._done.value, 0)
-
-    def mark_last(self, stream: int | None) -> None:
-        """What has been queued on the stream up to here is the last inference; None: it is done."""
-        if stream is not None:
-            self.device.cu.cuEventRecord(self._done.value, stream)
-        self._last_stream = stream
-
-    def time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
-        """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
-        with self.device as cu:
-            stream = int(self.stream.value)
-            events = [self._handle("cuEventCreate", 0, destroy="cuEventDestroy") for _ in range(2 * iterations)]
-            for _ in range(warmup):
-                self.launch(addresses, stream)
-            self.synchronize(stream)
-            for begin, end in zip(events[::2], events[1::2], strict=True):
-                cu.cuEventRecord(begin.value, stream)
-                self.launch(addresses, stream)
-                cu.cuEventRecord(end.value, stream)
-            self.synchronize(stream)
-            pairs = zip(events[::2], events[1::2], strict=True)
-            return [float(cu.cuEventElapsedTime(begin.value, end.value)) for begin, end in pairs]
-
     # --- Checks and debugging ----------------------------------------------------------------------------------------
 
-    def check_finite(self, addresses: Mapping[str, int], stream: int) -> None:
+    def _check_outputs(self, addresses: Mapping[str, int], stream: int) -> None:
         """Wait for the inference that was queued last; raises VerificationError if an output of it is not finite.
 
         It then runs once more, one step at a time, to find the first step that writes an infinity or a NaN.

@@ -1,15 +1,12 @@
-"""Running a plan: `Session(plan).run(None, {"input": x})`, on a GPU, or on the CPU."""
+"""Running a plan: `Session(plan).run(None, {"input": x})`, on a GPU, or on the CPU: whatever engine there is for it."""
 
 from __future__ import annotations
 
 import os
-import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +17,11 @@ from tccompile.ir.expr import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.plan.format import Entry, Plan, read_plan
-from tccompile.runtime.arrays import IO_ALIGN, DeviceArray, DeviceBuffer, Exchange, adopt, check_apart
+from tccompile.plan.format import Plan, read_plan
+from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
+from tccompile.runtime.engine import Engine, Platform
 
 if TYPE_CHECKING:
-    from tccompile.runtime.cpu import CpuEngine
-    from tccompile.runtime.driver import Device
-    from tccompile.runtime.gpu import GpuEngine
     from tccompile.runtime.profile import Profile
 
 _ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
@@ -52,7 +47,7 @@ class Session:
     plan          a Plan, or the path of one
     device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu"; "gpu:1"; "cpu"
     check_finite  raise VerificationError that names the first node whose result is not finite: on the CPU as soon as there is
-                  one, on a GPU if one reaches an output. There outputs are copied to the host, which each inference waits for
+                  one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
@@ -64,61 +59,46 @@ class Session:
         self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
     ):
         self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
-        self._check_finite, self._target = check_finite, target
         self._lock = RLock()
-        self._engines: dict[int, GpuEngine | CpuEngine] = {}
-        self._known: dict[tuple, GpuEngine] = {}  # which engine runs arrays of a layout that has been checked
-        self._device = self._open(device)
-        """The GPU, or None on the CPU."""
+        self._engines: dict[int, Engine] = {}
+        """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
+        self._known: dict[tuple, Engine] = {}
+        """Which engine runs arrays of a layout that has been checked."""
+        self._platform = self._open(device, target, check_finite)
 
-    def _open(self, device: str) -> Device | None:
-        """The device that was asked for, with the first entry loaded on it."""
+    def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
+        """The platform that was asked for, with the first entry loaded on it."""
         name, colon, number = str(device).partition(":")
         if name not in ("auto", "cpu", "gpu") or (colon and (name != "gpu" or not number.isdecimal())):
             raise UsageError(f"unknown device {device!r}; choose auto, cpu, gpu, or gpu:N")
-        if name == "cpu":
-            self._engines[0] = self._cpu_engine(self.plan.entries[0])
-            return None
-        from tccompile.runtime.driver import open_device
+        if name != "cpu":
+            from tccompile.runtime.gpu import GpuPlatform
 
-        try:
-            gpu = open_device(int(number or 0))
-            self._engines[0] = self._gpu_engine(self.plan.entries[0], gpu)
-            return gpu
-        except DeviceError as error:
-            if name == "gpu" or self._target is not None:
-                raise
-            warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
-        self._engines[0] = self._cpu_engine(self.plan.entries[0])
-        return None
+            try:
+                return self._loaded(GpuPlatform(self.plan, int(number or 0), target, check_finite))
+            except DeviceError as error:
+                if name == "gpu" or target is not None:
+                    raise
+                warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
+        from tccompile.runtime.cpu import CpuPlatform
 
-    def _cpu_engine(self, entry: Entry) -> CpuEngine:
-        from tccompile.runtime.cpu import CpuEngine
+        return self._loaded(CpuPlatform(self.plan, target, check_finite))
 
-        sections = [s for s in entry.sections if self._target in (None, s.arch)]
-        if not sections:
-            raise DeviceError(f"the plan has nothing for {self._target}; it has {', '.join(s.arch for s in entry.sections)}")
-        return CpuEngine(self.plan, entry, sections[0], check_finite=self._check_finite)
-
-    def _gpu_engine(self, entry: Entry, device: Device) -> GpuEngine:
-        from tccompile.runtime.gpu import GpuEngine
-
-        return GpuEngine(self.plan, entry, device, self._target)
+    def _loaded(self, platform: Platform) -> Platform:
+        self._engines[0] = platform.load(self.plan.entries[0])
+        return platform
 
     # --- What it is --------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> str:
         """ "cpu", or the GPU's number as in "gpu:0"."""
-        return "cpu" if self._device is None else f"gpu:{self._device.ordinal}"
+        return self._platform.name
 
     def describe(self) -> str:
         """The device, and the code that runs on it."""
         self._check_open()
-        engine = self._engines[0]
-        if self._device is None:
-            return f"CPU (NumPy, the steps for {engine.section.arch})"
-        return f"{self._device}, code for {engine.target}"  # type: ignore[union-attr]
+        return self._engines[0].describe()
 
     def get_inputs(self) -> list[Value]:
         return self._values(self.plan.entries[0].program.inputs)
@@ -169,91 +149,19 @@ class Session:
             raise InputError(f"inputs are given by name, as {{{example}}}, not as a {type(feeds).__name__}")
         with self._lock:
             self._check_open()
-            names = self._output_names(output_names, outputs or {})
-            if self._device is None:
-                return self._run_on_cpu(names, feeds, outputs or {})
-            return self._run_on_gpu(names, feeds, outputs or {}, stream)
+            given = outputs or {}
+            names = self._output_names(output_names, given)
+            queue = None if stream is None else stream_handle(stream)
+            with self._platform:
+                adopt = self._platform.adopt
+                arrays = {name: adopt(array, queue, f"input {name!r}") for name, array in feeds.items()}
+                adopted = {name: adopt(array, queue, f"output {name!r}") for name, array in given.items()}
+                engine, targets = self._checked(arrays, adopted)
+                check_apart(targets, arrays)
+                made = engine.run(arrays, dict.fromkeys(names) | dict(targets), queue)
+            return [given[name] if name in given else made[name] for name in names]
 
-    def _run_on_cpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
-        arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
-        engine = self._engine(arrays)
-        targets = {
-            name: self._target_array(engine, adopt(array, None, 0, f"output {name!r}"), name) for name, array in given.items()
-        }
-        check_apart(targets, {})
-        program = engine.entry.program
-        results = engine.run({n: np.asarray(_as_stored(arrays[n], program.tensors[n])) for n in program.inputs})  # type: ignore[union-attr]
-        for name, target in targets.items():
-            assert isinstance(target, np.ndarray)
-            np.copyto(target, results[name])
-        return [given[name] if name in given else results[name] for name in names]
-
-    def _run_on_gpu(self, names: list[str], feeds: Mapping[str, Any], given: Mapping[str, Any], stream: Any) -> list[Any]:
-        """`run`, under the lock: streams ordered, arrays placed, launched, what the host wants fetched."""
-        assert self._device is not None
-        own = int(self._engines[0].stream.value)  # type: ignore[union-attr]
-        queue = own if stream is None else _stream_handle(stream)
-        gpu = self._device.ordinal
-        with self._device as cu:
-            arrays = {name: adopt(array, gpu, queue, f"input {name!r}") for name, array in feeds.items()}
-            adopted = {name: adopt(array, gpu, queue, f"output {name!r}") for name, array in given.items()}
-            engine, targets = self._checked(arrays, adopted)
-            check_apart(targets, arrays)
-            buffers = [a for a in (*arrays.values(), *targets.values()) if isinstance(a, DeviceBuffer)]
-            for where in {b.stream for b in buffers}:
-                producer = where.stream(gpu) if isinstance(where, Exchange) else where
-                if producer is not None and producer != queue:
-                    engine.order_after(producer, queue)
-            engine.order_after_last(queue)
-
-            tensors, program = engine.program.tensors, engine.program
-            addresses: dict[str, int] = {}
-            on_device = False  # whether any input is
-            for name in program.inputs:
-                a = arrays[name]
-                on_device = on_device or isinstance(a, DeviceBuffer)
-                placed = isinstance(a, DeviceBuffer) and not a.address % IO_ALIGN
-                addresses[name] = a.address if placed else self._place_input(engine, name, a, queue)  # type: ignore[union-attr]
-            made: dict[str, DeviceArray] = {}
-            staged: list[str] = []
-            for name in program.outputs:
-                target = targets.get(name)
-                if isinstance(target, DeviceBuffer) and not target.address % IO_ALIGN:
-                    addresses[name] = target.address
-                elif target is None and on_device and name in names:
-                    made[name] = engine.output(name, queue)
-                    addresses[name] = made[name].memory.address
-                else:
-                    addresses[name] = engine.staging().address(name)
-                    staged.append(name)
-            engine.launch_in(cu, addresses, queue)
-            if self._check_finite:
-                engine.check_finite(addresses, queue)
-
-            to_host = []
-            for name in staged:
-                target = targets.get(name)
-                if isinstance(target, DeviceBuffer):
-                    cu.cuMemcpyDtoDAsync(target.address, addresses[name], tensors[name].nbytes, queue)
-                elif target is not None or name in names:
-                    engine.staging().fetch(name, queue)
-                    to_host.append(name)
-            if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
-                engine.synchronize(queue)
-                engine.mark_last(None)
-            else:
-                engine.mark_last(queue)
-                for array in made.values():
-                    array.mark()
-
-            for name in to_host:
-                if name in targets:
-                    np.copyto(targets[name], engine.staging().host(name))  # type: ignore[arg-type]
-            return [given[n] if n in given else made[n] if n in made else engine.staging().host(n).copy() for n in names]
-
-    def _checked(
-        self, arrays: Mapping[str, np.ndarray | DeviceBuffer], given: Mapping[str, np.ndarray | DeviceBuffer]
-    ) -> tuple[GpuEngine, Mapping[str, np.ndarray | DeviceBuffer]]:
+    def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
         """The engine for the inputs, and the caller's output arrays as it writes them.
 
         Arrays in GPU memory are checked once for each layout that they come in.
@@ -266,43 +174,24 @@ class Session:
         key = tuple(layouts)
         if (known := self._known.get(key)) is not None:
             return known, given
-        engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
+        engine = self._engine(arrays)
         targets = {name: self._target_array(engine, array, name) for name, array in given.items()}
         if not any(isinstance(a, np.ndarray) for a in (*arrays.values(), *given.values())):
             self._known[key] = engine
         return engine, targets
 
-    def _place_input(self, engine: GpuEngine, name: str, array: np.ndarray | DeviceBuffer, stream: int) -> int:
-        """Where the input lies on the device, after it has been queued to be copied there if need be."""
-        t = engine.program.tensors[name]
-        if isinstance(array, np.ndarray):
-            engine.staging().put(name, _as_stored(array, t), stream)
-            return engine.staging().address(name)
-        if not array.address % IO_ALIGN:
-            return array.address
-        where = engine.staging().address(name)
-        with engine.device as cu:
-            cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
-        return where
-
     def bench(self, iterations: int = 100, feeds: Mapping[str, Any] | None = None, warmup: int = 10) -> list[float]:
         """Milliseconds of each of `iterations` inferences, with inputs and outputs on the device, copied there before.
 
-        On a GPU by CUDA events around launches of the graph. `feeds` as in `run`; None for random values of the first entry.
+        On a GPU by CUDA events around launches of the graph, after `warmup` ones. `feeds` as in `run`; None for random values
+        of the first entry.
         """
-        with self._lock:
+        with self._lock, self._platform:
             if feeds is None:
                 feeds = seeded(self.plan.entries[0].program, 0)
             self.run(None, feeds)
-            if self._device is None:
-                times = []
-                for _ in range(iterations):
-                    begin = time.perf_counter()
-                    self.run(None, feeds)
-                    times.append((time.perf_counter() - begin) * 1e3)
-                return times
-            engine, addresses = self._placed(feeds)
-            return engine.time(addresses, iterations, warmup)
+            engine, arrays = self._adopted(feeds)
+            return engine.time(arrays, iterations, warmup)
 
     def profile(self, iterations: int = 50, feeds: Mapping[str, Any] | None = None) -> Profile:
         """The time of every step: the median of `iterations` inferences. `feeds` as in `bench`.
@@ -310,39 +199,19 @@ class Session:
         On a GPU one step at a time, by events around each, less what the events add, the same for all; on the CPU, the time of
         each step in NumPy.
         """
-        from tccompile.runtime.profile import Profile, profiled, roof
-
         if iterations < 1:
             raise UsageError(f"{iterations} iterations measure nothing; give at least 1")
-        with self._lock:
+        with self._lock, self._platform:
             self._check_open()
             if feeds is None:
                 feeds = seeded(self.plan.entries[0].program, 0)
-            if self._device is None:
-                arrays = {name: adopt(array, None, 0, f"input {name!r}") for name, array in feeds.items()}
-                runner: CpuEngine = self._engine(arrays)  # type: ignore[assignment]
-                stored = {n: np.asarray(_as_stored(arrays[n], runner.program.tensors[n])) for n in runner.program.inputs}
-                times: list[list[float]] = [[] for _ in range(iterations)]
-                for of_one in times:
-                    runner.run(stored, of_one)
-                steps, whole = profiled(runner.program, runner.section, times, None), median(map(sum, times))
-                return Profile(self.plan.name, self.describe(), True, iterations, whole, steps, None)
-            engine, addresses = self._placed(feeds)
-            whole = median(engine.time(addresses, iterations, 10)) * 1e3
-            limits = roof(engine.device)
-            times, alone = engine.time_steps(addresses, iterations)
-            steps = profiled(engine.program, engine.section, times, limits, median(alone))
-            return Profile(self.plan.name, self.describe(), False, iterations, whole, steps, limits)
+            engine, arrays = self._adopted(feeds)
+            return engine.profile(arrays, iterations)
 
-    def _placed(self, feeds: Mapping[str, Any]) -> tuple[GpuEngine, dict[str, int]]:
-        """The engine for the inputs, copied to the device if they are not there, and the addresses of inputs and outputs."""
-        assert self._device is not None
-        stream = int(self._engines[0].stream.value)  # type: ignore[union-attr]
-        arrays = {name: adopt(array, self._device.ordinal, stream, f"input {name!r}") for name, array in feeds.items()}
-        engine: GpuEngine = self._engine(arrays)  # type: ignore[assignment]
-        with engine.device:
-            addresses = {n: self._place_input(engine, n, arrays[n], stream) for n in engine.program.inputs}
-        return engine, addresses | {n: engine.staging().address(n) for n in engine.program.outputs}
+    def _adopted(self, feeds: Mapping[str, Any]) -> tuple[Engine, dict[str, Array]]:
+        """The engine for the inputs, and the inputs as it takes them."""
+        arrays = {name: self._platform.adopt(array, None, f"input {name!r}") for name, array in feeds.items()}
+        return self._engine(arrays), arrays
 
     # --- Checking ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +228,7 @@ class Session:
                 raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
         return list(there if asked is None else asked)
 
-    def _engine(self, arrays: Mapping[str, np.ndarray | DeviceBuffer]) -> GpuEngine | CpuEngine:
+    def _engine(self, arrays: Mapping[str, Array]) -> Engine:
         """The engine of the entry whose shapes the inputs have; InputError if they fit none."""
         entries = self.plan.entries
         inputs = entries[0].program.inputs
@@ -378,14 +247,10 @@ class Session:
         for name, array in arrays.items():
             self._check_order(f"input {name!r}", array)
         if number not in self._engines:
-            device = self._device
-            entry = entries[number]
-            self._engines[number] = self._cpu_engine(entry) if device is None else self._gpu_engine(entry, device)
+            self._engines[number] = self._platform.load(entries[number])
         return self._engines[number]
 
-    def _target_array(
-        self, engine: GpuEngine | CpuEngine, array: np.ndarray | DeviceBuffer, name: str
-    ) -> np.ndarray | DeviceBuffer:
+    def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""
         what, t = f"output {name!r}", engine.entry.program.tensors[name]
         self._check_dtype(what, t, array)
@@ -395,10 +260,10 @@ class Session:
         if isinstance(array, np.ndarray):
             if not array.flags.writeable:
                 raise InputError(f"{what}: the array is read-only")
-            return _as_stored(array, t)
+            return as_stored(array, t.dtype)
         return array
 
-    def _check_dtype(self, what: str, t: Tensor, array: np.ndarray | DeviceBuffer) -> None:
+    def _check_dtype(self, what: str, t: Tensor, array: Array) -> None:
         got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
         if got == t.dtype.value or (t.dtype is DType.BF16 and got == "uint16"):
             return
@@ -407,7 +272,7 @@ class Session:
             way_out = "; NumPy has no such type: give its bits as uint16"
         raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
 
-    def _check_order(self, what: str, array: np.ndarray | DeviceBuffer) -> None:
+    def _check_order(self, what: str, array: Array) -> None:
         if not isinstance(array, np.ndarray) and not array.contiguous:
             raise InputError(
                 f"{what} on the GPU is not contiguous in row-major order; make it so first (.contiguous() in PyTorch)"
@@ -432,8 +297,7 @@ class Session:
         """Free the session's memory on the device. Arrays that it returned stay."""
         with self._lock:
             for engine in self._engines.values():
-                if self._device is not None:
-                    engine.close()  # type: ignore[union-attr]
+                engine.close()
             self._engines.clear()
             self._known.clear()
 
@@ -462,24 +326,5 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
         return plan
 
 
-def _as_stored(array: Any, t: Tensor) -> np.ndarray:
-    """The array in the type that holds the tensor's elements: bfloat16 as its bits."""
-    return array.view(np.uint16) if t.dtype is DType.BF16 and array.dtype.name != "uint16" else array
-
-
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) if len(shape) else "() (a scalar)"
-
-
-def _stream_handle(stream: Any) -> int:
-    """The CUstream of an integer, or of an object of PyTorch (`cuda_stream`), CuPy (`ptr`), or with `__cuda_stream__`."""
-    if isinstance(stream, int):
-        return stream
-    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    for attribute in ("cuda_stream", "ptr", "handle"):
-        if (value := getattr(stream, attribute, None)) is not None:
-            return int(value)
-    with suppress(TypeError, ValueError):
-        return int(stream)
-    raise InputError(f"a {type(stream).__name__} is not a CUDA stream; give its handle as an integer")
