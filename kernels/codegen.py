@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tccompile.ir.expr import FUNCTIONS, Expr
+from tccompile.ir.expr import FUNCTIONS, Expr, const, walk
 from tccompile.ir.types import DType
-from tccompile.kernels.spec import Value
+from tccompile.kernels.spec import F32, I32, Value
 
 COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 """The names of the compute types in generated text."""
@@ -42,13 +43,85 @@ def decode(text: Any) -> Expr:
     return Expr(fn, tuple(map(decode, args)), value, DType(dtype))
 
 
+# --- Constants as arguments ------------------------------------------------------------------------------------------
+
+SCALARS = 32
+"""Constants of one expression that are arguments, at most: a launch has 4 KiB of them before sm_70, and others need some."""
+
+LIFTED = {DType.F32: ("add", "sub", "mul", "div"), DType.I64: ("add", "sub"), DType.BOOL: ()}
+"""Functions whose constant operands become arguments, by type: see `lifted`."""
+
+
+def lifted(expr: Expr) -> tuple[Expr, tuple[I32 | F32, ...]]:
+    """The expression with constants as arguments of the launch, and their values: models that differ by them share codes.
+
+    A constant is lifted where its value makes no difference to the code: one operand of an instruction that takes it from the
+    arguments' memory as well as from its own text. These stay in the text:
+
+    - zero, infinity and NaN, and in products and quotients powers of two: the compiler leaves out or replaces the operation;
+    - bounds of `min`, `max` and comparisons: a constant that is no NaN saves the test for one; bounds follow types, not data;
+    - operands of all other functions, such as exponents and divisors of remainders, which decide what is computed;
+    - 64-bit integers beyond 32 bits, floats beyond float32, and what is more than `SCALARS`.
+
+    Equal parts of the expression get the same arguments, so that they are still computed once; equal constants of different
+    parts get one each, as they may differ in another model.
+    """
+    lift = _Lift()
+    return lift.visit(expr)[1], tuple(lift.args)
+
+
+class _Lift:
+    """See `lifted`."""
+
+    def __init__(self) -> None:
+        self.args: list[I32 | F32] = []
+        self.made: dict[tuple[Any, ...], tuple[int, Expr]] = {}  # by what a part is made of: its number, and what it becomes
+        self.seen: dict[int, tuple[int, Expr]] = {}  # by the identity of an `Expr`
+
+    def visit(self, expr: Expr) -> tuple[int, Expr]:
+        """The number of the part, the same for equal ones, and what it becomes."""
+        if (found := self.seen.get(id(expr))) is None:
+            parts = [self.visit(a) for a in expr.args]
+            key = (expr.fn, expr.dtype, repr(expr.value), *(number for number, _ in parts))
+            if key not in self.made:
+                self.made[key] = len(self.made), self.of(expr, [part for _, part in parts])
+            found = self.seen[id(expr)] = self.made[key]
+        return found
+
+    def of(self, expr: Expr, args: list[Expr]) -> Expr:
+        if expr.fn == "cast" and expr.dtype is DType.F32 and args[0].fn == "const" and args[0].dtype is DType.I64:
+            value = args[0].value or 0
+            if abs(value) <= 1 << 24:  # as a float it is the same number
+                return const(float(value))
+        if all(a.fn == "const" for a in args):
+            return replace(expr, args=tuple(args))
+        return replace(expr, args=tuple(self.scalar(a) if _lifts(expr.fn, a) and len(self.args) < SCALARS else a for a in args))
+
+    def scalar(self, leaf: Expr) -> Expr:
+        value: Any = leaf.value
+        self.args.append(F32(value) if leaf.dtype is DType.F32 else I32(value))
+        return Expr("scalar", (), len(self.args) - 1, leaf.dtype)
+
+
+def _lifts(fn: str, leaf: Expr) -> bool:
+    """Whether an operand of `fn` is a constant that becomes an argument."""
+    value: Any = leaf.value
+    if leaf.fn != "const" or fn not in LIFTED[leaf.dtype] or not value:
+        return False
+    if leaf.dtype is DType.I64:
+        return -(2**31) <= value < 2**31
+    return 2.0**-126 <= abs(value) < 2.0**127 and (fn in ("add", "sub") or abs(math.frexp(value)[0]) != 0.5)
+
+
 # --- Expressions as text ---------------------------------------------------------------------------------------------
 
 
 class Lines:
     """Assignments, one operation each; the same operation is computed once."""
 
-    def __init__(self) -> None:
+    def __init__(self, scalars: Sequence[str] = ()) -> None:
+        """scalars: the names of the arguments that `lifted` gave."""
+        self.scalars = scalars
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
 
@@ -66,6 +139,9 @@ class Lines:
                 return leaf(expr)
             case "const":
                 return self.let(constant(expr.value, expr.dtype))
+            case "scalar":
+                assert isinstance(expr.value, int)
+                return self.let(f"{COMPUTE[expr.dtype]}({self.scalars[expr.value]})")
             case "cast":
                 return self.cast(self.value(expr.args[0], leaf), expr.args[0].dtype, expr.dtype)
         function = FUNCTIONS[expr.fn]
@@ -180,9 +256,14 @@ class Parameters:
         self.kinds: list[str] = []
 
     def take(self, kind: str = "int") -> str:
-        """The next parameter: "int" (32 bits) or "address"."""
+        """The next parameter: "int" (32 bits), "float" (float32) or "address"."""
         self.kinds.append(kind)
         return self.name.format(len(self.kinds) - 1)
+
+    def scalars(self, expr: Expr) -> list[str]:
+        """Those of an expression whose constants were `lifted`, after all that has been taken."""
+        kinds = {e.value: "float" if e.dtype is DType.F32 else "int" for e in walk(expr) if e.fn == "scalar"}
+        return [self.take(kinds[k]) for k in range(len(kinds))]
 
     def divider(self) -> tuple[str, str, str]:
         """A divisor and its reciprocal: see `divider`."""
@@ -198,7 +279,8 @@ def types_of(kinds: list[str]) -> tuple[Any, ...]:
     """The Numba types of parameters of these kinds."""
     from numba.cuda import types
 
-    return tuple(types.int64 if kind == "address" else types.int32 for kind in kinds)
+    of = {"address": types.int64, "int": types.int32, "float": types.float32}
+    return tuple(of[kind] for kind in kinds)
 
 
 # --- Division by what is known at launch -------------------------------------------------------------------------------

@@ -20,7 +20,19 @@ from tccompile.ir.expr import Expr, Shape, View
 from tccompile.ir.program import Attention, Conv, Gemm, Op, Pool, Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, execute, names, split, tuple_of, types_of
+from tccompile.kernels.codegen import (
+    Lines,
+    Parameters,
+    decode,
+    divider,
+    encode,
+    execute,
+    lifted,
+    names,
+    split,
+    tuple_of,
+    types_of,
+)
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 
 Frame = tuple[int | None, ...]
@@ -76,6 +88,7 @@ class Form:
 
     lanes  neighbouring results that a call stores of a row
     depth  dimensions of the rows, after merging
+    expr   the epilogue's expression, with constants as arguments: see `codegen.lifted`
     """
 
     lanes: int
@@ -199,7 +212,8 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         step = _small(access.strides[lane], access.tensor.name)
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
     target = Written(y.dtype, mode, y_rows, block == 1 and padded != channels, block > 1)
-    return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), op.epilogue.expr), tuple(args))
+    expr, scalars = lifted(op.epilogue.expr)
+    return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
 
 
 def _shuffled_mode(y: Tensor, lanes: int) -> str:
@@ -355,8 +369,8 @@ def memory_functions(accesses: Accesses, space: str = "global") -> dict[str, Any
 
 
 class Source(NamedTuple):
-    """The text of `store`, or else of `results`, the kinds of its arguments ("address" or "int"), the memory functions it calls,
-    and the text of `ahead` and of `kept`."""
+    """The text of `store`, or else of `results`, the kinds of its arguments ("address", "int" or "float"), the memory functions
+    it calls, and the text of `ahead` and of `kept`."""
 
     text: str
     kinds: list[str]
@@ -414,6 +428,7 @@ class _Writer:
         self.addresses = [out.let(text) for text in addresses] if self.stores else []
         self.target = self._target()
         ahead, values = self._loads()
+        out.scalars = self.arguments.scalars(form.expr)
         return self._store(values, ahead) if self.stores else self._results(values, ahead)
 
     def _offsets(self, how: str, size: int) -> list[str]:

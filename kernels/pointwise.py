@@ -27,7 +27,19 @@ from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least
 from tccompile.ir.program import Op, Pointwise, Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, execute, names, split, types_of
+from tccompile.kernels.codegen import (
+    Lines,
+    Parameters,
+    constant,
+    decode,
+    divider,
+    encode,
+    execute,
+    lifted,
+    names,
+    split,
+    types_of,
+)
 from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 
@@ -384,6 +396,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
             out.integer(r.high)
         tail = mode == "each" and -(-plan.padded // lanes) * lanes != plan.extent
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
+    expr, scalars = lifted(expr)
     params: dict[str, Value] = {
         "lanes": lanes,
         "order": tuple(order),
@@ -391,7 +404,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
         "loads": tuple(loads),
         "expr": encode(expr),
     }
-    return params, tuple(out.args), total
+    return params, (*out.args, *scalars), total
 
 
 def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
@@ -411,6 +424,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
             out.integer(plan.stride(strides, d))
     steps = [plan.stride(load.strides, d) for d in (last, *rest)]
     wide = plan.dims[dim][0] % 8 == 0 and _aligned(load.tensor, 8, [*steps, load.offset])
+    expr, scalars = lifted(expr)
     params: dict[str, Value] = {
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,
         "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": plan.padded != plan.extent, "expr": encode(expr),
@@ -418,7 +432,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
     total = 1
     for n in extents:
         total *= n
-    return params, tuple(out.args), total
+    return params, (*out.args, *scalars), total
 
 
 # --- The code --------------------------------------------------------------------------------------------------------
@@ -428,7 +442,7 @@ Source = tuple[str, list[str], Accesses]
 
 
 def source(**params: Any) -> Source:
-    """The text of the kernel, the kinds of its parameters ("address" or "int"), and the memory functions it calls."""
+    """The text of the kernel, the kinds of its parameters ("address", "int" or "float"), and the memory functions it calls."""
     return _tiles(**params) if "dims" in params else _groups(**params)
 
 
@@ -459,6 +473,7 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Sourc
         guarded = bool(ranges) or tail
         accesses[f"load{k}"] = ("load", dtype, lanes if mode == "vector" else 1, guarded)
         described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
+    out.scalars = taken.scalars(expression)
 
     thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
     digits = [""] * len(order)
@@ -592,6 +607,7 @@ def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr:
     length, extent, padded = taken.take(), taken.take(), taken.take()
     x_base, x_steps = taken.take("address"), [taken.take() for _ in range(dims - 1)]
     y_base, y_steps = taken.take("address"), [taken.take() for _ in range(dims - 1)]
+    out.scalars = taken.scalars(expression)
     *rest, x_tile, y_tile = split(out, out.let("i32(cuda.blockIdx.x)"), inner)
     thread = out.let("i32(cuda.threadIdx.x)")
     x_first, y_first = out.let(f"i32({x_tile} * {TILE})"), out.let(f"i32({y_tile} * {TILE})")

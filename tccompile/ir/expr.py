@@ -542,7 +542,8 @@ class Expr:
     """A value for each output element: a leaf (`acc`, `load`, `const`), a `cast`, or a function of other values.
 
     fn     "acc": what the op computed (epilogues only); "load": what view number `value` reads; "const": `value`;
-           "cast": its argument as `dtype` (float to integer truncates); else a name in FUNCTIONS.
+           "cast": its argument as `dtype` (float to integer truncates); "scalar": argument `value` of a launch, only where
+           kernels have taken constants out of the text (kernels/codegen.py); else a name in FUNCTIONS.
     dtype  the type it is computed in: F32, I64 or BOOL
     """
 

@@ -11,7 +11,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, cast, coord, load
+from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, Expr, View, call, cast, const, coord, load
 from tccompile.ir.program import Conv, Gemm, Program, Softmax
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import Tensor, dense
@@ -19,7 +19,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import codegen, epilogue
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.loops import entry
-from tccompile.kernels.spec import Function, Ptr
+from tccompile.kernels.spec import F32 as Float
+from tccompile.kernels.spec import I32, Function, Ptr
 from tests.gpu.cases import NHWC, NWC, Builder
 from tests.gpu.cases import epilogue as epilogue_of
 from tests.kernels import simulator
@@ -69,7 +70,7 @@ def stored(program: Program, lanes: int, at_once: int = 1) -> simulator.Memory:
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     memory = simulator.Memory(program, values, op.y)
     text, kinds, accesses, *_ = epilogue.source(spec.form, at_once)
-    assert ["address" if isinstance(a, Ptr) else "int" for a in spec.args] == kinds
+    assert [{Ptr: "address", I32: "int", Float: "float"}[type(a)] for a in spec.args] == kinds  # type: ignore[index]
     store = execute(text, {**simulator.names(), **memory.functions(accesses)}, "store")
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
     shape = program.op_shape(op)
@@ -186,6 +187,95 @@ def test_odd_loads(lanes: int) -> None:
     (op,) = program.ops
     expected = compute(op, program, {name: recipe.values for name, recipe in program.constants.items()})  # type: ignore[union-attr]
     assert relative_error(memory.result(), expected) <= 5e-4
+
+
+# --- Constants as arguments --------------------------------------------------------------------------------------------
+
+
+def quantized(scale: float, zero: int, x: Expr = ACC) -> Expr:
+    """x as int8 with a scale and a zero point, and back, as QuantizeLinear and DequantizeLinear are lowered."""
+    moved = call("add", call("round", call("div", x, scale)), cast(const(zero, DType.I64), F32))
+    bounded = call("min", call("where", call("greater", moved, -128.0), moved, -128.0), 127.0)
+    return call("mul", cast(call("sub", cast(bounded, DType.I64), const(zero, DType.I64)), F32), scale)
+
+
+def spec_of(expr: Expr, lanes: int = 8) -> epilogue.EpilogueSpec:
+    program = program_of((2, 19, 3, 2), "", make=lambda b: Epilogue(expr), dtype=F32)
+    return epilogue.describe(program.ops[0], program, epilogue.frame_of(program.ops[0], program), lanes)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.0123, -4), (0.1, 127), (0.25, -128), (3e-5, 0), (1 / 3, 1)])
+def test_quantization_stores_the_same_bits_as_the_reference(scale: float, zero: int) -> None:
+    """To the last bit: the scale is rounded to float32 once, wherever it lies"""
+    x = quantized(scale, zero)
+    program = program_of((2, 19, 3, 2), "", make=lambda b: Epilogue(call("mul", x, call("sigmoid", x))), dtype=F32)
+    memory = stored(program, 4, 2)
+    expected = compute(program.ops[0], program, {n: recipe.values for n, recipe in program.constants.items()})  # type: ignore[union-attr]
+    np.testing.assert_allclose(memory.result(), expected, rtol=2e-7)
+    program = program_of((2, 19, 3, 2), "", make=lambda b: Epilogue(x), dtype=F32)
+    expected = compute(program.ops[0], program, {n: recipe.values for n, recipe in program.constants.items()})  # type: ignore[union-attr]
+    np.testing.assert_array_equal(stored(program, 4, 2).result(), expected)
+
+
+def test_calibrations_share_a_code() -> None:
+    one, other = (spec_of(quantized(scale, zero)) for scale, zero in ((0.0123, -4), (0.7, 100)))
+    assert one.params == other.params and one.args[:-4] == other.args[:-4]
+    assert one.args[-4:] == (Float(0.0123), Float(-4.0), I32(-4), Float(0.0123))
+    assert other.args[-4:] == (Float(0.7), Float(100.0), I32(100), Float(0.7))
+
+
+def test_equal_constants_of_different_parts_are_arguments_of_their_own() -> None:
+    """So that a model where they are equal has the code of one where they are not; what is one part is computed once."""
+    first, second = call("mul", ACC, 0.3), call("add", ACC, 0.7)
+    same = spec_of(call("max", call("mul", first, 0.3), call("mul", second, 0.3)))
+    other = spec_of(call("max", call("mul", first, 5.5), call("mul", second, 0.6)))
+    assert same.params == other.params and sorted(a.value for a in other.args[-4:]) == [0.3, 0.6, 0.7, 5.5]  # type: ignore[union-attr]
+    twice = quantized(0.3, 5)
+    assert len(spec_of(call("mul", twice, call("tanh", twice))).args) == len(spec_of(twice).args)
+
+
+@pytest.mark.parametrize(
+    "stays",
+    [
+        lambda v: call("mul", ACC, v),
+        lambda v: call("div", ACC, v),
+        lambda v: call("pow", ACC, v + 0.5),
+        lambda v: call("min", ACC, 0.3 * v),
+        lambda v: call("fmod", ACC, 0.3 * v),
+        lambda v: call("leaky_relu", ACC, 0.01 * v),
+        lambda v: call("add", ACC, v * float("inf")),
+        lambda v: call("mul", ACC, v * 1e-44),
+        lambda v: cast(call("mul", cast(ACC, DType.I64), const(int(8 * v) + 1, DType.I64)), F32),
+        lambda v: cast(call("add", cast(ACC, DType.I64), const(int(8 * v) << 40, DType.I64)), F32),
+    ],
+)
+def test_constants_that_the_code_depends_on_stay_in_it(stays: Any) -> None:
+    """Powers of two in products, exponents, bounds, divisors of remainders, and what no argument holds"""
+    for value in (2.0, 0.25, -1.0):
+        assert not any(isinstance(a, Float) for a in spec_of(stays(value)).args)
+    assert spec_of(stays(2.0)).params != spec_of(stays(-1.0)).params
+
+
+def test_nan_and_infinity_are_stored() -> None:
+    inf = float("inf")
+    for value in (inf, -inf, float("nan"), 1e39, -0.0):
+        total = call("add", call("mul", ACC, 0.3), value)
+        program = program_of((2, 19, 3, 2), "", make=lambda b, e=total: Epilogue(e), dtype=F32)
+        with np.errstate(all="ignore"):
+            expected = compute(program.ops[0], program, {n: r.values for n, r in program.constants.items()})  # type: ignore[union-attr]
+        np.testing.assert_array_equal(stored(program, 8).result(), expected)
+
+
+def test_many_constants() -> None:
+    """Beyond a number of them they stay in the text, and are right all the same"""
+    total = ACC
+    for i in range(50):
+        total = call("add", total, 0.1 + i)
+    spec = spec_of(total)
+    assert sum(isinstance(a, Float) for a in spec.args) == codegen.SCALARS
+    program = program_of((2, 19, 3, 2), "", make=lambda b: Epilogue(total), dtype=F32)
+    expected = compute(program.ops[0], program, {n: r.values for n, r in program.constants.items()})  # type: ignore[union-attr]
+    np.testing.assert_array_equal(stored(program, 8).result(), expected)
 
 
 # --- Choices -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tccompile.ir.types import ELEMENTS, DType
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
-from tests.kernels import simulator
+from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import thorough
 
@@ -237,6 +237,38 @@ def test_expressions_as_json() -> None:
     expr = call("where", call("less", load(0), float("inf")), call("mul", load(1), 0.25), cast(load(2, I64), F32))
     text = json.loads(json.dumps(encode(expr)))
     assert decode(text) == expr
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_constants_as_arguments_of_ptx(turned: bool) -> None:
+    """Two scales and offsets, one code; its PTX, run by the machine, gives the reference's bits. Also of a transpose in tiles"""
+    codes = set()
+    for scale, offset in ((0.7, 5), (1 / 3, -(2**31))):
+
+        def total(b: Builder, scale: float = scale, offset: int = offset):
+            shape = (1, 40, 2, 40)
+            b.normal("x", shape, F32, NHWC if turned else None)
+            b.result(shape, F32)
+            moved = call("add", call("mul", load(0), scale), 0.3)
+            if turned:
+                return moved, (identity_view("x", 4),)
+            whole = cast(call("mul", moved, 100.0), I64)
+            return cast(call("sub", whole, Expr("const", (), offset, I64)), F32), (identity_view("x", 4),)
+
+        program = pointwise("constants", total)
+        (op,) = program.ops
+        config = next(KERNEL.configs(op, program, ARCH))
+        assert ("tile" in config) == turned
+        work = KERNEL.work(op, program, config, ARCH)
+        codes.add(work.launches[0].code)
+        values = {name: recipe.values for name, recipe in program.constants.items()}
+        memory = machine.run(work, program, values, "y", ARCH)
+        memory.check_written()
+        expected = (values["x"].astype(np.float64) * np.float32(scale) + np.float32(0.3)).astype(np.float32)  # an FMA rounds once
+        if not turned:
+            expected = ((expected * np.float32(100)).astype(np.int64) - offset).astype(np.float32)
+        np.testing.assert_array_equal(memory.result(), expected)
+    assert len(codes) == 1
 
 
 def launch_of(program):
