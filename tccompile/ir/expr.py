@@ -584,18 +584,31 @@ def call(fn: str, *args: Expr | float) -> Expr:
 def walk(expr: Expr) -> list[Expr]:
     """The expression and everything in it, arguments before what uses them."""
     out: list[Expr] = []
-    for a in expr.args:
-        out += walk(a)
-    return [*out, expr]
+
+    def visit(e: Expr) -> None:
+        for a in e.args:
+            visit(a)
+        out.append(e)
+
+    visit(expr)
+    return out
 
 
 def substitute(expr: Expr, leaf: dict[Expr, Expr]) -> Expr:
-    """The expression with every occurrence of a key of `leaf` replaced."""
-    if expr in leaf:
-        return leaf[expr]
-    if not expr.args:
-        return expr
-    return Expr(expr.fn, tuple(substitute(a, leaf) for a in expr.args), expr.value, expr.dtype)
+    """The expression with every occurrence of a key of `leaf` replaced. What was one object stays one, and is computed once."""
+    kinds = {e.fn for e in leaf}  # most parts are of another one, and need no hash, which is as deep as they are
+    done: dict[int, Expr] = {}  # by identity
+
+    def visit(e: Expr) -> Expr:
+        if (found := done.get(id(e))) is None:
+            if e.fn in kinds and e in leaf:
+                found = leaf[e]
+            else:
+                found = Expr(e.fn, tuple(visit(a) for a in e.args), e.value, e.dtype) if e.args else e
+            done[id(e)] = found
+        return found
+
+    return visit(expr)
 
 
 @dataclass(frozen=True)

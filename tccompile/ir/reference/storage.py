@@ -22,6 +22,8 @@ def convert(values: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
         if values.dtype.kind != "f" or dtype.kind not in "iu":
             return values.astype(dtype)
         limits = np.iinfo(dtype)
+        if values.size and values.min() > float(limits.min) and values.max() < float(limits.max):  # and none of them is NaN
+            return values.astype(dtype)
         inside = (values > float(limits.min)) & (values < float(limits.max))
         truncated = np.where(inside, values, 0).astype(dtype)
         # Comparisons with NaN are false: it stays 0.
