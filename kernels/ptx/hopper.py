@@ -202,11 +202,12 @@ def accumulators(n: int) -> Any:
 
 
 @cache
-def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool]) -> Any:
-    """acc = multiply(acc, a, b, more): a committed group of m64·n·k16 wgmmas, A·Bᵀ in fp32 of fp16 in shared memory.
+def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool], atom: str = "wgmma") -> Any:
+    """acc = multiply(acc, a, b, more): a committed group of wgmmas of n columns, A·Bᵀ in fp32 of what lies in shared memory.
 
-    steps    for each wgmma, the bytes from the start of A's and of B's tile to its 16 halves of K
+    steps    for each wgmma, the bytes from the start of A's and of B's tile to its 32 bytes of K
     k_major  of A and of B: whether K is innermost in shared memory, else the rows are
+    atom     the row of `ATOMS` that they are
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
@@ -218,7 +219,7 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bo
     for i, (at_a, at_b) in enumerate(steps):
         lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        lines.append(f"{WGMMA.text(n)} {registers}, a, b, p, 1, 1, {transposed};")
+        lines.append(f"{ATOMS[atom].text(n)} {registers}, a, b, p, 1, 1, {transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     text = "{ " + " ".join(lines) + " }"
     constraints = ",".join([*["=f"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])

@@ -16,7 +16,9 @@ from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import gemm_sm90 as sm90
+from tccompile.kernels import gemm_sm90_tile as tiles
 from tccompile.kernels.implicit_gemm import describe
+from tccompile.kernels.parts.staging import BOXES
 from tccompile.kernels.spec import TiledMap
 from tests.gpu.cases import conv, gemm
 from tests.kernels import machine
@@ -217,8 +219,8 @@ def test_only_hopper():
 # --- Tiles -----------------------------------------------------------------------------------------------------------
 
 TILES = [
-    sm90.tile({"bm": bm, "bn": bn, "split": split}, ARCH, steps, boxed, added)
-    for bm, columns in sm90.TILES.items()
+    tiles.tile({"bm": bm, "bn": bn, "split": split}, ARCH, steps, boxed, added)
+    for bm, columns in tiles.TILES.items()
     for bn in columns
     for split in (1, 2, 4, 8)
     if split == 1 or bm * bn <= 128 * 128
@@ -227,8 +229,8 @@ TILES = [
     if split == 1 or not boxed
 ]
 SWAPPED = [
-    sm90.tile({"bm": bm, "bn": bn, "split": split, "swapped": True}, ARCH, steps, split == 1, added)
-    for bn, rows in sm90.SWAPPED.items()
+    tiles.tile({"bm": bm, "bn": bn, "split": split, "swapped": True}, ARCH, steps, split == 1, added)
+    for bn, rows in tiles.SWAPPED.items()
     for bm in rows
     for split in (1, 2, 4, 8)
     if split == 1 or bm * bn <= 128 * 128
@@ -239,11 +241,12 @@ SWAPPED = [
 
 def test_tiles_fit_shared_memory():
     for t in TILES + SWAPPED:
+        at, results, ring = t.layout, t.staging.at, t.stages * t.stage_bytes
         assert t.smem <= ARCH.smem_block and t.stages >= 2
-        assert t.stage_bytes % KIB == 0 and t.barriers % 8 == 0 and t.staging % 16 == 0  # swizzled tiles, barriers, vectors
-        ring, own = t.stages * t.stage_bytes, t.box[0] * t.box[1] * 2 if t.boxed else 4 * t.columns * 16
-        assert t.staged >= own and (t.split > 1 or t.staging >= ring)
-        assert t.barriers >= max(ring, t.staging + t.writers * t.staged if t.split == 1 else t.bm * t.pitch)
+        assert t.stage_bytes % KIB == 0 and at["ring full"] % 8 == 0 and results % 16 == 0  # swizzled tiles, barriers, vectors
+        own = t.box[0] * t.box[1] * 2 if t.boxed else 4 * t.columns * 16
+        assert t.staged >= own and (t.split > 1 or results >= ring)
+        assert at["ring full"] >= max(ring, results + t.writers * t.staged if t.split == 1 else t.bm * t.pitch)
         assert not t.boxed or t.staged % (8 * min(2 * t.box[0], 128)) == 0  # boxes begin where their swizzle does
 
 
@@ -306,11 +309,11 @@ def test_boxes_are_laid_out_as_the_copy_engine_swizzles_them(columns):
     swizzled = {r * 2 * columns + (c ^ (r * 2 * columns // 128) % (columns // 8)) * 16: (r, c)
                 for r in range(16) for c in range(columns // 8)}  # fmt: skip
     assert written == swizzled
-    assert t.staged == sm90.BOXES * 16 * 2 * columns and t.staged % 1024 == t.staging % 1024 == 0
+    assert t.staged == BOXES * 16 * 2 * columns and t.staged % 1024 == t.staging.at % 1024 == 0
 
 
 def test_rows_at_a_time_are_fewer_where_loads_need_registers():
-    rows = [[sm90.Tile(bm, bn, 2, split, False, False, False).rows(n) for n in range(4)] for bm, bn, split in
+    rows = [[tiles.Tile(bm, bn, 2, split, False, False, False).rows(n) for n in range(4)] for bm, bn, split in
             ((128, 128, 1), (192, 128, 1), (128, 256, 1), (64, 128, 1), (64, 16, 1), (64, 64, 4))]  # fmt: skip
     assert rows == [[4, 4, 2, 1], [2, 2, 2, 1], [2, 2, 2, 1], [2, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
 
@@ -381,7 +384,7 @@ def test_machine_code_has_no_spills(case, swapped, bm, bn, split, steps, most):
     config = {"bm": bm, "bn": bn, "split": split, "swapped": swapped}
     (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
     boxed = dict(launch.code.params)["boxed"]
-    stages = sm90.tile(config, ARCH, steps, boxed, boxed and case == "residual").stages
+    stages = tiles.tile(config, ARCH, steps, boxed, boxed and case == "residual").stages
     params = {**dict(launch.code.params), "stages": stages}
     used = resources(type(launch.code)(launch.code.kernel, tuple(sorted(params.items()))), ARCH)
     assert used.registers <= most and used.stack == 0

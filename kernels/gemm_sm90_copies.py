@@ -1,0 +1,212 @@
+"""What the copy engine reads and writes for Hopper's implicit GEMM: tensor maps of operands and of results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tccompile.ir.program import Op, Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
+from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import divider
+from tccompile.kernels.gemm_sm90_tile import Tile
+from tccompile.kernels.implicit_gemm import Problem
+from tccompile.kernels.parts.operands import BLOCK, ROW
+from tccompile.kernels.parts.staging import RESULT
+from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
+
+UNIT = 16
+"""Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How an implicit GEMM's operands are read: tensor maps whose boxes are a tile's, filled in by `work`.
+
+    a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map; (rows, k, batches) and
+              (columns, k, batches) where they are not K-major
+    k_major   whether a and b are
+    size      bytes of an element of both
+    depth     elements of K that the kernel goes through, by im2col a multiple of the box's row
+    chunk     elements of a box's row; B's are `whole` beside an im2col map
+    geometry  what the code needs to walk through A, in the order of its parameters
+    """
+
+    a: TiledMap | Im2colMap
+    b: TiledMap
+    k_major: tuple[bool, bool]
+    size: int
+    depth: int
+    chunk: int
+    geometry: tuple[int, ...]
+
+    @property
+    def im2col(self) -> bool:
+        return isinstance(self.a, Im2colMap)
+
+    @property
+    def whole(self) -> int:
+        """Elements of K in a stage."""
+        return ROW // self.size
+
+    @property
+    def steps(self) -> int:
+        """Stages along K."""
+        return -(-self.depth // self.whole)
+
+    def boxes_of_stage(self, t: Tile) -> int:
+        """How many copies fill a stage."""
+        a, b = (1 if k_major else n // BLOCK for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))
+        return (self.whole // self.chunk if self.im2col else a) + b
+
+    def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, TiledMap]:
+        """The maps with a tile's boxes."""
+        if isinstance(self.a, Im2colMap):
+            return replace(self.a, pixels=t.bm), replace(self.b, box=(self.whole, t.bn, 1))
+        sides = zip((t.bm, t.bn), self.k_major, strict=True)
+        boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
+        a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
+        return a, b
+
+
+def row_cycles(channels: int, chunk: int, size: int) -> float:
+    """Cycles of the copy engine for a row of an im2col box, on average: for one that reaches beyond the channels, most."""
+    boxes = -(-channels // chunk)
+    whole = 1.7 if chunk * size == ROW else 2.5
+    return whole if channels % chunk == 0 else (whole * (boxes - 1) + 5.2) / boxes
+
+
+def multiplying_cycles(rows: int, columns: int) -> int:
+    """Cycles of the Tensor Cores for a stage."""
+    return rows // 64 * 2 * max(columns, 48)
+
+
+def _chunk(channels: int, columns: int, size: int) -> int:
+    """Elements of an im2col box's row: a stage's, which may be mostly zeros to multiply, or a divisor of the channels, in more
+    boxes of 64, 32 or 16 bytes."""
+
+    def cycles(n: int) -> float:
+        """Of 64 rows of a tap."""
+        boxes = -(-channels // n)
+        multiplying = multiplying_cycles(64, min(columns, 128)) * boxes * n / whole
+        return max(64 * row_cycles(channels, n, size) * boxes, multiplying)
+
+    whole = ROW // size
+    return min((n for n in (whole, whole // 2, whole // 4, whole // 8) if n == whole or channels % n == 0), key=cycles)
+
+
+def _array(t: Tensor, depth: tuple[int, int], rows: tuple[int, int], batches: tuple[int, int], k_major: bool) -> TiledMap:
+    """The map of an array of (depth, rows, batches), or (rows, depth, batches): each of them (extent, stride in elements)."""
+    (inner, _), (outer, step) = (depth, rows) if k_major else (rows, depth)
+    steps = tuple(stride * t.dtype.size if extent > 1 else UNIT for extent, stride in ((outer, step), batches))
+    return TiledMap(t.name, 0, (inner, outer, batches[0]), steps, (), (1, 1, 1))
+
+
+def copies(problem: Problem, program: Program) -> Copies | str:
+    """The maps for an op that `implicit_gemm.unfit` has passed, or why the copy engine cannot read its operands."""
+    for t in (problem.x, problem.w):
+        if t.storage in program.inputs or t.storage in program.outputs:
+            return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
+    if problem.column_batch and problem.batches > 1:
+        return f"{problem.batches} groups; the kernel takes one"
+    if 0 in (problem.rows, problem.columns, problem.depth, problem.batches):
+        return "an extent is 0"
+    lead = [(n, i) for i, n in enumerate(problem.batch) if n > 1]
+    if len(lead) > 1:
+        return f"its batches {problem.batch} lie at two different strides"
+    batches, level = lead[0] if lead else (1, 0)
+    columns, by_batch = (problem.columns, problem.w_column), (batches, problem.w_batch[level])
+    b = _array(problem.w, (problem.depth, problem.w_tap[2]), columns, by_batch, problem.k_major[1])
+    if problem.linear:
+        return _by_rows(problem, b, batches, level)
+    if not problem.k_major[1]:
+        return f"{problem.w.name} is transposed, and the rows of {problem.x.name}, {problem.pixels}, lie at more than one stride"
+    if batches > 1:
+        return f"its rows {problem.pixels} lie at more than one stride, in each of {batches} batches"
+    return _by_im2col(problem, b)
+
+
+def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
+    """A by a tiled map, for rows at one stride; `level`: the one of two levels of batches at which there are several."""
+    (n, p, q), (step_n, step_h, step_w, step_c) = problem.pixels, problem.x_pixel
+    channels, size = problem.channels, problem.x.dtype.size
+    step = next((t for extent, t in ((q, step_w), (p, step_h), (n, step_n)) if extent > 1), UNIT // size)
+    by_batch = batches, problem.x_batch[level]
+    a = _array(problem.x, (channels, step_c), (problem.rows, step), by_batch, problem.k_major[0])
+    # A row of 128 bytes of which less than half are there takes longer than a narrower one.
+    whole = ROW // size
+    narrow = whole // 2 if channels > whole // 4 else whole // 4
+    chunk = whole if problem.k_major != (True, True) or channels > whole // 2 else narrow
+    return Copies(a, b, problem.k_major, size, channels, chunk, (int(problem.w_batch[level] > 0),))
+
+
+def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
+    """A by an im2col map, or why there is none."""
+    (n, p, q), (step_n, step_h, step_w, _) = problem.pixels, problem.x_pixel
+    (r, s), (height, width), channels, cp = problem.taps, problem.image, problem.channels, problem.padded
+    (stride_h, stride_w), (pad_h, pad_w), (dil_h, dil_w) = problem.strides, problem.pads, problem.dilations
+    # The window's first element walks from -pad to where the last output pixel needs it: p × q steps.
+    upper_w, upper_h = (q - 1) * stride_w - pad_w - (width - 1), (p - 1) * stride_h - pad_h - (height - 1)
+    if max(problem.strides) > 8:
+        return f"strides {problem.strides}; im2col maps step at most 8"
+    corners = (-pad_w, -pad_h, upper_w, upper_h)
+    if min(corners) < -128 or max(corners) > 127:
+        return f"the window's first element goes from {corners[:2]} to {corners[2:]} off the image; im2col maps take -128 to 127"
+    if (r - 1) * dil_h > 255 or (s - 1) * dil_w > 255:
+        return "the window spans more than 256 elements, the most of im2col maps"
+    size = problem.x.dtype.size
+    chunk = _chunk(cp, problem.stored, size)
+    steps = [size * t if extent > 1 else UNIT for extent, t in ((width, step_w), (height, step_h), (n, step_n))]
+    window = Im2colMap(
+        problem.x.name,
+        (channels, width, height, n),
+        (steps[0], steps[1], steps[2]),
+        (-pad_w, -pad_h),
+        (upper_w, upper_h),
+        (stride_w, stride_h),
+        chunk,
+        0,
+        0 if size * chunk == UNIT else size * chunk,
+    )
+    boxes = -(-cp // chunk)
+    sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
+    geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
+    return Copies(window, b, problem.k_major, size, r * s * boxes * chunk, chunk, geometry)
+
+
+@dataclass(frozen=True)
+class Boxed:
+    """How results go to y in boxes: the maps of y and of what is added to it by row, and the epilogue for what a thread has."""
+
+    y: TiledMap
+    added: TiledMap | None
+    epilogue: epilogue.EpilogueSpec
+
+    def args(self, t: Tile) -> tuple[Arg, ...]:
+        """The launch's arguments after the integers, for a tile's boxes."""
+        maps = [self.y, *([self.added] if self.added else [])]
+        return *(replace(m, box=(*t.box, 1), swizzle=RESULT * t.box[0]) for m in maps), *self.epilogue.args
+
+
+def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Boxed | None:
+    """None where the copy engine cannot write y, or read what is added to it; lanes: columns that a thread has side by side."""
+    y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)
+    target = epilogue.describe(op, program, frame).form.y
+    by_row = epilogue.loads_by_row(op, program)
+    if target.shuffled or target.mode != "vector" or target.rows == "general" or len(by_row) > 1:
+        return None
+    if any(load.step is None or not load.vector for load in by_row):
+        return None
+    outside = {*program.inputs, *program.outputs}
+    if any(t.dtype is not DType.F16 or t.storage in outside for t in (y, *(load.tensor for load in by_row))):
+        return None
+
+    def rows_of(t: Tensor, offset: int, columns: int, step: int) -> TiledMap:
+        apart = RESULT * step or UNIT
+        extents = columns, problem.rows, problem.batches
+        return TiledMap(t.name, RESULT * offset, extents, (apart, apart * problem.rows), (), (1, 1, 1))
+
+    lane = frame[-1] or 0
+    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
+    added = [rows_of(load.tensor, load.offset, shape[lane], load.step or 0) for load in by_row]
+    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, epilogue.describe(op, program, frame, lanes))

@@ -1,0 +1,81 @@
+"""How long Hopper's implicit GEMM takes, by estimate."""
+
+from __future__ import annotations
+
+from tccompile.arch import Arch
+from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
+from tccompile.kernels.gemm_sm90_tile import Tile, resident
+from tccompile.kernels.implicit_gemm import Problem
+
+TILED_CYCLES, NARROW_CYCLES = 1.4, 2.5
+"""What the copy engine takes for a row of a tiled box of 128 bytes, and of 64 or 32."""
+
+BOX_CYCLES = 80
+"""What a box takes at least: asking for it is one thread's work."""
+
+BEYOND_CYCLES = 4
+"""What a row of a box takes that reaches beyond the tensor: 4 on average, up to 12 where less than half of it lies inside."""
+
+
+TOGETHER = {1: 132, 2: 132, 4: 120, 8: 112}
+"""Multiprocessors that clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
+
+
+def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
+    """Blocks, multiprocessors that they can fill, and how many of them one holds."""
+    tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
+    return tiles * t.split, TOGETHER[t.split], resident(t, arch) if t.split < 8 else 1
+
+
+def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
+    """Microseconds from the launch before to the first stage: less if blocks find room while that one's still run."""
+    blocks, sms, most = _blocks(problem, t, arch)
+    crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
+    early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
+    return (1.25 if t.swapped else 1.3) + 0.26 * early * crowded[0] + 0.07 * crowded[1] + 0.11 * biased
+
+
+def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool) -> float:
+    """Microseconds from the first block's start to the last one's end, if memory is fast enough.
+
+    loads   of the epilogue by row; what they cost is from ResNet-50's layers
+    biased  whether it loads by column too, as convolutions do and most products of the benchmarks do not
+
+    Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
+    and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
+    slower than the best of those measured. The constants are near what they stand for, at the clock that a GPU keeps under load.
+    """
+    blocks, sms, most = _blocks(problem, t, arch)
+    together = min(most, -(-blocks // sms))
+    waves = -(-blocks // (sms * together))
+    tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
+    # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
+    row_b = TILED_CYCLES if how.im2col or how.chunk == how.whole else NARROW_CYCLES
+    row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
+    copying = max(t.bm * row_a + t.bn * row_b, BOX_CYCLES * how.boxes_of_stage(t))
+    part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
+    left, right = t.product
+    multiplying = multiplying_cycles(left, right) * part
+    sharing = (left + right + left // 64 * (64 + right)) * part
+    busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
+    alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
+    latency = (0.8 + 3 * copying / 1370) / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
+    step = max(max(copying / 1370, alone * multiplying * busy / 1660, alone * sharing / 1960) * together, latency / t.stages)
+    # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
+    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
+    tail = max((t.bm + t.bn) * BEYOND_CYCLES / 1370 * together - step, 0) / t.split if beyond else 0.0
+    # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
+    early = 0.42 * min(steps, t.stages) * (1 - min(max(2.4 * blocks / arch.sms - 0.6, 0.0), 1.0)) if constant else 0.0
+    inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
+    # A warpgroup alone takes longer than one beside another
+    results = max(left * together, 85 if t.swapped else 155) * right / (128 * 128) * inside
+    if t.split > 1:  # each block of a cluster stores its share of the rows, whose loads begin late
+        if t.swapped:
+            storing = 0.6 + 2 * results + 0.4 * loads
+        else:
+            storing = 0.48 + 0.36 * results + 0.4 * loads + (2.05 * inside + 0.21) * t.bm * t.bn / (128 * 128)
+    elif t.boxed:  # swapped, a lane has read its bias before
+        storing = (0.6 + 0.4 * loads if t.swapped else 0.61 + 0.2 * biased + 0.25 * loads) * results
+    else:
+        storing = (0.56 + 0.45 * loads) * results
+    return waves * (steps * step + tail + storing) - early * step

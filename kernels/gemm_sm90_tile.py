@@ -1,0 +1,169 @@
+"""Tiles of Hopper's implicit GEMM: their sizes, and what they take of a multiprocessor's registers and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tccompile.arch import KIB, Arch
+from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
+from tccompile.kernels.parts.operands import ROW, Operand
+from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
+from tccompile.kernels.ptx.atoms import ATOMS, BITS
+
+TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
+"""Rows of a tile → columns: multiples of 8 that wgmma takes, at most 256, and registers are left for the epilogue."""
+
+SWAPPED = {
+    64: (8, 16, 24, 32, 40, 48, 56, 64, 112, 144, 200, 256),
+    128: (8, 16, 32, 56, 64, 96, 112, 128, 200, 256),
+}
+"""With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
+left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A config: what a block computes, and how its shared memory is laid out.
+
+    bm, bn   rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
+    swapped  whether wgmma's rows are the tile's columns
+    boxed    whether results are stored in boxes; added, whether something that differs by row is added to them there
+    atom     the row of `ATOMS` that multiplies
+    """
+
+    bm: int
+    bn: int
+    stages: int
+    split: int
+    swapped: bool
+    boxed: bool
+    added: bool
+    atom: str = "wgmma"
+
+    @property
+    def product(self) -> tuple[int, int]:
+        """Rows and columns of what wgmma makes: 64 rows for each warpgroup."""
+        return (self.bn, self.bm) if self.swapped else (self.bm, self.bn)
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply."""
+        return 2 * self.product[0]
+
+    @property
+    def exchange(self) -> bool:
+        """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it.
+
+        A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
+        """
+        rows, columns = self.product
+        return rows == 192 or (rows == 128 and columns > 128)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
+        launched = 65536 // self.threads // 8 * 8
+        return 40, (launched * self.threads // 128 - 40) // (self.product[0] // 64) // 8 * 8
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + (128 if self.exchange else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * ROW
+
+    def operands(self, im2col: bool, chunk: int, k_major: tuple[bool, bool]) -> tuple[Operand, Operand]:
+        """A and B of a stage; `chunk`: elements of K in a row of a box, of B's only where A does not come by im2col."""
+        size = BITS[ATOMS[self.atom].a] // 8
+        boxes = ROW // (chunk * size) if im2col else 1
+        a = Operand(self.bm, 0, size, chunk * size, boxes, k_major[0])
+        return a, Operand(self.bn, self.bm * ROW, size, ROW if im2col else chunk * size, 1, k_major[1])
+
+    @property
+    def columns(self) -> int:
+        """Columns that a warp stages at once on their way to memory; with a split, all: the other blocks read them."""
+        if self.boxed and self.swapped:
+            return 64
+        if self.boxed:
+            return next(n for n in (64, 32, 16) if self.bn % n == 0)
+        return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
+
+    def rows(self, loads: int) -> int:
+        """Rows that a lane stores at a time, whose loads overlap: as many as registers allow, given loads that differ by row.
+
+        Three blocks of 64×128 on a multiprocessor leave a thread 128 registers, too few for a second row's loads.
+        """
+        if self.boxed or self.split > 1 or loads > 2 or (loads and (self.bm, self.bn) == (64, 128)):
+            return 1
+        return min(self.columns // 16, 4 if self.bm == 128 and loads < 2 else 2)
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Columns and rows of a box of results."""
+        return self.columns, self.bm if self.swapped else 16
+
+    @property
+    def span(self) -> int:
+        """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
+        return max(n for n in range(8, 57, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes between staged rows: some columns more than there are, so that a warp's writes meet no bank twice."""
+        return 4 * (self.columns + (4 if self.swapped else 8))
+
+    @property
+    def writers(self) -> int:
+        """How many have a place of their own to stage results in: warps of 16 rows, swapped warpgroups of 64 columns."""
+        return self.product[0] // (64 if self.swapped else 16)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of such a place."""
+        boxes = 1 if self.swapped else self.bn // self.columns if self.added else BOXES
+        return boxes * RESULT * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
+
+    @cached_property
+    def layout(self) -> SharedLayout:
+        """Shared memory: the ring; results after it, or over it when the block has but one tile; barriers."""
+        results = self.writers * self.staged if self.split == 1 else self.bm * self.pitch
+        return SharedLayout(
+            Region("ring", self.stages * self.stage_bytes, KIB),
+            Region("results", results, KIB if self.boxed else 16, over="ring" if self.split > 1 else None),
+            *ring_barriers("ring", self.stages),
+            barriers("landed", self.writers if self.added else 0),
+        )
+
+    @property
+    def staging(self) -> Staging:
+        """Where the results of a warp, or with swapped operands of a warpgroup, are on their way to memory."""
+        return Staging(self.layout["results"], self.staged, self.layout["landed"] if self.added else None)
+
+    @property
+    def smem(self) -> int:
+        """Bytes to ask for in a launch."""
+        return self.layout.smem
+
+
+def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
+    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
+    bm, bn, split = config["bm"], config["bn"], config["split"]
+    each = -(-steps // split)
+    for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
+        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added)
+        if t.smem <= arch.smem_block:
+            return t
+    raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
+
+
+def resident(t: Tile, arch: Arch) -> int:
+    """Blocks that a multiprocessor holds at once, by shared memory and registers."""
+    if t.exchange:
+        return 1
+    registers = min(255, t.product[1] // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
+    warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
+    return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

@@ -1,0 +1,11 @@
+"""What kernels are put together from: objects whose attributes are device functions, and descriptions that need no compiler.
+
+layout       where things lie in a block's shared memory (no Numba)
+operands     how an operand of a product lies in a stage of a ring (no Numba)
+staging      how results lie in shared memory on their way out (no Numba)
+tile_order   in which order blocks take the tiles of a product
+ring         buffers that copies fill and warpgroups read, with their barriers
+producers    what fills a stage: boxes of a matrix, or pixels by im2col
+accumulator  what multiplies stages, and holds the sums
+results      how sums leave: as rows, in boxes, in boxes turned over, added up over a cluster
+"""

@@ -1,0 +1,181 @@
+"""What fills the stages of a ring: boxes of a matrix, or pixels of an image by im2col, and beside them boxes of B.
+
+A producer is for a kernel that goes through a tile's K stage by stage:
+
+fill(maps, buffers, tile, share, asked, slot, parity, geometry)   fill the stages of a tile; (slot, parity) of the next one
+ask_ahead(map_b, buffers, tile, share, geometry)   have B copied to all stages of the ring, before earlier grids have ended; the
+                                        `asked` of the first tile: the first stage of which B has not been asked for
+
+maps      of A and B
+tile      (tile of A's rows within its batch, tile of columns, batch)
+share     the stages of K: the first one, and the one after the last
+geometry  integers that say how A lies
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tccompile.kernels.device_math import divide
+from tccompile.kernels.parts.operands import BLOCK, Operand
+from tccompile.kernels.parts.part import Part
+from tccompile.kernels.parts.ring import Ring
+from tccompile.kernels.ptx import hopper as hw
+from tccompile.kernels.ptx.core import i32, inline, u16, u32
+
+
+def boxes(operand: Operand) -> Any:
+    """The device function copy(map, target, k, first, batch): an operand's part of a stage, from element k of K and row or column
+    `first` on, by a tiled map; `target`: the barrier, and where the part begins."""
+    across, blocks = operand.box_bytes, operand.extent // BLOCK
+
+    @inline
+    def copy_rows(map_, target, k, first, batch):
+        hw.copy_box(target[1], map_, target[0], k, first, batch)
+
+    @inline
+    def copy_blocks(map_, target, k, first, batch):
+        for i in range(blocks):
+            hw.copy_box(u32(target[1] + i * across), map_, target[0], i32(first + BLOCK * i), k, batch)
+
+    return copy_rows if operand.k_major else copy_blocks
+
+
+class Producer(Part):
+    """What producers have in common: how they ask for B.
+
+    ask(map_b, target, k, column, batch, geometry)   have B copied from element k of K on, for a tile of columns and a batch of A;
+                                           what is expected is all of the stage
+    weights_at(k, geometry)                where stage k begins along B's K
+    weights_batch(batch, geometry)         B's batch for one of A's
+    """
+
+    def __init__(self, ring: Ring, a: Operand, b: Operand, weights_at: Any, weights_batch: Any) -> None:
+        super().__init__()
+        self.ring = ring
+        copy_b, copied, offset, columns, stages = boxes(b), a.copied + b.copied, b.at, b.extent, ring.stages
+
+        @inline
+        def ask(map_b, target, k, column, batch, geometry):
+            of_b, n, batch_of_b = (target[0], u32(target[1] + offset)), i32(column * columns), weights_batch(batch, geometry)
+            ring.expect(target, copied)
+            copy_b(map_b, of_b, k, n, batch_of_b)
+
+        @inline
+        def ask_ahead(map_b, buffers, tile, share, geometry):
+            first, end = share
+            asked = i32(min(end, i32(first + stages)))
+            for s in range(stages):
+                if first + s < end:
+                    k = weights_at(i32(first + s), geometry)
+                    ask(map_b, ring.target(buffers, i32(s)), k, tile[1], tile[2], geometry)
+            return asked
+
+        self.ask, self.ask_ahead = ask, ask_ahead
+
+
+class Tiled(Producer):
+    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0)."""
+
+    def __init__(self, ring: Ring, a: Operand, b: Operand) -> None:
+        copy_a, rows, depth = boxes(a), a.extent, a.depth
+
+        @inline
+        def weights_at(k, geometry):
+            return i32(k * depth)
+
+        @inline
+        def weights_batch(batch, geometry):
+            return i32(batch * geometry[0])
+
+        super().__init__(ring, a, b, weights_at, weights_batch)
+        ask = self.ask
+
+        @inline
+        def fill(maps, buffers, tile, share, asked, slot, parity, geometry):
+            row, column, batch = tile
+            k, end = share
+            m = i32(row * rows)
+            hw.wait_for_earlier_grids()
+            while k < end:
+                target = ring.target(buffers, slot)
+                if k >= asked:
+                    ring.acquire(buffers, slot, parity)
+                    ask(maps[1], target, i32(k * depth), column, batch, geometry)
+                copy_a(maps[0], target, i32(k * depth), m, batch)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+            return slot, parity
+
+        self.fill = fill
+
+
+class Im2col(Producer):
+    """A's rows are pixels, and K goes through the taps of the filter one after the other: boxes are the same tap of pixels in a
+    row, of some channels.
+
+    `geometry`: (padded channels, taps, width of the filter, Q, P * Q, strides, padding and dilations by h and w, boxes of a tap),
+    then reciprocals of the last, the width, Q and P * Q.
+    """
+
+    def __init__(self, ring: Ring, a: Operand, b: Operand) -> None:
+        rows, boxes_of_stage, chunk, box_bytes = a.extent, a.boxes, a.row_bytes // a.size, a.box_bytes
+
+        @inline
+        def weights_at(k, geometry):
+            box = i32(k * boxes_of_stage)
+            tap = divide(box, geometry[12], geometry[13])
+            return i32(tap * geometry[0] + (box - tap * geometry[11]) * chunk)
+
+        @inline
+        def weights_batch(batch, geometry):
+            return i32(0)
+
+        super().__init__(ring, a, b, weights_at, weights_batch)
+        ask = self.ask
+
+        @inline
+        def fill(maps, buffers, tile, share, asked, slot, parity, geometry):
+            cp, taps, width, q, pq, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, tap_boxes = geometry[:12]
+            boxes_m, boxes_s, width_m, width_s, q_m, q_s, pq_m, pq_s = geometry[12:]
+            row, column, batch = tile
+            k, end = share
+            # The first pixel's image, and the first element (h, w) of its window.
+            m = i32(row * rows)
+            image = divide(m, pq_m, pq_s)
+            pixel = i32(m - image * pq)
+            out_h = divide(pixel, q_m, q_s)
+            h, w = i32(out_h * stride_h - pad_h), i32((pixel - out_h * q) * stride_w - pad_w)
+            # The tap, its first channel of the stage, and its place in the window.
+            box = i32(k * boxes_of_stage)
+            tap = divide(box, boxes_m, boxes_s)
+            c = i32((box - tap * tap_boxes) * chunk)
+            r = divide(tap, width_m, width_s)
+            at_h, at_w, end_w = i32(r * dil_h), i32((tap - r * width) * dil_w), i32(width * dil_w)
+            hw.wait_for_earlier_grids()
+            while k < end:
+                target = ring.target(buffers, slot)
+                if k >= asked:
+                    ring.acquire(buffers, slot, parity)
+                    # Beyond the last channels of a tap, B goes on with the next tap's weights; A is zero there.
+                    ask(maps[1], target, i32(tap * cp + c), column, batch, geometry)
+                for i in range(boxes_of_stage):
+                    # Beyond the last tap, zeros: every channel is outside the array.
+                    inside = tap < taps
+                    first = c if inside else cp
+                    right, down = (at_w, at_h) if inside else (i32(0), i32(0))
+                    at = u32(target[1] + i * box_bytes)
+                    hw.copy_pixels(at, maps[0], target[0], first, w, h, image, u16(right), u16(down))
+                    c = i32(c + chunk)
+                    if c >= cp:
+                        c = i32(0)
+                        tap = i32(tap + 1)
+                        at_w = i32(at_w + dil_w)
+                        if at_w == end_w:
+                            at_w = i32(0)
+                            at_h = i32(at_h + dil_h)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+            return slot, parity
+
+        self.fill = fill

@@ -1,0 +1,436 @@
+"""How the sums of a tile leave: each object is one way, and a kernel chooses by the problem.
+
+All of them have
+
+maps                               how many tensor maps come first in `e`, ahead of the epilogue's arguments
+types                              Numba's types of what `e` holds
+init(base)                         by one thread, before all others use them: barriers
+ahead(c, e)                        what is read for channels from c on is to come to the L2 cache
+keep(c, e)                         what the epilogue reads for a lane's channels, if the lane keeps it for the whole tile
+ask(thread, tile, e)               have what is added to the results copied, while the tile is multiplied
+finish(acc, read, thread, tile, turn, e)   the tile's results through the epilogue, and on their way to memory; the next `turn`,
+                                   which begins with 0
+drain(lane)                        before the block ends
+
+base    address of the block's shared memory, from which a layout counts
+thread  (base, warp, lane, number in its block, rank of the block in its cluster); the warps that multiply are the first
+tile    (batch, rows of a batch, the tile's number among those of the batch's rows, and among those of the columns)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tccompile.kernels import epilogue
+from tccompile.kernels.parts.part import Part
+from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
+from tccompile.kernels.ptx import hopper as hw
+from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
+from tccompile.kernels.spec import Value
+
+Params = tuple[Value, ...]
+"""`EpilogueSpec.params`."""
+
+
+class Results(Part):
+    """What ways have in common: see the module. This one has no barriers, keeps nothing and asks for nothing."""
+
+    def __init__(self, params: Params, maps: int, extra: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.maps, self.types = maps, (*[types.uint64] * maps, *extra)
+        read_ahead = epilogue.build_ahead(params)
+
+        @inline
+        def ahead(c, e):
+            read_ahead(c, e[maps:])
+
+        @inline
+        def nothing_kept(c, e):
+            return ()
+
+        @inline
+        def nothing(base_or_lane):
+            pass
+
+        @inline
+        def nothing_asked(thread, tile, e):
+            pass
+
+        self.ahead, self.keep, self.ask = ahead, nothing_kept, nothing_asked
+        self.init = self.drain = nothing
+
+
+def _landing(writers: int, landed: int) -> Any:
+    """`init` of a way that adds something: a barrier for each writer."""
+
+    @inline
+    def init(base):
+        for w in range(writers):
+            hw.barrier_init(u32(base + landed + 8 * w), 1)
+
+    return init
+
+
+# --- Rows --------------------------------------------------------------------------------------------------------------
+
+
+class Rows(Results):
+    """Lanes store rows: a warp stages its 16 rows, `columns` at a time, and a lane takes 8 columns of every so-manieth row.
+
+    shape  rows and columns of the tile; pitch, bytes between staged rows
+    batch  rows that a lane stores at a time, whose loads overlap
+    """
+
+    def __init__(self, shape: tuple[int, int], columns: int, pitch: int, batch: int, staging: Staging, params: Params) -> None:
+        compute, extra = epilogue.build(params, batch)
+        super().__init__(params, 0, extra)
+        (bm, wide), (at_results, each, _) = shape, staging
+        stage, half, groups, chunks = hw.stage(wide, columns, pitch), 2 * columns + 16, columns // 8, wide // columns
+        apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
+        batches, skip = turns // batch, batch * apart
+        staged_rows = _staged_rows(batch, half, apart * pitch)
+
+        @inline
+        def store_row(acc, m, step, end, c, e):
+            compute(acc, m, c, e)
+
+        store_rows = store_row if batch == 1 else compute
+
+        @inline
+        def finish(acc, read, thread, tile, turn, e):
+            base, warp, lane, _, _ = thread
+            number, rows, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * wide)
+            own = u32(base + at_results + warp * each)
+            corner = u32(own + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+            row, group = i32(lane // groups), i32(lane % groups)
+            if groups == 4:  # 8 lanes read two rows at once: rows that are 2 apart share no bank
+                row = i32((row & 4) | (row & 1) << 1 | (row & 2) >> 1)
+            at = u32(own + row * pitch + group * 16)
+            start = i32(number * rows)
+            first, end, c = i32(start + m + warp * 16 + row), i32(start + rows), i32(n + group * 8)
+            if i32(m + warp * 16) < rows:
+                for part in range(chunks):
+                    stage(acc, corner, part)
+                    cuda.syncwarp()
+                    for again in range(batches):
+                        if first + again * skip < end:
+                            results = staged_rows(u32(at + again * (skip * pitch)))
+                            store_rows(results, i32(first + again * skip), i32(apart), end, i32(c + part * columns), e)
+                    cuda.syncwarp()
+            return turn
+
+        self.finish = finish
+
+
+def _staged_rows(batch: int, half: int, step: int) -> Any:
+    """The device function address → 8 results each of `batch` staged rows, `step` bytes apart."""
+    load4 = hw.load_shared_f32x4
+
+    @inline
+    def one_row(at):
+        return load4(at) + load4(u32(at + half))
+
+    @inline
+    def two_rows(at):
+        return one_row(at) + one_row(u32(at + step))
+
+    @inline
+    def four_rows(at):
+        return two_rows(at) + two_rows(u32(at + 2 * step))
+
+    return {1: one_row, 2: two_rows, 4: four_rows}[batch]
+
+
+# --- Boxes -------------------------------------------------------------------------------------------------------------
+
+
+class Boxes(Results):
+    """Each warp rounds its 16 rows, `columns` at a time, into boxes laid out as the copy engine swizzles them, which it stores.
+
+    shape  rows and columns of the tile; span, columns that are taken from the accumulators at once
+    `turn` is the box that is next; with something added, the parity of its barrier's phase.
+    """
+
+    def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
+        compute, extra = epilogue.build_results(params)
+        added = staging.landed is not None
+        maps = 1 + added
+        super().__init__(params, maps, extra)
+        (bm, wide), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
+        chunks, spans, box_bytes = wide // columns, columns // span, 16 * RESULT * columns
+        rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
+        take, box_read, boxes_read = hw.part(wide, span), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
+        put_16 = _put_rows(compute, added)
+
+        @inline
+        def finish(acc, read, thread, tile, turn, e):
+            base, warp, lane, _, _ = thread
+            number, rows, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * wide)
+            row, first = i32(lane & 15), i32(m + warp * 16)
+            key = i32((row >> rows_alike) & (columns // 8 - 1))
+            own = u32(base + at_results + warp * each)
+            at = u32(own + row * (2 * columns) + ((lane >> 4) ^ key) * 16)
+            if first < rows:
+                if added:
+                    hw.barrier_wait(u32(base + landed + warp * 8), turn)
+                for chunk in range(chunks):
+                    box = u32((chunk if added else turn) * box_bytes)
+                    c = i32(n + chunk * columns + (lane & 3) * 2)
+                    if not added:
+                        if lane == 0:
+                            box_read()
+                        cuda.syncwarp()
+                    for i in range(spans):
+                        values = take(acc, i32(chunk * spans + i))
+                        put_16(values, u32((at + box) ^ (i * 2 * span)), i32(c + i * span), e[maps:])
+                        if span == 32:
+                            put_16(values[8:], u32((at + box) ^ (i * 2 * span + 32)), i32(c + i * span + 16), e[maps:])
+                    hw.fence_copies()
+                    cuda.syncwarp()
+                    if lane == 0:
+                        hw.store_box(e[0], u32(own + box), i32(n + chunk * columns), first, number)
+                    if not added:
+                        turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+                if added:
+                    turn = i32(turn ^ 1)
+            return turn
+
+        @inline
+        def ask(thread, tile, e):
+            """Once the boxes of the tile before have been read."""
+            base, warp, lane, _, _ = thread
+            number, rows, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * wide)
+            first, own, barrier = i32(m + warp * 16), u32(base + at_results + warp * each), u32(base + landed + warp * 8)
+            if lane == 0 and first < rows:
+                boxes_read()
+                hw.barrier_expect(barrier, each)
+                for chunk in range(chunks):
+                    hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
+
+        self.finish, self.drain = finish, _drain()
+        if added:
+            self.init, self.ask = _landing(bm // 16, landed), ask
+
+
+def _put_rows(compute: Any, added: bool) -> Any:
+    """The device function put(values, at, c, e): 16 rows of 16 columns through the epilogue and into a box, where `at` is the
+    lane's address for stmatrix. A lane has 4 values of 8 columns after those of the 8 before."""
+
+    @inline
+    def put_plain(values, at, c, e):
+        a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
+        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+
+    @inline
+    def put_added(values, at, c, e):
+        """The same, with what is at their place."""
+        there = hw.load_matrices(at)
+        a, b = compute(values[:4], there[:4], c, e), compute(values[4:8], there[4:], i32(c + 8), e)
+        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+
+    return put_added if added else put_plain
+
+
+def _drain() -> Any:
+    """`drain` of boxes: shared memory lives until the copy engine has read it."""
+    boxes_read = hw.boxes_read(0)
+
+    @inline
+    def drain(lane):
+        if lane == 0:
+            boxes_read()
+
+    return drain
+
+
+# --- Boxes turned over ---------------------------------------------------------------------------------------------------
+
+
+class Turned(Results):
+    """For a product whose rows are the tile's columns: a warpgroup turns and rounds its 64 columns of all rows into one box, of
+    which a warp has 32 bytes in every row.
+
+    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once
+    `turn` is the parity of its barrier's phase, where something is added.
+    """
+
+    def __init__(self, shape: tuple[int, int], span: int, staging: Staging, params: Params) -> None:
+        added = staging.landed is not None
+        maps = 1 + added
+        kept, put_span, extra = _put_turned(span, added, params)
+        super().__init__(params, maps, extra)
+        (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
+        take, boxes_read = hw.part(bm, span), hw.boxes_read(0)
+
+        @inline
+        def keep(c, e):
+            return kept(c, e[maps:])
+
+        @inline
+        def finish(acc, read, thread, tile, turn, e):
+            base, warp, lane, _, _ = thread
+            number, _, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * bn)
+            group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
+            own = u32(base + at_results + group * each)
+            at = u32(own + ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16))
+            if added:
+                hw.barrier_wait(u32(base + landed + group * 8), turn)
+            else:
+                if leads:
+                    boxes_read()
+                hw.sync_group(i32(group + 1))
+            c = i32(n + warp * 16 + (lane >> 2))
+            for part in range(bm // span):
+                put_span(take(acc, i32(part)), read, u32(at + part * (span * 128)), c, e[maps:])
+            hw.fence_copies()
+            hw.sync_group(i32(group + 1))
+            if leads:
+                hw.store_box(e[0], own, i32(n + group * 64), m, number)
+            return i32(turn ^ 1)
+
+        @inline
+        def ask(thread, tile, e):
+            base, warp, lane, _, _ = thread
+            number, _, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * bn)
+            group = i32(warp >> 2)
+            if (warp & 3) == 0 and lane == 0:
+                boxes_read()
+                barrier = u32(base + landed + group * 8)
+                hw.barrier_expect(barrier, each)
+                hw.copy_box(u32(base + at_results + group * each), e[1], barrier, i32(n + group * 64), m, number)
+
+        self.keep, self.finish, self.drain = keep, finish, _drain()
+        if added:
+            self.init, self.ask = _landing(bn // 64, landed), ask
+
+
+def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
+    """How a lane's part of a tile that is turned over becomes rows of its box, and the types of the epilogue's arguments.
+
+    keep(c, e)                   what the epilogue reads for channels c and c + 8, which are a lane's
+    put(values, read, at, c, e)  `span` rows of them, as `part` takes them: two neighbouring rows of c, the same of c + 8, then of
+                                 the next 8 rows; `at` is the lane's address for stmatrix of the first 16 rows
+    """
+    kept, results, extra = epilogue.build_kept(params)
+    zeros = (types.float32(0),) * 8
+
+    @inline
+    def keep(c, e):
+        return kept(c, e), kept(i32(c + 8), e)
+
+    @inline
+    def plain(values, there, read, c, e):
+        return results(values, read, c, e)
+
+    @inline
+    def nothing(at):
+        return zeros
+
+    compute = results if added else plain
+    there_x2, there_x4 = (hw.load_turned_x2, hw.load_turned_x4) if added else (nothing, nothing)
+
+    @inline
+    def both(values, there, read, c, e):
+        """8 rows of both channels."""
+        return compute(values[:2], there[:2], read[0], c, e) + compute(values[2:4], there[2:4], read[1], i32(c + 8), e)
+
+    @inline
+    def put_8(values, read, at, c, e):
+        v = both(values, there_x2(at), read, c, e)
+        hw.store_turned_x2(at, v[0], v[1], v[2], v[3])
+
+    @inline
+    def put_16(values, read, at, c, e):
+        there = there_x4(at)
+        v, w = both(values[:4], there[:4], read, c, e), both(values[4:], there[4:], read, c, e)
+        hw.store_turned_x4(at, v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3])
+
+    def put(rows: int) -> Any:
+        if rows <= 16:
+            return put_8 if rows == 8 else put_16
+        rest = put(rows - 16)
+
+        @inline
+        def put_more(values, read, at, c, e):
+            put_16(values[:8], read, at, c, e)
+            rest(values[8:], read, u32(at + 2048), c, e)
+
+        return put_more
+
+    return keep, put(span), extra
+
+
+# --- Sums split over a cluster -------------------------------------------------------------------------------------------
+
+
+class Split(Results):
+    """Each block of a cluster stages its part of the sum over K, where the ring was; each then adds the parts of every
+    `split`-th row, in order of rank, and its lanes store them.
+
+    shape      rows and columns of the tile; pitch, bytes between staged rows
+    consumers  threads that multiply
+    turned     whether the product's rows are the tile's columns
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], pitch: int, split: int, consumers: int, turned: bool, staging: Staging, params: Params
+    ) -> None:
+        compute, extra = epilogue.build(params)
+        super().__init__(params, 0, extra)
+        (bm, columns), at_results = shape, staging.at
+        half, groups = 2 * columns + 16, columns // 8
+        stage = hw.stage_turned(bm, pitch) if turned else hw.stage(columns, columns, pitch)
+        share = bm * groups // split  # groups of 8 results that a block stores
+        shares = -(-share // consumers)
+        sync_consumers, zero = hw.sync_threads(1, consumers), types.float32(0)
+        sum_of_parts = _sum_of_parts(split, half)
+
+        @inline
+        def finish(acc, read, thread, tile, turn, e):
+            base, warp, lane, _, rank = thread
+            number, rows, row_tile, column_tile = tile
+            m, n = i32(row_tile * bm), i32(column_tile * columns)
+            if turned:  # a lane has a channel of every 8 rows' two
+                corner = u32(base + at_results + (lane & 3) * 2 * pitch + (lane >> 4) * half + warp * 32 + ((lane >> 2) & 3) * 4)
+            else:
+                corner = u32(base + at_results + (warp * 16 + (lane >> 2)) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+            sync_consumers()  # nobody reads the ring any more
+            stage(acc, corner, i32(0))
+            hw.cluster_arrive()
+            hw.cluster_wait()
+            for again in range(shares):
+                i = i32(again * consumers + warp * 32 + lane)
+                row, group = i32((i // groups) * split + rank), i32(i % groups)
+                inside = i < share and i32(m + row) < rows
+                a0, a1, a2, a3, a4, a5, a6, a7 = zero, zero, zero, zero, zero, zero, zero, zero
+                if inside:
+                    a0, a1, a2, a3, a4, a5, a6, a7 = sum_of_parts(u32(base + at_results + row * pitch + group * 16))
+                if again == shares - 1:  # before the results are stored: arriving waits for all that has been stored
+                    hw.cluster_arrive()
+                if inside:
+                    compute((a0, a1, a2, a3, a4, a5, a6, a7), i32(number * rows + m + row), i32(n + group * 8), e)
+            return turn
+
+        self.finish = finish
+
+
+def _sum_of_parts(split: int, half: int) -> Any:
+    """The device function address → the sum of 8 results over the blocks of a cluster, all of which have a part there."""
+
+    @inline
+    def sum_of_parts(at):
+        a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
+        a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), 0))
+        for other in range(1, split):
+            b0, b1, b2, b3 = hw.load_cluster_f32x4(hw.in_block(at, other))
+            b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), other))
+            a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
+            a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
+        return a0, a1, a2, a3, a4, a5, a6, a7
+
+    return sum_of_parts

@@ -1,0 +1,25 @@
+"""How results lie in shared memory on their way out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RESULT = 2
+"""Bytes of a result in a box: stmatrix stores 16 bits."""
+
+BOXES = 2
+"""Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile."""
+
+
+class Staging(NamedTuple):
+    """Places of results in shared memory, one for each warp or warpgroup that has some.
+
+    at      offset of the first place
+    each    bytes of a place
+    landed  offset of a barrier for each place, which completes when what is added to the results has come there; None where
+            nothing is added
+    """
+
+    at: int
+    each: int
+    landed: int | None
