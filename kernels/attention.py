@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Attention, Op, Program
+from tccompile.ir.ops import Attention, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Parameters, execute, tuple_of, types_of

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.program import Attention, Op, Program
+from tccompile.ir.ops import Attention, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

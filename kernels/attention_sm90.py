@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.program import Attention, Op, Program
+from tccompile.ir.ops import Attention, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

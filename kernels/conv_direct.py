@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.ops import Conv, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

@@ -26,7 +26,8 @@ from dataclasses import dataclass, fields
 from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.ops import Conv, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk

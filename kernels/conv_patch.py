@@ -17,7 +17,8 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.ops import Conv, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

@@ -7,7 +7,8 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import const
-from tccompile.ir.program import Cumulate, Op, Program
+from tccompile.ir.ops import Cumulate, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.ops import Conv, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import Expr, Shape, View
-from tccompile.ir.program import Attention, Conv, Gemm, Op, Pool, Program
+from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import (

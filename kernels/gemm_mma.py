@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (

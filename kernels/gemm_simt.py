@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import execute, tuple_of

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

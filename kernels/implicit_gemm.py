@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
 from tccompile.ir.forms import Grouped
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Epilogue, Expr, View
-from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, divider

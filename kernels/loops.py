@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from tccompile.ir.expr import Shape
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import divider, execute, names, tuple_of

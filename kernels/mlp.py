@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from math import ceil
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Mlp, Op, Program
+from tccompile.ir.ops import Mlp, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Norm, Op, Program
+from tccompile.ir.ops import Norm, Op
+from tccompile.ir.program import Program
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Function, Kernel, Value, Work

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from math import lcm, prod
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Norm, Op, Program
+from tccompile.ir.ops import Norm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors

@@ -22,7 +22,8 @@ from math import ceil, lcm, prod
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import walk
-from tccompile.ir.program import Norm, Op, Program
+from tccompile.ir.ops import Norm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import device, entry, power, unravel, unravel_args

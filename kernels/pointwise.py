@@ -24,7 +24,8 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View, parts
-from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import (

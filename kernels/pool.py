@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Pool, Program
+from tccompile.ir.ops import Op, Pool
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

@@ -15,7 +15,8 @@ from math import prod
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
-from tccompile.ir.program import Op, Program, Reduce
+from tccompile.ir.ops import Op, Reduce
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Program, Resize
+from tccompile.ir.ops import Op, Resize
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

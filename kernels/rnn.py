@@ -23,7 +23,9 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Epilogue, Expr
-from tccompile.ir.program import GATES, Op, Program, Rnn
+from tccompile.ir.ops import Op, Rnn
+from tccompile.ir.ops.rnn import GATES
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT

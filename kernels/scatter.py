@@ -14,7 +14,8 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Coord, Element, identity_view, load
-from tccompile.ir.program import Op, Program, Scatter
+from tccompile.ir.ops import Op, Scatter
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions

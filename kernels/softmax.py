@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Program, Softmax
+from tccompile.ir.ops import Op, Softmax
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
 Value = Any

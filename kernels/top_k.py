@@ -12,7 +12,8 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import const
-from tccompile.ir.program import Op, Program, TopK
+from tccompile.ir.ops import Op, TopK
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions

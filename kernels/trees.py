@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.program import Op, Program, Trees
+from tccompile.ir.ops import Op, Trees
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Parameters, execute, names, types_of
 from tccompile.kernels.epilogue import Accesses, memory_functions

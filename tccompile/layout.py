@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.ir.program import Attention, Conv, Gemm, Mlp, Program, Rnn
+from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Rnn
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense, translated
 from tccompile.ir.types import DType
 

@@ -28,8 +28,9 @@ from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
-from tccompile.ir.program import Conv, Gemm, Op, Program, Rnn
-from tccompile.ir.reference.storage import elements, from_storage, to_storage
+from tccompile.ir.ops import Conv, Gemm, Op, Rnn
+from tccompile.ir.program import Program
+from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source, evaluate, sources_of

@@ -9,7 +9,8 @@ import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.expr import ACC, Epilogue, View, call, const, coord, identity_view, load, reshape_view
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Reduce, verify
+from tccompile.ir.ops import Conv, Gemm, Op, Pointwise, Reduce
+from tccompile.ir.program import Program, verify
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Source, Transform

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.ir.program import Attention
+from tccompile.ir.ops import Attention
 from tccompile.schedule.choose import candidates
 from tests.rewrites.common import Net
 from tests.test_exporters import agrees, ops

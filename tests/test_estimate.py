@@ -11,7 +11,8 @@ import pytest
 from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.ir.feeds import seeded
-from tccompile.ir.program import OPS, Program
+from tccompile.ir.ops import OPS
+from tccompile.ir.program import Program
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.ir import reference
-from tccompile.ir.program import Conv, Gemm, Mlp, Program, verify
+from tccompile.ir.ops import Conv, Gemm, Mlp
+from tccompile.ir.program import Program, verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.schedule.choose import schedule

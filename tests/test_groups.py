@@ -15,7 +15,8 @@ from tccompile.arch import ARCHS
 from tccompile.cli.report import explain
 from tccompile.fuse.groups import join_groups
 from tccompile.ir import reference
-from tccompile.ir.program import Conv, Pointwise, Program
+from tccompile.ir.ops import Conv, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Source, evaluate

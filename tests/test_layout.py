@@ -10,7 +10,8 @@ import pytest
 
 from tccompile import layout
 from tccompile.ir.limits import check_program
-from tccompile.ir.program import Gemm, Program
+from tccompile.ir.ops import Gemm
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal

@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.program import Conv, Pointwise, verify
+from tccompile.ir.ops import Conv, Pointwise
+from tccompile.ir.program import verify
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType

@@ -15,10 +15,10 @@ import pytest
 from tccompile.arch import ARCHS as GENERATIONS
 from tccompile.cli.report import live_bytes
 from tccompile.dump import Dump
-from tccompile.ir.program import Attention, Conv, Gemm, Pointwise
+from tccompile.ir.ops import Attention, Conv, Gemm, Pointwise
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.precision.ranges import flops, total_flops
+from tccompile.precision.ranges import total_flops
 from tccompile.runtime.session import Session
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
@@ -139,6 +139,6 @@ def test_a_shufflenet_runs_on_tensor_cores_without_moving_channels(arch):
     assert len(convs) == 49
     for op, choice in convs:
         assert choice.kernel.tensor_cores or op.groups == program.tensors[op.x].shape[1], choice.reason
-    elsewhere = sum(flops(op, program) for op, choice in convs if not choice.kernel.tensor_cores)
+    elsewhere = sum(program.flops(op) for op, choice in convs if not choice.kernel.tensor_cores)
     assert elsewhere <= 0.05 * total_flops(program)
     assert sum(isinstance(op, Pointwise) for op in program.ops) <= 1  # the image as the program holds it

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from tccompile.ir.expr import Epilogue, call, identity_view, load
-from tccompile.ir.program import Pointwise, Program, verify
+from tccompile.ir.ops import Pointwise
+from tccompile.ir.program import Program, verify
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import F32, I32, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code

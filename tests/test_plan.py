@@ -24,7 +24,8 @@ from hypothesis import example, given, settings
 from tccompile.errors import LaunchError, PlanError, UsageError
 from tccompile.ir import weights
 from tccompile.ir.expr import Epilogue, Expr, View, call, const, constant, coord, identity_view, load
-from tccompile.ir.program import Pointwise, Program, Resize
+from tccompile.ir.ops import Pointwise, Resize
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source, Transform, same

@@ -17,7 +17,8 @@ from tccompile.errors import InputError, UnsupportedError, UsageError, Verificat
 from tccompile.ir import weights
 from tccompile.ir.expr import walk
 from tccompile.ir.feeds import samples, seeded
-from tccompile.ir.program import Conv, Gemm, Program, Softmax, verify
+from tccompile.ir.ops import Conv, Gemm, Softmax
+from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
@@ -28,7 +29,7 @@ from tccompile.pipeline import to_program
 from tccompile.plan.format import Plan
 from tccompile.precision import ranges
 from tccompile.precision.formats import _Choice, _scaled, precision
-from tccompile.precision.ranges import activations, flops, total_flops
+from tccompile.precision.ranges import activations, total_flops
 from tccompile.precision.sensitivity import LIMIT, Need, _moved_softmax, fp16
 from tccompile.runtime.cpu import CpuEngine
 from tests.gpu.cases import program_of
@@ -89,7 +90,7 @@ def errors(plan: Plan, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) ->
 def on_tensor_cores(plan: Plan) -> float:
     """The part of the floating-point operations of convolutions and products that runs there."""
     program, steps = plan.entries[0].program, plan.entries[0].sections[0].steps
-    return sum(flops(program.ops[s.op], program) for s in steps if s.tensor_cores) / total_flops(program)
+    return sum(program.flops(program.ops[s.op]) for s in steps if s.tensor_cores) / total_flops(program)
 
 
 # --- Networks whose values leave fp16's range --------------------------------------------------------------------------
@@ -643,6 +644,6 @@ def test_a_smaller_image_keeps_its_channels(monkeypatch):
 def test_the_operations_of_recurrent_layers_and_attention_count():
     """Networks of these ops alone would seem to take no time to measure."""
     gru = program_of("gru_wide")  # 12 steps of 1 sequence, 2 directions, 3 gates of 512 units
-    assert flops(gru.ops[0], gru) == 2 * 12 * 2 * 3 * 512**2
+    assert gru.flops(gru.ops[0]) == 2 * 12 * 2 * 3 * 512**2
     attention = program_of("attention_small")  # 2 heads of 5 rows, 24 elements and 7 rows, 16 elements
-    assert flops(attention.ops[0], attention) == 2 * 2 * 5 * 7 * (24 + 16)
+    assert attention.flops(attention.ops[0]) == 2 * 2 * 5 * 7 * (24 + 16)

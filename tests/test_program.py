@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tccompile.ir.limits import check_program
-from tccompile.ir.program import OPS, Op, Program
+from tccompile.ir.ops import OPS, Op
+from tccompile.ir.program import Program
 from tests.gpu.cases import CASES, program_of
 
 

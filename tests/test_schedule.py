@@ -10,7 +10,8 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
 from tccompile.ir.expr import ACC, Epilogue, call, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program
+from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source

@@ -21,7 +21,8 @@ from tccompile.dump import Dump
 from tccompile.emit.job import SpillError
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, Rnn
+from tccompile.ir.ops import Conv, Gemm, Op, Pointwise, Rnn
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import Conv, Program
+from tccompile.ir.ops import Conv
+from tccompile.ir.program import Program
 from tests.test_fuse import fused, model, ops, weight
 
 

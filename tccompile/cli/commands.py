@@ -584,7 +584,7 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     """An output's name, shape, type, and what its finite values are like (None if there are none)."""
     import numpy as np
 
-    from tccompile.ir.reference.storage import from_storage
+    from tccompile.ir.storage import from_storage
 
     values = from_storage(stored, tensor.dtype).astype(np.float64)
     finite = values[np.isfinite(values)]

@@ -6,7 +6,8 @@ import math
 from itertools import accumulate
 from typing import Any
 
-from tccompile.ir.program import Conv, Gemm, Op, Program, lifetimes
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program, lifetimes
 from tccompile.plan.format import Certificate, Entry, Plan, Step
 from tccompile.terminal import plain
 

@@ -14,7 +14,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.ir.program import Program
-from tccompile.ir.reference.storage import to_storage
+from tccompile.ir.storage import to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, evaluate, same, sources_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tccompile.fuse.editor import Editor, copies
 from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
-from tccompile.ir.program import Attention, Conv, Gemm, Program
+from tccompile.ir.ops import Attention, Conv, Gemm
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, merged
 
 FEW_RESULTS = 8

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.ir.expr import View, identity_view, load, substitute
-from tccompile.ir.program import Pointwise, Program
+from tccompile.ir.ops import Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
 

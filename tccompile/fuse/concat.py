@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
-from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, translated
 
 

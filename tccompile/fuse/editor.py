@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tccompile.ir.expr import Epilogue, Expr, Shape, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.program import Op, Pointwise, Program
+from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.weights import Recipe
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, canonical_view
 from tccompile.ir.expr import load, reshape_view
-from tccompile.ir.program import Gemm, Pointwise, Program
+from tccompile.ir.ops import Gemm, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.weights import transform
 
 

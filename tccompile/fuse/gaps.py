@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor
-from tccompile.ir.program import Conv, Op, Program
+from tccompile.ir.ops import Conv, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense
 from tccompile.ir.weights import Literal, transform
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, channels_of, copies
 from tccompile.fuse.gaps import mixes, with_inputs
-from tccompile.ir.program import Conv, Program
+from tccompile.ir.ops import Conv
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
 ZEROS = 512

@@ -17,7 +17,8 @@ from tccompile.fuse.editor import Editor, channels_of, without_dead_code
 from tccompile.fuse.epilogues import with_epilogue
 from tccompile.fuse.gather import ZEROS
 from tccompile.ir.forms import Form, Grouped
-from tccompile.ir.program import Conv, Pointwise, Program
+from tccompile.ir.ops import Conv, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform

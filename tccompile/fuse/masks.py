@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from tccompile.fuse.editor import Editor
 from tccompile.ir.expr import constant, coord
-from tccompile.ir.program import Attention, Pointwise, Program
+from tccompile.ir.ops import Attention, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, is_concatenated, moves
 from tccompile.ir.expr import View, coord, identity_view
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
 LARGE = 1 << 20

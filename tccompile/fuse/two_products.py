@@ -9,7 +9,8 @@ import math
 
 from tccompile.fuse.editor import Editor, names
 from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
-from tccompile.ir.program import Conv, Mlp, Op, Program
+from tccompile.ir.ops import Conv, Mlp, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN
 
 HIDDEN = 256

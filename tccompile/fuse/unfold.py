@@ -20,7 +20,8 @@ from functools import reduce
 from typing import Any
 
 from tccompile.ir.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
-from tccompile.ir.program import Conv, Op, Pointwise, Program
+from tccompile.ir.ops import Conv, Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.weights import Recipe, transform
 

@@ -14,7 +14,7 @@ import numpy as np
 from tccompile.errors import InputError
 from tccompile.ir.expr import Shape
 from tccompile.ir.program import Program
-from tccompile.ir.reference.storage import to_storage
+from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.terminal import member_name, plain
 

@@ -11,46 +11,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
-from tccompile.ir.expr import FUNCTIONS, Coord, Element, Epilogue, Expr, Index, Quotient, Remainder, Shape, View, parts
+from tccompile.ir.evaluate import takes
+from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, Shape, View, parts
 from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
-from tccompile.ir.program import (
-    GATES,
-    Attention,
-    Conv,
-    Cumulate,
-    Gemm,
-    Mlp,
-    Norm,
-    Op,
-    Pointwise,
-    Pool,
-    Program,
-    Reduce,
-    Resize,
-    Rnn,
-    Scatter,
-    Softmax,
-    TopK,
-    Trees,
-    verify,
-)
-from tccompile.ir.reference.expressions import takes
+from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.ops.op import OneOf
+from tccompile.ir.ops.rules import EXTENT
+from tccompile.ir.program import Program, verify
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 
 RANK = 16
-EXTENT = 1 << 31
-"""Extents, strides of windows and the like are smaller."""
 SIZE = 1 << 40
 """Elements of a tensor, bytes of an arena: fewer."""
 SCALE = 126
 """A tensor is scaled by a power of two of at most this exponent, which float32 holds."""
 DEPTH = 128
 """Expressions, indices and recipes nest less deep."""
-TREE = 1 << 14
-"""Branches from the root of a decision tree to a leaf: at most."""
 
 
 def require(condition: Any, message: str) -> None:
@@ -214,8 +193,7 @@ class _Written:
 def _check_op(op: Op, program: Program, given: Collection[str]) -> None:
     require(op.nodes, f"{type(op).__name__} without a node's name")
     what = f"{type(op).__name__} {op.nodes[0]!r}"
-    places = op.at if isinstance(op, Scatter) else ()
-    for view in op.views + ((View(op.y, places),) if places else ()):
+    for view in op.views + ((op.scattered[1],) if op.scattered else ()):
         for index in (*view.index, *(r.index for r in view.valid)):
             require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
     for name in (*op.inputs, op.y):
@@ -227,166 +205,28 @@ def _check_op(op: Op, program: Program, given: Collection[str]) -> None:
     shape = program.op_shape(op)
     for view in op.views:
         _check_view(view, program.tensors, shape, what)
-    if isinstance(op, Scatter):
-        _check_view(View(op.y, places), program.tensors, program.tensors[op.updates].shape, what)
+    if op.scattered:
+        updates, places = op.scattered
+        _check_view(places, program.tensors, program.tensors[updates].shape, what)
     _check_expr(op.epilogue.expr, len(op.views), not isinstance(op, Pointwise), what)
-    if not isinstance(op, Pointwise):  # which has no parameters
-        operands = {name: program.tensors[name].shape for name in op.operands}
-        message = f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters"
-        require(all(RULES[type(op)](op, operands, shape)), message)
+    operands = {name: program.tensors[name].shape for name in op.operands}
+    words = {field: held.words for field, held in op.holds.items() if isinstance(held, OneOf)}
+    fits = all(getattr(op, field) in known for field, known in words.items()) and all(op.rule(operands, shape))
+    require(fits, f"{what}: shapes {list(operands.values())} to {shape} do not fit its parameters")
+    for field, held in op.holds.items():
+        for expr in _flat(getattr(op, field)) if held is Expr else ():
+            _check_expr(expr, 0, True, field)
     for name in op.integers:
         _check_integers(program.tensors[name], what)
 
 
-def _conv(op: Conv, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x, w = shapes[op.x], shapes[op.w]
-    yield len(x) == len(w) == len(y) and _windows(w[2:], op.strides, op.pads, op.dilations, y)
-    yield _covered(x, w[2:], op.strides, op.dilations, y)
-    yield op.groups >= 1 and x[0] == y[0] and w[0] == y[1] and w[0] % op.groups == 0 and x[1] == w[1] * op.groups
-
-
-def _pool(op: Pool, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x = shapes[op.x]
-    yield len(x) == len(y) and x[:2] == y[:2] and op.kind in ("max", "mean")
-    yield _windows(op.window, op.strides, op.pads, op.dilations, y)
-    yield _covered(x, op.window, op.strides, op.dilations, y)
-    yield len(op.end_pads) == len(op.pads) and all(0 <= p < EXTENT for p in op.end_pads)
-
-
-def _windows(window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Shape) -> bool:
-    """Whether parameters of a convolution or a pooling fit their rank, and what all windows cover is no more than EXTENT."""
-    return (
-        len(y) in (3, 4)
-        and len(window) == len(strides) == len(pads) == len(dilations) == len(y) - 2
-        and all(p >= 0 for p in pads)
-        and all(k >= 1 and s >= 1 and d >= 1 for k, s, d in zip(window, strides, dilations, strict=True))
-        and all(p * s + k * d < EXTENT for p, s, k, d in zip(y[2:], strides, window, dilations, strict=True))
-    )
-
-
-ON_THE_WAY, TIMES = 1 << 25, 64
-"""Elements that computing an op may make between its operands and its result: so many, or so many times those that they have."""
-
-
-def _in_proportion(made: int, *shapes: Shape) -> bool:
-    return made <= max(ON_THE_WAY, TIMES * sum(map(math.prod, shapes)))
-
-
-def _covered(x: Shape, window: Shape, strides: Shape, dilations: Shape, y: Shape) -> bool:
-    """Whether windows cover no more than an image and some padding."""
-    sides = (max(p - 1, 0) * s + (k - 1) * d + 1 for p, s, k, d in zip(y[2:], strides, window, dilations, strict=True))
-    return _in_proportion(math.prod(x[:2]) * math.prod(sides), x, y)
-
-
-def _gemm(op: Gemm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    a, b = shapes[op.a], shapes[op.b]
-    yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
-
-
-def _mlp(op: Mlp, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x, w, v = shapes[op.x], shapes[op.w], shapes[op.v]
-    yield all(len(s) == 4 and s[2:] == (1, 1) for s in (x, w, v, y))
-    yield x[1] == w[1] and w[0] == v[1] and y[:2] == (x[0], v[0])
-    yield op.b is None or shapes[op.b] == w[:1]
-    yield _in_proportion(x[0] * w[0], x, w, v, y)
-    _check_expr(op.hidden, 0, True, "hidden")
-
-
-def _attention(op: Attention, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    q, k, v = shapes[op.q], shapes[op.k], shapes[op.v]
-    yield len(q) == len(k) == len(v) == len(y) == 4 and q[3] == k[3] and k[:3] == v[:3] and y == (*q[:3], v[3])
-    yield q[0] == k[0] and k[1] >= 1 and q[1] % k[1] == 0
-    yield math.isfinite(op.scale) and (op.causal is None or abs(op.causal) < EXTENT)
-    if op.mask is not None:
-        scores = (*q[:3], k[2])
-        yield len(shapes[op.mask]) == 4 and all(n in (1, s) for n, s in zip(shapes[op.mask], scores, strict=True))
-
-
-def _cumulate(op: Cumulate, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    yield shapes[op.x] == y and _axes((op.axis,), y) and op.combine in ("add", "mul")
-
-
-def _top_k(op: TopK, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x = shapes[op.x]
-    yield _axes((op.axis,), x) and len(y) == len(x) and y[op.axis] <= x[op.axis]
-    yield all(n == y[a] for a, n in enumerate(x) if a != op.axis)
-
-
-def _trees(op: Trees, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x, branches, leaves = shapes[op.x], shapes[op.branches], shapes[op.leaves]
-    yield len(x) == len(y) == 2 and x[0] == y[0] and x[1] >= 1 and op.combine in ("add", "min", "max")
-    yield len(branches) == len(leaves) == 1 and branches[0] % 4 == 0 and branches[0] >= 8 and leaves[0] % 2 == 0
-    yield 1 <= op.trees <= branches[0] // 4 and 0 <= op.depth < branches[0] // 4 and op.depth <= TREE
-
-
-def _scatter(op: Scatter, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    yield shapes[op.x] == y and op.combine in ("set", "add", "mul", "min", "max")
-
-
-def _reduce(op: Reduce, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x = shapes[op.x]
-    yield _axes(op.axes, x) and y == tuple(1 if a in op.axes else n for a, n in enumerate(x))
-    yield op.combine in ("add", "mul", "min", "max")
-    _check_expr(op.pre, 0, True, "pre")
-
-
-def _softmax(op: Softmax, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    yield shapes[op.x] == y and _axes((op.axis,), y)
-
-
-def _norm(op: Norm, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    yield shapes[op.x] == y and _axes(op.axes, y)
-    yield op.groups == 0 or (op.groups > 0 and len(y) >= 2 and y[1] % op.groups == 0 and 1 not in op.axes)
-
-
-def _resize(op: Resize, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x = shapes[op.x]
-    yield len(x) == len(y) and _axes(op.axes, x) and len(op.axes) == len(op.index) == len(op.weights)
-    yield all(n == y[a] for a, n in enumerate(x) if a not in op.axes)
-    way = list(x)
-    for axis, index, weights in zip(op.axes, op.index, op.weights, strict=True):
-        way[axis] = y[axis]
-        yield _in_proportion(math.prod(way), x, y)
-        yield len(shapes[index]) == 2 and shapes[index] == shapes[weights] and shapes[index][0] == y[axis]
-        yield shapes[index][1] >= 1 and x[axis] >= 1
-
-
-def _rnn(op: Rnn, shapes: dict[str, Shape], y: Shape) -> Iterator[bool]:
-    x, d = shapes[op.x], len(op.backward)
-    yield op.cell in GATES and len(x) == 3 and len(y) == 4 and len(shapes[op.r]) == 4 and op.epilogue == Epilogue()
-    gates, n, h = GATES[op.cell], x[1], shapes[op.r][-1]
-    yield d in (1, 2) and shapes[op.r] == (d, gates, h, h) and x[2] == d * gates * h
-    yield y == (x[0] + 1 + (op.cell == "lstm"), d, n, h)
-    yield all(name is None or shapes[name] == (d, n, h) for name in (op.h, op.c))
-    yield (op.b is None or shapes[op.b] == (d, h)) and (op.p is None or shapes[op.p] == (d, 3, h))
-    yield op.lengths is None or shapes[op.lengths] == (n,)
-    yield len(op.functions) == d and all(len(f) == {"rnn": 1, "gru": 2, "lstm": 3}[op.cell] for f in op.functions)
-    yield op.clip > 0
-    for function in (f for of_one in op.functions for f in of_one):
-        _check_expr(function, 0, True, "an activation")
-
-
-def _axes(axes: tuple[int, ...], shape: Shape) -> bool:
-    return len(set(axes)) == len(axes) and all(0 <= a < len(shape) for a in axes)
-
-
-RULES: dict[type[Op], Callable[..., Iterator[bool]]] = {
-    Attention: _attention,
-    Conv: _conv,
-    Cumulate: _cumulate,
-    Scatter: _scatter,
-    TopK: _top_k,
-    Trees: _trees,
-    Gemm: _gemm,
-    Mlp: _mlp,
-    Norm: _norm,
-    Pool: _pool,
-    Reduce: _reduce,
-    Resize: _resize,
-    Rnn: _rnn,
-    Softmax: _softmax,
-}
-"""Whether an op's parameters and the shapes of its operands, by name, fit the shape that it computes. Every op has one."""
+def _flat(value: Any) -> Iterator[Any]:
+    """What nested tuples hold."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
 
 
 # --- Expressions -----------------------------------------------------------------------------------------------------

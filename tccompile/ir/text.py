@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tccompile.ir.expr import Atom, Coord, Element, Epilogue, Expr, Greatest, Index, Least, Quotient, Remainder, View
-from tccompile.ir.program import Op, Operand, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.ops.op import Operand
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
 

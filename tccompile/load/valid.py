@@ -17,7 +17,7 @@ import onnx.helper
 
 from tccompile.errors import ModelError
 from tccompile.ir.expr import Shape
-from tccompile.ir.program import GATES
+from tccompile.ir.ops.rnn import GATES
 
 FLAGS = frozenset((
     "align_corners", "allowzero", "antialias", "causal", "ceil_mode", "channels_last", "count_include_pad",

@@ -19,7 +19,7 @@ from tccompile.ir.expr import (
     quotient,
     remainder,
 )
-from tccompile.ir.program import Attention, Gemm, Softmax
+from tccompile.ir.ops import Attention, Gemm, Softmax
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import ACC, Epilogue, Expr, Range, View, call, coord, quotient, remainder
-from tccompile.ir.program import Conv
+from tccompile.ir.ops import Conv
 from tccompile.ir.weights import transform
 from tccompile.load.constants import recipe_of
 from tccompile.lower.builder import IMAGE, Builder, Order, Reads, shape_of

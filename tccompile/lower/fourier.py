@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import Range, View, call, constant, coord, quotient, remainder
-from tccompile.ir.program import Gemm
+from tccompile.ir.ops import Gemm
 from tccompile.ir.tensor import Tensor
 from tccompile.lower.builder import Builder, Reads, shape_of
 

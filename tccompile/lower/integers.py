@@ -30,7 +30,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import Gemm, Reduce
+from tccompile.ir.ops import Gemm, Reduce
 from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, transform

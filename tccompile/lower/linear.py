@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import ACC, Epilogue, Expr, Shape, View, call, constant, coord, reshape_view
-from tccompile.ir.program import Gemm
+from tccompile.ir.ops import Gemm
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.weights import transform
 from tccompile.load.constants import recipe_of

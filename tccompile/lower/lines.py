@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, element, identity_view
-from tccompile.ir.program import Cumulate, Scatter, TopK
+from tccompile.ir.ops import Cumulate, Scatter, TopK
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, shape_of

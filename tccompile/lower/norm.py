@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import ACC, Epilogue, Expr, Range, View, broadcast_view, call, coord, identity_view
-from tccompile.ir.program import Norm
+from tccompile.ir.ops import Norm
 from tccompile.ir.tensor import Tensor
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.reduce import REDUCTIONS, Reduction, combine

@@ -27,7 +27,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import Pool, Scatter
+from tccompile.ir.ops import Pool, Scatter
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of

@@ -22,7 +22,7 @@ from tccompile.ir.expr import (
     identity_view,
     reshape_view,
 )
-from tccompile.ir.program import Reduce, Softmax
+from tccompile.ir.ops import Reduce, Softmax
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of

@@ -24,7 +24,7 @@ from tccompile.ir.expr import (
     quotient,
     reshape_view,
 )
-from tccompile.ir.program import Resize
+from tccompile.ir.ops import Resize
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of

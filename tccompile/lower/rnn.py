@@ -6,7 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, constant, coord, identity_view, load, reshape_view
-from tccompile.ir.program import GATES, Gemm, Rnn
+from tccompile.ir.ops import Gemm, Rnn
+from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform

@@ -31,7 +31,7 @@ from tccompile.ir.expr import (
     quotient,
     remainder,
 )
-from tccompile.ir.program import Conv
+from tccompile.ir.ops import Conv
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import transform

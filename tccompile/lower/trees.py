@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.limits import TREE
-from tccompile.ir.program import Trees
-from tccompile.ir.reference.trees import EQUAL, GREATER, LESS, UNORDERED
+from tccompile.ir.ops import Trees
+from tccompile.ir.ops.trees import EQUAL, GREATER, LESS, TREE, UNORDERED
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder
 from tccompile.lower.lines import plain

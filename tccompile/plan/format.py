@@ -25,8 +25,9 @@ from tccompile.ir.feeds import InputRange
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
-from tccompile.ir.program import OPS, Op, Program, lifetimes
-from tccompile.ir.reference.storage import elements, store, to_storage
+from tccompile.ir.ops import OPS, Op
+from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves

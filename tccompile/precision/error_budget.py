@@ -14,7 +14,7 @@ import numpy as np
 
 from tccompile.errors import VerificationError
 from tccompile.ir.metric import relative_error
-from tccompile.ir.program import Program, products
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.precision.ranges import Spread
 
@@ -87,6 +87,6 @@ def _worst_first(program: Program, spreads: Mapping[str, Spread]) -> list[int]:
         op = program.ops[i]
         names = [op.y, *(name for name in op.inputs if name not in program.constants)]
         largest = max((spreads[o].share for o in (program.tensors[n].storage for n in names) if o in spreads), default=0.0)
-        return largest * (2 if products(op, program) and any(w in program.constants for w in op.multiplied) else 1)
+        return largest * (2 if program.products(op) and any(w in program.constants for w in op.multiplied) else 1)
 
     return sorted(range(len(program.ops)), key=lambda i: (-share(i), i))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.ir import weights
+from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import (
     ACC,
     Atom,
@@ -36,7 +37,7 @@ from tccompile.ir.expr import (
     coord,
     load,
 )
-from tccompile.ir.program import (
+from tccompile.ir.ops import (
     Attention,
     Conv,
     Cumulate,
@@ -46,7 +47,6 @@ from tccompile.ir.program import (
     Op,
     Pointwise,
     Pool,
-    Program,
     Reduce,
     Resize,
     Rnn,
@@ -55,8 +55,8 @@ from tccompile.ir.program import (
     TopK,
     Trees,
 )
-from tccompile.ir.reference.expressions import evaluate_expr
-from tccompile.ir.reference.storage import from_storage, store
+from tccompile.ir.program import Program
+from tccompile.ir.storage import from_storage, store
 from tccompile.ir.types import DType
 from tccompile.precision.ranges import Spread
 

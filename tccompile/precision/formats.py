@@ -39,21 +39,8 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
-from tccompile.ir.program import (
-    Attention,
-    Conv,
-    Gemm,
-    Mlp,
-    Norm,
-    Op,
-    Pointwise,
-    Pool,
-    Program,
-    Reduce,
-    Resize,
-    Rnn,
-    Trees,
-)
+from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Trees
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.program import Attention, Conv, Cumulate, Gemm, Mlp, Op, Pointwise, Pool, Program, Reduce, Resize, Scatter
+from tccompile.ir.ops import Attention, Conv, Cumulate, Gemm, Mlp, Op, Pointwise, Pool, Reduce, Resize, Scatter
+from tccompile.ir.program import Program
 from tccompile.precision.positions import BOUNDED
 
 MIXED = 2.0

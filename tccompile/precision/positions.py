@@ -27,7 +27,8 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Element, Expr, View, walk
 from tccompile.ir.feeds import InputRange
-from tccompile.ir.program import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Program, Reduce, Resize, Rnn, Scatter, TopK
+from tccompile.ir.ops import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Scatter, TopK
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 
 ANGLES = ("sin", "cos", "tan")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.ir import weights
-from tccompile.ir.program import Attention, Op, Pool, Program, Resize, products
+from tccompile.ir.ops import Attention, Op
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.precision.sensitivity import Need, Sensitivity
 
@@ -161,7 +162,7 @@ def _fewer(pixels: int, factor: float) -> int:
 
 
 def total_flops(program: Program) -> int:
-    return sum(flops(op, program) for op in program.ops)
+    return sum(map(program.flops, program.ops))
 
 
 def largest(program: Program) -> int:
@@ -170,13 +171,3 @@ def largest(program: Program) -> int:
     scores = [program.tensors[op.q].shape[2] * program.tensors[op.k].shape[2] for op in heads]
     made = (t.size for t in program.tensors.values() if t.storage not in program.constants)
     return max((*scores, *made), default=0)
-
-
-def flops(op: Op, program: Program) -> int:
-    """Operations of an op's convolution or matrix products, and of its windows; other ops count as none."""
-    match op:
-        case Pool(window=window):
-            return math.prod(program.op_shape(op)) * math.prod(window)
-        case Resize(index=index):
-            return 2 * math.prod(program.op_shape(op)) * sum(program.tensors[name].shape[1] for name in index)
-    return products(op, program)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.ir.expr import walk
-from tccompile.ir.program import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Program, Resize, Rnn, Scatter, Softmax, TopK
-from tccompile.ir.reference import MEANING, finish
-from tccompile.ir.reference.reductions import softmax
+from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Resize, Rnn, Scatter, Softmax, TopK
+from tccompile.ir.program import Program
+from tccompile.ir.reference import finish
 
 LIMIT = 2.0**-9
 """How far a result may move, relative to it, when one operand is rounded; of most ops that is 2**-12 to 2**-10."""
@@ -171,14 +171,16 @@ def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, na
         case Conv(groups=1):
             chosen = np.unique(np.linspace(0, values[op.w].shape[0] - 1, CHANNELS).astype(int))
             parts = ({**v, op.w: v[op.w][chosen]} for v in (values, given))
-            return _apart(*(MEANING[Conv](op, part, (acc.shape[0], len(chosen), *acc.shape[2:])) for part in parts))
+            return _apart(*(op.compute(part, (acc.shape[0], len(chosen), *acc.shape[2:])) for part in parts))
         case Conv() if acc.size > WHOLE:
             return _apart(values[name], rounded)
         case Gemm():
             return _apart(*(_rows(op, v) for v in (values, given)))
         case Attention() | Mlp() | Rnn() | Pool() | Resize() | Scatter() | TopK():  # as exact as what they read
             return _apart(values[name], rounded)
-    return _apart(acc, MEANING[type(op)](op, given, acc.shape))
+    other = op.compute(given, acc.shape)
+    assert other is not None
+    return _apart(acc, other)
 
 
 def _rows(op: Gemm, values: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -196,7 +198,7 @@ def _moved_softmax(op: Softmax, x: np.ndarray, rounded: np.ndarray) -> float:
     Logits that are merely far apart are as exact as the activations they were computed from.
     """
     shares = replace(op, log=False)  # logarithms of what is masked would outweigh all others
-    moved = _apart(*(softmax(shares, {op.x: values}, x.shape) for values in (x, rounded)))
+    moved = _apart(*(shares.compute({op.x: values}, x.shape) for values in (x, rounded)))
     return min(moved, _apart(*_differences(op, x, rounded))) if moved else 0.0
 
 

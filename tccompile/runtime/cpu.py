@@ -16,8 +16,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, LaunchError, VerificationError
-from tccompile.ir.program import Op
-from tccompile.ir.reference import Observer, compute, elements, store, to_storage, unobserved
+from tccompile.ir.ops import Op
+from tccompile.ir.reference import Observer, compute, unobserved
+from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry, Plan, Section
 from tccompile.runtime.arrays import Array, adopt, as_stored

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tccompile.errors import VerificationError
-from tccompile.ir.program import Op
-from tccompile.ir.reference import from_storage
+from tccompile.ir.ops import Op
+from tccompile.ir.storage import from_storage
 from tccompile.ir.tensor import Storage, Tensor
 from tccompile.ir.types import DType
 from tccompile.runtime.driver import Device, Handle, Memory

@@ -17,8 +17,9 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationError
-from tccompile.ir.program import Op
-from tccompile.ir.reference import compute, elements, to_storage
+from tccompile.ir.ops import Op
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import elements, to_storage
 from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import IO_ALIGN, LEGACY, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib, open_device

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.ir.program import Op, Program, products
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.plan.format import Section, Step
 from tccompile.runtime.driver import Device
 
@@ -117,7 +118,7 @@ def profiled(
 
 def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> StepProfile:
     op = program.ops[step.op]
-    flops, moved = products(op, program), traffic(op, program)
+    flops, moved = program.products(op), traffic(op, program)
     least = None
     if roof is not None:
         least = max(flops / roof.flops(step.tensor_cores) * 1e-6, moved / roof.memory * 1e-3)

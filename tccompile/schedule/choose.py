@@ -22,7 +22,8 @@ from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
-from tccompile.ir.program import Conv, Gemm, Op, Pointwise, Program, earlier, needs
+from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
+from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source

@@ -23,7 +23,8 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value

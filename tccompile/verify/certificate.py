@@ -14,7 +14,7 @@ from tccompile.errors import UsageError, VerificationError
 from tccompile.ir.feeds import Ranges, seeded
 from tccompile.ir.metric import relative_error
 from tccompile.ir.program import Program
-from tccompile.ir.reference.storage import from_storage
+from tccompile.ir.storage import from_storage
 from tccompile.plan.format import SEEDED, Certificate, Expected, Plan
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain

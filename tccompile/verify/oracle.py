@@ -18,7 +18,7 @@ from tccompile.errors import DeviceError, InputError, UsageError, VerificationEr
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.metric import relative_error
 from tccompile.ir.program import Program
-from tccompile.ir.reference import from_storage
+from tccompile.ir.storage import from_storage
 from tccompile.load.classical import class_names
 from tccompile.load.cut import Part
 from tccompile.load.model import sources, with_small_weights

@@ -14,7 +14,8 @@ from tccompile.emit import toolchain
 from tccompile.emit.job import CodegenError, Progress
 from tccompile.emit.many import remake
 from tccompile.errors import TccompileError, UsageError
-from tccompile.ir.program import Op, Program
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Launch, Work
 from tccompile.plan.format import Image, PlacedLaunch, Plan, Section, Step

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from tccompile.arch import ARCHS
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
-from tccompile.ir.program import Conv, Gemm, Norm, Op, Program, Reduce, Softmax
+from tccompile.ir.ops import Conv, Gemm, Norm, Op, Reduce, Softmax
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.schedule.choose import candidates

@@ -36,7 +36,8 @@ from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError, UsageError
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
-from tccompile.ir.program import Attention, Conv, Gemm, Op, Pointwise, Program
+from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.ir.program import GATES
+from tccompile.ir.ops.rnn import GATES
 from tccompile.load.model import sources
 from tccompile.plan.format import fill, read_plan
 from tccompile.runtime.session import Session

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.ir.program import Conv, Gemm, Pointwise
+from tccompile.ir.ops import Conv, Gemm, Pointwise
 from tccompile.schedule.choose import candidates
 from tests.bench.layers import DEEPBENCH, ConvLayer, GemmLayer, Row, deepbench, mean, summary
 

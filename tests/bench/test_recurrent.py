@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import GATES
+from tccompile.ir.ops.rnn import GATES
 from tests.bench.recurrent import OPS, ORDER, QUICK, Layer, layers
 from tests.networks import reference
 

@@ -35,7 +35,8 @@ import numpy as np
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, LaunchError, TccompileError
 from tccompile.ir.program import Program
-from tccompile.ir.reference import compute, elements, store, to_storage
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.types import DType
 from tccompile.plan import codec
 from tccompile.plan.format import PREFIX, Entry, Plan, Section, from_bytes, to_bytes

@@ -30,8 +30,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import (
-    GATES,
+from tccompile.ir.ops import (
     Attention,
     Conv,
     Cumulate,
@@ -41,7 +40,6 @@ from tccompile.ir.program import (
     Op,
     Pointwise,
     Pool,
-    Program,
     Reduce,
     Resize,
     Rnn,
@@ -49,9 +47,10 @@ from tccompile.ir.program import (
     Softmax,
     TopK,
     Trees,
-    verify,
 )
-from tccompile.ir.reference import from_storage, to_storage
+from tccompile.ir.ops.rnn import GATES
+from tccompile.ir.program import Program, verify
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal

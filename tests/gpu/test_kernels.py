@@ -18,8 +18,10 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
-from tccompile.ir.program import Attention, Program
-from tccompile.ir.reference import compute, elements, from_storage, to_storage
+from tccompile.ir.ops import Attention
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.plan.format import Entry, Plan, read_plan

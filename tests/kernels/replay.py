@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.ir.program import Op, Program
-from tccompile.ir.reference import compute, from_storage, to_storage
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.kernels.spec import Config, Work
 from tccompile.plan.format import Plan
 from tccompile.runtime.cpu import CpuEngine

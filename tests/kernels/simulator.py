@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.evaluate import NUMPY
 from tccompile.ir.program import Program
-from tccompile.ir.reference import elements, from_storage, store, to_storage
-from tccompile.ir.reference.expressions import NUMPY
+from tccompile.ir.storage import elements, from_storage, store, to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels import (
     attention,

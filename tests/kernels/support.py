@@ -9,7 +9,8 @@ import numpy as np
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.ir.program import Program
-from tccompile.ir.reference import compute, elements, from_storage
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import elements, from_storage
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.plan.format import pack_constant

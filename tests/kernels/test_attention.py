@@ -11,7 +11,8 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Attention, Program
+from tccompile.ir.ops import Attention
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma

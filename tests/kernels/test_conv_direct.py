@@ -8,7 +8,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Conv
+from tccompile.ir.ops import Conv
 from tccompile.ir.types import DType
 from tccompile.kernels.conv_direct import THREADS, ConvDirect
 from tests.gpu.cases import conv, program_of

@@ -12,7 +12,8 @@ from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, Expr, View, call, cast, const, coord, load
-from tccompile.ir.program import Conv, Gemm, Program, Softmax
+from tccompile.ir.ops import Conv, Gemm, Softmax
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType

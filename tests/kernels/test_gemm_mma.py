@@ -12,7 +12,8 @@ from tccompile.arch import ARCHS
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

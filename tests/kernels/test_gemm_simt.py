@@ -7,7 +7,7 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
-from tccompile.ir.program import Conv
+from tccompile.ir.ops import Conv
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue

@@ -11,7 +11,8 @@ import pytest
 from tccompile.arch import ARCHS, KIB
 from tccompile.emit.compile import resources
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
-from tccompile.ir.program import Conv, Gemm, Program
+from tccompile.ir.ops import Conv, Gemm
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal

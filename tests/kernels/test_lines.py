@@ -7,7 +7,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Cumulate, Scatter, TopK
+from tccompile.ir.ops import Cumulate, Scatter, TopK
 from tccompile.ir.reference import compute
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.scatter import ScatterKernel

@@ -12,7 +12,7 @@ from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
 from tccompile.ir.expr import load
 from tccompile.ir.limits import check_program
-from tccompile.ir.program import Mlp, products
+from tccompile.ir.ops import Mlp
 from tccompile.ir.types import DType
 from tccompile.kernels.mlp import MlpKernel
 from tests.gpu.cases import mlp, program_of
@@ -45,7 +45,7 @@ def test_compiles_without_spills(arch: str, case: str) -> None:
 
 def test_its_operations_are_those_of_both_products() -> None:
     program = program_of("mlp_small")  # 3 vectors of 32, 8 hidden units, 35 results
-    assert products(program.ops[0], program) == 2 * 3 * (32 * 8 + 8 * 35)
+    assert program.products(program.ops[0]) == 2 * 3 * (32 * 8 + 8 * 35)
 
 
 @pytest.mark.parametrize("change", [{"v": "w"}, {"w": "v"}, {"b": "x"}, {"x": "w"}, {"hidden": load(0)}], ids=str)

@@ -8,7 +8,8 @@ import pytest
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Norm, Program
+from tccompile.ir.ops import Norm
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
 from tccompile.kernels import KERNELS

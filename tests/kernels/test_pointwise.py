@@ -24,8 +24,9 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
-from tccompile.ir.program import Pointwise
-from tccompile.ir.reference import compute, from_storage, to_storage
+from tccompile.ir.ops import Pointwise
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel

@@ -7,7 +7,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Pool
+from tccompile.ir.ops import Pool
 from tccompile.ir.types import DType
 from tccompile.kernels.pool import PoolKernel
 from tests.gpu.cases import pool, program_of

@@ -9,7 +9,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Reduce
+from tccompile.ir.ops import Reduce
 from tccompile.ir.types import DType
 from tccompile.kernels.loops import Loops, loops
 from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe

@@ -6,7 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Resize
+from tccompile.ir.ops import Resize
 from tccompile.ir.types import DType
 from tccompile.kernels.resize import ResizeKernel
 from tests.gpu.cases import program_of, resize

@@ -13,8 +13,10 @@ import pytest
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.emit.compile import resources
-from tccompile.ir.program import Program, Rnn
-from tccompile.ir.reference import compute, from_storage, to_storage
+from tccompile.ir.ops import Rnn
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.rnn import RNN, SIZES, source

@@ -11,7 +11,8 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.errors import PlanError
-from tccompile.ir.program import Program, Trees
+from tccompile.ir.ops import Trees
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType

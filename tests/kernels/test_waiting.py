@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.ir.program import Gemm, Op, Program
+from tccompile.ir.ops import Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.kernels import KERNELS, kernel
 from tccompile.kernels.spec import Kernel
 from tests.gpu.cases import program_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import Attention, Gemm
+from tccompile.ir.ops import Attention, Gemm
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower

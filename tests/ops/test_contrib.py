@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError, UnsupportedError, UsageError
-from tccompile.ir.program import Program, Rnn
+from tccompile.ir.ops import Rnn
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, read, sources
 from tccompile.lower.graph import lower

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError
-from tccompile.ir.program import Attention, Norm, Pointwise
+from tccompile.ir.ops import Attention, Norm, Pointwise
 from tccompile.load.model import load
 from tests.ops.common import Net, agrees
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import Gemm, verify
+from tccompile.ir.ops import Gemm
+from tccompile.ir.program import verify
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower

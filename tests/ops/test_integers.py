@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tccompile.ir.program import Gemm, Pointwise, Program
+from tccompile.ir.ops import Gemm, Pointwise
+from tccompile.ir.program import Program
 from tccompile.pipeline import without_code
 from tccompile.runtime.session import Session
 from tests.networks import reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import Gemm, Pointwise
+from tccompile.ir.ops import Gemm, Pointwise
 from tests.ops.common import Net, agrees
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tccompile.fuse import fuse
-from tccompile.ir.program import Scatter, verify
+from tccompile.ir.ops import Scatter
+from tccompile.ir.program import verify
 from tests.ops.common import Net, agrees
 
 INT = np.int64

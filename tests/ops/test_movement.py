@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, UnsupportedError
-from tccompile.ir.program import Pointwise
+from tccompile.ir.ops import Pointwise
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower

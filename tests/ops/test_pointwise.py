@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from tccompile import backend
+from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import FUNCTIONS, const
 from tccompile.ir.reference import evaluate
-from tccompile.ir.reference.expressions import evaluate_expr
 from tccompile.ir.types import DType
 from tccompile.load.model import load
 from tccompile.lower.graph import lower

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.errors import UnsupportedError
 from tccompile.fuse import fuse
-from tccompile.ir.program import Conv, Gemm, Pointwise, Program
+from tccompile.ir.ops import Conv, Gemm, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.types import DType
 from tccompile.load.model import load, sources

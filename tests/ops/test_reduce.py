@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tccompile.ir.program import Norm, Reduce
+from tccompile.ir.ops import Norm, Reduce
 from tccompile.lower.reduce import REDUCTIONS
 from tests.ops.common import Net, agrees
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tccompile.ir.program import Pointwise, Resize
+from tccompile.ir.ops import Pointwise, Resize
 from tests.ops.common import Net, agrees
 
 MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")

@@ -13,7 +13,8 @@ from tccompile.errors import PlanError, UnsupportedError
 from tccompile.ir.expr import ACC, Epilogue, call
 from tccompile.ir.expr import load as loaded
 from tccompile.ir.limits import check_program
-from tccompile.ir.program import GATES, Gemm, Rnn
+from tccompile.ir.ops import Gemm, Rnn
+from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.program import Trees
+from tccompile.ir.ops import Trees
 from tccompile.load.model import load
 from tccompile.lower.graph import lower
 from tccompile.pipeline import without_code

@@ -9,7 +9,7 @@ import pytest
 
 from tccompile import backend
 from tccompile.errors import UnsupportedError
-from tccompile.ir.program import Conv, Pool
+from tccompile.ir.ops import Conv, Pool
 from tccompile.load.model import load
 from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error

@@ -10,8 +10,10 @@ import pytest
 
 from tccompile.errors import InputError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, element, identity_view, load
-from tccompile.ir.program import Conv, Pointwise, Program, verify
-from tccompile.ir.reference import evaluate, from_storage, to_storage
+from tccompile.ir.ops import Conv, Pointwise
+from tccompile.ir.program import Program, verify
+from tccompile.ir.reference import evaluate
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
@@ -171,7 +173,7 @@ def test_padding_that_is_not_zero_is_found(monkeypatch):
     """An engine whose steps forget the padding, or write beyond their own channels, does not pass its own check."""
 
     def forgetful(buffer, tensor, values):
-        from tccompile.ir.reference.storage import elements
+        from tccompile.ir.storage import elements
 
         elements(buffer, tensor)[...] = values
 

@@ -10,7 +10,7 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit import finite as made_by
 from tccompile.ir.program import Program
-from tccompile.ir.reference import to_storage
+from tccompile.ir.storage import to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.kernels import finite as kernel

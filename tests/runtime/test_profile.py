@@ -10,7 +10,8 @@ import pytest
 
 from tccompile.cli.profile_page import profile_page, profile_text
 from tccompile.ir.expr import Epilogue, View, coord, load
-from tccompile.ir.program import Attention, Conv, Gemm, Pointwise, Program, products
+from tccompile.ir.ops import Attention, Conv, Gemm, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.plan.format import Entry, Plan
@@ -41,9 +42,9 @@ def op_of(program: Program, y: str):
 
 def test_arithmetic_of_products():
     p = small_program()
-    assert products(op_of(p, "c1"), p) == 2 * (11 * 6 * 6) * (3 * 3 * 3)
-    assert products(op_of(p, "y"), p) == 2 * 5 * 19
-    assert products(op_of(p, "mean"), p) == 0
+    assert p.products(op_of(p, "c1")) == 2 * (11 * 6 * 6) * (3 * 3 * 3)
+    assert p.products(op_of(p, "y")) == 2 * 5 * 19
+    assert p.products(op_of(p, "mean")) == 0
     half = {"dtype": DType.F16}
     shapes = {
         "x": (2, 8, 5, 5),
@@ -56,11 +57,11 @@ def test_arithmetic_of_products():
     shapes |= {"o": (2, 6, 7, 24), "a": (3, 4, 5), "b": (6, 5), "ab": (3, 4, 6)}
     q = Program((), (), {n: dense(n, s, **half) for n, s in shapes.items()}, {}, ())
     grouped = Conv(nodes=("c",), y="y", x="x", w="w", strides=(1, 1), pads=(1, 1), dilations=(1, 1), groups=4)
-    assert products(grouped, q) == 2 * (2 * 12 * 25) * (2 * 9)
-    assert products(Attention(nodes=("a",), y="o", q="q", k="k", v="v", scale=1.0), q) == 2 * (2 * 6 * 7) * 9 * (16 + 24)
-    assert products(Gemm(nodes=("g",), y="ab", a="a", b="b"), q) == 2 * (3 * 4 * 6) * 5
+    assert q.products(grouped) == 2 * (2 * 12 * 25) * (2 * 9)
+    assert q.products(Attention(nodes=("a",), y="o", q="q", k="k", v="v", scale=1.0)) == 2 * (2 * 6 * 7) * 9 * (16 + 24)
+    assert q.products(Gemm(nodes=("g",), y="ab", a="a", b="b")) == 2 * (3 * 4 * 6) * 5
     gru = program_of("gru_wide")  # 12 steps of 1 sequence, 2 directions, 3 gates of 512 units
-    assert products(gru.ops[0], gru) == 2 * 12 * 2 * 3 * 512**2
+    assert gru.products(gru.ops[0]) == 2 * 12 * 2 * 3 * 512**2
 
 
 def test_traffic_counts_what_is_needed_once():
@@ -81,7 +82,7 @@ def test_the_median_beside_the_roof():
     assert [s.us for s in steps] == [10 * i + 2.0 for i in range(len(steps))]
     first, second = steps[1], steps[2]
     assert first.nodes == ("first",) and first.least == pytest.approx(traffic(entry.program.ops[1], entry.program) / 0.5e3)
-    assert second.least == pytest.approx(products(entry.program.ops[2], entry.program) / 0.001e6)  # on CUDA cores
+    assert second.least == pytest.approx(entry.program.products(entry.program.ops[2]) / 0.001e6)  # on CUDA cores
     assert second.share == pytest.approx(second.least / 22.0)
     assert second.tflops == pytest.approx(second.flops / 22e-6 / 1e12) and second.gbps == pytest.approx(
         second.bytes / 22e-6 / 1e9

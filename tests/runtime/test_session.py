@@ -18,7 +18,8 @@ import pytest
 import tccompile
 from tccompile.errors import DeviceError, InputError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.ir.expr import Epilogue, broadcast_view, call, identity_view, load
-from tccompile.ir.program import Pointwise, Program
+from tccompile.ir.ops import Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal

@@ -1,14 +1,19 @@
-"""Decision trees: each row of the features walks from every root to a leaf."""
+"""Decision trees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from tccompile.errors import PlanError
 from tccompile.ir.expr import Shape
-from tccompile.ir.program import Trees
+from tccompile.ir.ops.op import Integers, OneOf, Op, Ref
+
+TREE = 1 << 14
+"""Branches from the root of a decision tree to a leaf: at most."""
 
 AT_ONCE = 1 << 20
 """Walks that are taken at once: what they need takes some times their memory."""
@@ -17,18 +22,46 @@ LESS, EQUAL, GREATER, UNORDERED = 1, 2, 4, 8
 """The bits of a branch's mode."""
 
 
-def trees(op: Trees, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-    """The entries of the leaves that rows come to, combined. Raises PlanError for trees that lead out of themselves."""
-    x = values[op.x].astype(np.float32, copy=False)
-    records = values[op.branches].astype(np.int32).reshape(-1, 4)
-    entries = values[op.leaves].astype(np.int32).reshape(-1, 2)
-    _check(op, records, entries, x.shape[1], shape[1])
-    out = np.empty(shape, np.float32)
-    step = max(AT_ONCE // op.trees, 1)
-    for i in range(0, shape[0], step):
-        rows = x[i : i + step]
-        out[i : i + step] = _combined(op, entries, *_walk(op, rows, records), (len(rows), shape[1]))
-    return out
+@dataclass(frozen=True, kw_only=True)
+class Trees(Op):
+    """y = what the leaves say that the rows of x come to, in each of so many trees: x (N, F), y (N, K).
+
+    branches  (4 M,), int32: a record of four numbers for each node; the first `trees` of them are the roots. Of a branch they are
+              the bits of a float32 t, 16 f + mode, c, and 0: it is left for record c if what feature f is to t is in `mode`
+              (bits 0 to 3: less, equal, greater, or neither as one of them is NaN), and for record c + 1 otherwise. Of a leaf
+              they are 0, 0, the first of its entries, and how many it has plus 1
+    leaves    (2 E,), int32: the entries: a target k, and the bits of a float32 that is combined with y[:, k]
+    depth     a walk ends after so many branches
+    combine   "add", "min" or "max"; targets of which none of the leaves says anything are 0
+    """
+
+    x: Ref
+    branches: Integers
+    leaves: Integers
+    trees: int
+    depth: int
+    combine: Annotated[str, OneOf("add", "min", "max")] = "add"
+
+    takes_epilogue = False
+
+    def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
+        x, branches, leaves = shapes[self.x], shapes[self.branches], shapes[self.leaves]
+        yield len(x) == len(y) == 2 and x[0] == y[0] and x[1] >= 1
+        yield len(branches) == len(leaves) == 1 and branches[0] % 4 == 0 and branches[0] >= 8 and leaves[0] % 2 == 0
+        yield 1 <= self.trees <= branches[0] // 4 and 0 <= self.depth < branches[0] // 4 and self.depth <= TREE
+
+    def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+        """Each row walks from every root to a leaf. Raises PlanError for trees that lead out of themselves."""
+        x = values[self.x].astype(np.float32, copy=False)
+        records = values[self.branches].astype(np.int32).reshape(-1, 4)
+        entries = values[self.leaves].astype(np.int32).reshape(-1, 2)
+        _check(self, records, entries, x.shape[1], shape[1])
+        out = np.empty(shape, np.float32)
+        step = max(AT_ONCE // self.trees, 1)
+        for i in range(0, shape[0], step):
+            rows = x[i : i + step]
+            out[i : i + step] = _combined(self, entries, *_walk(self, rows, records), (len(rows), shape[1]))
+        return out
 
 
 def _check(op: Trees, records: np.ndarray, entries: np.ndarray, features: int, targets: int) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from tccompile.ir.expr import BUILTINS, FUNCTIONS, Expr, Shape, View
-from tccompile.ir.reference.storage import convert
+from tccompile.ir.storage import convert
 from tccompile.ir.types import DType
 
 _STEPS = 32  # tabulated points of erf in a unit of x

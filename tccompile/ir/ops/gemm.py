@@ -1,0 +1,33 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tccompile.ir.expr import Shape
+from tccompile.ir.ops.op import Op, Ref, Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Op):
+    """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N)."""
+
+    a: Ref
+    b: Weights
+
+    def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
+        a, b = shapes[self.a], shapes[self.b]
+        yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
+
+    def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+        a, b = values[self.a].astype(np.float32, copy=False), values[self.b].astype(np.float32, copy=False)
+        if b.ndim == 2:  # one matrix product instead of many
+            return (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b.T).reshape(shape)
+        return a @ b.swapaxes(-1, -2)
+
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+        return 2 * math.prod(y) * shapes[self.a][-1]

@@ -1,0 +1,115 @@
+"""Programs run in NumPy, op by op: the CPU engine does, and the kernels' tests compare with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tccompile.ir import weights
+from tccompile.ir.evaluate import evaluate_expr
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.ir.storage import convert, elements, from_storage, store, to_storage
+
+
+def compute(op: Op, program: Program, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What `op` writes, epilogue and shuffle included: y's logical shape, in the type its expression computes in.
+
+    values  the logical arrays it reads, by tensor: in storage type (bf16 as its bits) or in compute type
+    """
+    typed = {name: _typed(values[name], program, name) for name in op.inputs}
+    return finish(op, program, typed, begin(op, program, typed))
+
+
+def begin(op: Op, program: Program, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """What `op` computes before its epilogue, from values in compute types; None for a Pointwise, which is all epilogue."""
+    return op.compute(values, program.op_shape(op))
+
+
+def finish(op: Op, program: Program, values: Mapping[str, np.ndarray], acc: np.ndarray | None) -> np.ndarray:
+    """What `op` writes, from what it computed before its epilogue."""
+    shape = program.op_shape(op)
+    out = evaluate_expr(op.epilogue.expr, op.epilogue.loads, values, shape, acc)
+    out = np.broadcast_to(out, shape)
+    b = op.epilogue.shuffle
+    if b > 1:
+        n, c, p, q = shape
+        out = out.reshape(n, b, b, c // (b * b), p, q).transpose(0, 3, 4, 1, 5, 2)  # (N, C, P, i, Q, j)
+    return out.reshape(program.tensors[op.y].shape)
+
+
+def _typed(values: np.ndarray, program: Program, name: str) -> np.ndarray:
+    dtype = program.tensors[name].dtype
+    return values if values.dtype == dtype.compute.numpy else from_storage(values, dtype)
+
+
+Observer = Callable[[str, np.ndarray], None]
+"""Called with a tensor's name and its values."""
+
+
+def unobserved(name: str, values: np.ndarray) -> None:
+    """Nobody looks."""
+
+
+Watcher = Callable[[Op, Mapping[str, np.ndarray], np.ndarray | None, np.ndarray], None]
+"""Called with an op, the values that it reads, what it computed before its epilogue (see `begin`), and what it writes."""
+
+
+def unwatched(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+    """Nobody looks."""
+
+
+def evaluate(
+    program: Program,
+    feeds: Mapping[str, np.ndarray],
+    sources: Mapping[str, np.ndarray],
+    watch: Watcher = unwatched,
+    stored: bool = False,
+) -> dict[str, np.ndarray]:
+    """The program's outputs by name, computed in float32, int64 and bool throughout: nothing is rounded to storage types.
+
+    feeds    the inputs' values by name; sources, the model's weights by name (see `weights.evaluate`)
+    watch    sees what each op reads and writes
+    stored   round every tensor to its storage type after all
+    """
+    tensors = program.tensors
+    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
+    last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
+    memory: dict[str, np.ndarray] = {}  # by the tensor that owns the storage
+    views = {tensors[name].storage for op in program.ops for name in op.inputs if tensors[name].base}
+    plain = program.constants.keys() - views  # whose values are as good where they are
+
+    def put(name: str, values: np.ndarray) -> None:
+        owner = tensors[tensors[name].storage]
+        if owner.name not in memory:
+            memory[owner.name] = np.zeros(owner.span, owner.dtype.compute.numpy)
+        if stored:
+            values = from_storage(to_storage(values, owner.dtype), owner.dtype)
+        store(memory[owner.name], tensors[name], convert(values, owner.dtype.compute.numpy))
+
+    def get(name: str) -> np.ndarray:
+        if name in plain:
+            return memory[name]
+        return elements(memory[tensors[name].storage], tensors[name])
+
+    for name in program.inputs:
+        put(name, _typed(np.asarray(feeds[name]), program, name))
+    for i, op in enumerate(program.ops):
+        for name in op.inputs:
+            owner = tensors[name].storage
+            if owner in program.constants and owner not in memory:
+                given = weights.evaluate(program.constants[owner], sources)
+                if owner in plain:
+                    t = tensors[owner]
+                    memory[owner] = np.broadcast_to(convert(given, t.dtype.compute.numpy), t.shape)
+                else:
+                    put(owner, given)
+        read = {name: get(name) for name in op.inputs}
+        acc = begin(op, program, read)
+        values = finish(op, program, read, acc)
+        watch(op, read, acc, values)
+        put(op.y, values)
+        for owner in [o for o in memory if last.get(o, -1) <= i]:
+            del memory[owner]
+    return {name: get(name).copy() for name in program.outputs}
