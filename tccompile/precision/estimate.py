@@ -15,14 +15,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import (
-    ACC,
     Atom,
     Coord,
     Element,
@@ -37,24 +36,8 @@ from tccompile.ir.expr import (
     coord,
     load,
 )
-from tccompile.ir.ops import (
-    Attention,
-    Conv,
-    Cumulate,
-    Gemm,
-    Mlp,
-    Norm,
-    Op,
-    Pointwise,
-    Pool,
-    Reduce,
-    Resize,
-    Rnn,
-    Scatter,
-    Softmax,
-    TopK,
-    Trees,
-)
+from tccompile.ir.moments import CHANNELS, SAMPLE, Moments
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage, store
 from tccompile.ir.types import DType
@@ -63,16 +46,10 @@ from tccompile.precision.ranges import Spread
 ELEMENTS = 1 << 13
 """Elements of a tensor at which an op is evaluated, at least; if it has more channels, all of them, up to CHANNELS."""
 
-CHANNELS = 1 << 16
-"""Channels that are told apart, at most."""
-
 LARGEST = float(np.finfo(np.float32).max)
 
 RELATED = 8.0
 """A product of two activations is taken to be off from that of independent ones by this part of the most that it can be."""
-
-REDUCED = 1 << 6
-"""Elements that stand for all those that a reduction adds up."""
 
 
 def estimated(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:
@@ -127,65 +104,6 @@ class _Constants:
         return self.sums[w]
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Of some elements: mean and variance, arrays that broadcast to each other, and between what numbers all of them are."""
-
-    mean: np.ndarray
-    var: np.ndarray
-    low: float = -math.inf
-    high: float = math.inf
-
-    @property
-    def square(self) -> np.ndarray:
-        """The mean of squares."""
-        return self.var + np.square(self.mean)
-
-    @property
-    def bound(self) -> float:
-        return max(-self.low, self.high)
-
-    def mixed(self) -> _Moments:
-        """Of elements that may be any of those along the last axis."""
-        mean = self.mean.mean(-1)
-        return replace(self, mean=mean, var=np.maximum(self.square.mean(-1) - np.square(mean), 0))
-
-    def with_zero(self) -> _Moments:
-        """What is mean of them and zeros has their bounds and 0."""
-        return replace(self, low=min(self.low, 0.0), high=max(self.high, 0.0))
-
-    def summed(self, n: int) -> _Moments:
-        """Of the sum of n independent ones of each."""
-        return _Moments(self.mean * n, self.var * n, self.low * n, self.high * n)
-
-    def negative(self) -> _Moments:
-        return _Moments(-self.mean, self.var, -self.high, -self.low)
-
-    def largest(self, n: int) -> _Moments:
-        """Of the largest of n of them."""
-        mean = np.minimum(self.mean + np.sqrt(self.var * 2 * math.log(max(n, 1))), self.high)
-        return replace(self, mean=mean, var=self.var / math.sqrt(max(n, 1)))
-
-    def at(self, places: np.ndarray) -> _Moments:
-        """Those at places along the only axis; of a number, that number."""
-        return self if self.mean.ndim == 0 else replace(self, mean=self.mean[places], var=self.var[places])
-
-    def drawn(self, noise: np.ndarray) -> np.ndarray:
-        """Values of these moments, from noise of mean 0 and variance 1.
-
-        Normal, clipped into the bounds; but log-normal above a bound well below the mean, so that sums of what is positive, by
-        which networks divide, come no nearer to 0 than they do.
-        """
-        normal = self.mean + np.sqrt(self.var) * noise
-        if math.isfinite(self.low):
-            above = self.mean - self.low
-            share = self.var / np.square(above)
-            steep = np.log1p(share)
-            skewed = self.low + above * np.exp(np.sqrt(steep) * noise - steep / 2)
-            normal = np.where((above > 0) & (share < 1), skewed, normal)
-        return np.clip(normal, self.low, self.high)
-
-
 class _Channels:
     """What was written to a tensor's memory, by the place along its innermost axis: counts and sums of moments; bounds of all."""
 
@@ -200,10 +118,10 @@ class _Channels:
         self.square += np.bincount(places, np.square(finite), extent)
         self.low, self.high = min(self.low, low), max(self.high, high)
 
-    def at(self, places: np.ndarray) -> _Moments:
+    def at(self, places: np.ndarray) -> Moments:
         count = np.maximum(self.count[places], 1)
         mean = self.mean[places] / count
-        return _Moments(mean, np.maximum(self.square[places] / count - np.square(mean), 0), self.low, self.high)
+        return Moments(mean, np.maximum(self.square[places] / count - np.square(mean), 0), self.low, self.high)
 
 
 class _Run:
@@ -236,13 +154,13 @@ class _Run:
             out = out + np.clip(i, 0, max(n - 1, 0)) * s
         return out
 
-    def moments(self, name: str, index: Sequence[np.ndarray]) -> _Moments:
+    def moments(self, name: str, index: Sequence[np.ndarray]) -> Moments:
         """Of the tensor's elements at an index, an array for each axis."""
         owner, address = self.program.tensors[name].storage, self.address(name, index)
         if owner in self.program.constants:
             values = self.constants.storage(owner)
             exact = values[address].astype(np.float64)
-            return _Moments(exact, np.zeros_like(exact), float(values.min()), float(values.max()))
+            return Moments(exact, np.zeros_like(exact), float(values.min()), float(values.max()))
         return self.memory[owner].at(address % self.extent(owner))
 
     def values(self, name: str, index: Sequence[np.ndarray]) -> np.ndarray:
@@ -280,9 +198,9 @@ class _Run:
         at = [np.arange(n) % channels if a == axis and channels > 1 else self.random((n,), e) for a, e in enumerate(shape)]
 
         acc, ends = None, (-math.inf, math.inf)
-        if not isinstance(op, Pointwise):
-            m = self.result(op, at)
-            acc, ends = m.drawn(_normal(self.bits((n,)))).astype(op.epilogue.expr.dtype.numpy), (m.low, m.high)
+        m = op.moments(self, at)
+        if m is not None:
+            acc, ends = m.drawn(self.noise((n,))).astype(op.epilogue.expr.dtype.numpy), (m.low, m.high)
             if op.takes_epilogue:
                 acc = acc.astype(np.float32)
         read = [self.view(v, at, n) for v in op.epilogue.loads]
@@ -330,85 +248,21 @@ class _Run:
 
         return sum((k * value(atom) for atom, k in index.terms), np.asarray(index.constant))
 
-    def result(self, op: Op, at: list[np.ndarray]) -> _Moments:
-        """Of what the op computes at some elements, before its epilogue."""
-        tensors, one = self.program.tensors, np.ones(at[0].shape if at else ())
-        match op:
-            case Conv(x=x, w=w, groups=groups):
-                return self.product(x, 1, w, 1, math.prod(tensors[w].shape[1:]), groups).at(at[1])
-            case Gemm(a=a, b=b):
-                return self.product(a, tensors[a].rank - 1, b, tensors[b].rank - 1, tensors[a].shape[-1]).at(at[-1])
-            case Mlp(x=x, w=w, v=v, b=b, hidden=hidden):
-                m = self.weighted(self.along(x, 1, tensors[x].shape[1]), w)
-                if b is not None:
-                    bias = self.constants.values(b).reshape(-1)
-                    m = _Moments(m.mean + bias, m.var, m.low + float(bias.min()), m.high + float(bias.max()))
-                drawn = m.drawn(_normal(self.bits((REDUCED, m.mean.size)))).astype(np.float32)
-                values = evaluate_expr(hidden, (), {}, drawn.shape, drawn).astype(np.float64)
-                h = _Moments(values.mean(0), values.var(0), *_interval(hidden, [], (m.low, m.high)))
-                return self.weighted(h, v).at(at[1])
-            case Attention(v=v):
-                return self.along(v, 3).with_zero().at(at[3])
-            case Softmax(x=x, axis=axis, log=log):
-                n, m = tensors[x].shape[axis], self.moments(x, at)
-                if log:
-                    return _Moments(-math.log(n) - m.var / 2, m.var, high=0.0)
-                return _Moments(one / n, np.minimum(np.expm1(m.var), n) / n**2, 0.0, 1.0)
-            case Norm(x=x, axes=axes, groups=groups):
-                m, all_ = self.moments(x, at), self.moments(x, self.window(x, at, axes, groups)).mixed()
-                n = math.prod(tensors[x].shape[a] for a in axes) * (tensors[x].shape[1] // groups if groups else 1)
-                size = np.sqrt((all_.var if op.centred else all_.square) + op.eps)
-                mean = (m.mean - all_.mean * op.centred) / size
-                return _Moments(mean, m.var / np.square(size), -math.sqrt(n), math.sqrt(n))
-            case Pool(x=x, kind=kind, window=window):
-                m, n = self.moments(x, at), math.prod(window)
-                return m.largest(n) if kind == "max" else replace(m, var=m.var / n).with_zero()
-            case Reduce():
-                return self.reduced(op, at)
-            case Resize(x=x, axes=axes, weights=factors):
-                m = self.moments(x, [self.random(i.shape, tensors[x].shape[a]) if a in axes else i for a, i in enumerate(at)])
-                gain = m.bound * math.prod(float(np.abs(self.constants.values(name)).sum(-1).max()) for name in factors)
-                return replace(m, low=-gain, high=gain)
-            case Rnn(x=x, cell=cell, functions=functions):
-                saturating = all(f.fn in ("sigmoid", "tanh") for fs in functions for f in fs)
-                known = saturating and op.h is None and op.c is None
-                bound = float(tensors[x].shape[0] if cell == "lstm" else 1) if known else math.inf
-                return _Moments(0 * one, one, -bound, bound)
-            case Cumulate(x=x, axis=axis, combine=combine):
-                n, m = tensors[x].shape[axis], self.moments(x, at)
-                return m.summed(n).with_zero() if combine == "add" else _product(m, n)
-            case TopK(x=x, axis=axis):
-                n = tensors[x].shape[axis]
-                return _Moments(one * n / 2, one * n**2 / 12, 0.0, n - 1.0)
-            case Trees(leaves=leaves, trees=count, combine=combine):
-                said = self.constants.values(leaves)[1::2].astype(np.int32).view(np.float32).astype(np.float64)
-                m = _Moments(one * said.mean(), one * said.var(), float(said.min()), float(said.max()))
-                return (m.summed(count) if combine == "add" else m).with_zero()
-            case Scatter(x=x, updates=updates, combine=combine):
-                m, u = self.moments(x, at), self.moments(updates, [self.random(one.shape, e) for e in tensors[updates].shape])
-                if combine in ("add", "mul"):
-                    return _Moments(m.mean + u.mean, m.var + u.var)
-                both = _Moments(np.stack([m.mean, u.mean], -1), np.stack([m.var, u.var], -1)).mixed()
-                return replace(both, low=min(m.low, u.low), high=max(m.high, u.high))
-        raise AssertionError(type(op).__name__)
+    # --- what ops ask for, see `Known` ---
 
-    def reduced(self, op: Reduce, at: list[np.ndarray]) -> _Moments:
-        n, index = math.prod(self.program.tensors[op.x].shape[a] for a in op.axes), self.window(op.x, at, op.axes)
-        m = self.moments(op.x, index)
-        if op.pre != ACC:
-            values = evaluate_expr(op.pre, (), {}, m.mean.shape, self.values(op.x, index).astype(np.float32))
-            mean = np.broadcast_to(values, m.mean.shape).astype(np.float64)
-            m = _Moments(mean, np.square(mean - mean.mean(-1, keepdims=True)), *_interval(op.pre, [], (m.low, m.high)))
-        match op.combine:
-            case "add":  # each of them once: what differs between their means is no variance of the sum
-                return replace(m, mean=m.mean.mean(-1), var=m.var.mean(-1)).summed(n)
-            case "max":
-                return m.mixed().largest(n)
-            case "min":
-                return m.negative().mixed().largest(n).negative()
-        return _product(m.mixed(), n)
+    def shape(self, name: str) -> Shape:
+        return self.program.tensors[name].shape
 
-    def along(self, name: str, axis: int, most: int = CHANNELS) -> _Moments:
+    def constant(self, name: str) -> np.ndarray:
+        return self.constants.values(name)
+
+    def noise(self, shape: Shape) -> np.ndarray:
+        return _normal(self.bits(shape))
+
+    def bounds(self, expr: Expr, acc: Interval) -> Interval:
+        return _interval(expr, [], acc)
+
+    def along(self, name: str, axis: int, most: int = CHANNELS) -> Moments:
         """Of the elements at each place of the axis, or so many of them at most, wherever else they lie."""
         shape = self.program.tensors[name].shape
         lanes = (min(shape[axis], most), 16)
@@ -416,16 +270,16 @@ class _Run:
         index = [places[:, None] if a == axis else self.random(lanes, n) for a, n in enumerate(shape)]
         return self.moments(name, [np.broadcast_to(i, lanes) for i in index]).mixed()
 
-    def window(self, x: str, at: list[np.ndarray], axes: tuple[int, ...], groups: int = 0) -> list[np.ndarray]:
+    def window(self, name: str, at: Sequence[np.ndarray], axes: tuple[int, ...], groups: int = 0) -> list[np.ndarray]:
         """Where some of those elements lie, one more axis, that a reduction over `axes` takes together."""
-        shape, lanes = self.program.tensors[x].shape, (at[0].size, REDUCED)
+        shape, lanes = self.shape(name), (at[0].size, SAMPLE)
         index = [self.random(lanes, n) if a in axes else np.broadcast_to(at[a][:, None], lanes) for a, n in enumerate(shape)]
         if groups:
             width = shape[1] // groups
             index[1] = index[1] // width * width + self.random(lanes, width)
         return index
 
-    def product(self, a: str, k: int, w: str, wk: int, terms: int, groups: int = 1) -> _Moments:
+    def product(self, a: str, k: int, w: str, wk: int, terms: int, groups: int = 1) -> Moments:
         """Of sums of so many terms: a's elements along axis k times those of w along axis wk.
 
         For each of w's first axis if w is constant, (O, K, …); of any if it is computed, or differs from one matrix to the next.
@@ -439,10 +293,10 @@ class _Run:
             bound = x.bound * y.bound * terms if x.bound and y.bound else 0.0
             # Computed from the same inputs they are not independent: keys and values of linear attention add up in one direction.
             var = (np.square(rms) - np.square(mean)).sum() * many + np.square(rms.sum() * many / RELATED)
-            return _Moments(mean.sum() * many, var, 0.0 if x.low >= 0 and y.low >= 0 else -bound, bound)
+            return Moments(mean.sum() * many, var, 0.0 if x.low >= 0 and y.low >= 0 else -bound, bound)
         return self.weighted(self.along(a, k, self.program.tensors[a].shape[k]), w, groups)
 
-    def weighted(self, x: _Moments, w: str, groups: int = 1) -> _Moments:
+    def weighted(self, x: Moments, w: str, groups: int = 1) -> Moments:
         """Of the sums of K elements, or as many for each of the groups, times constant weights (O, K, …), for each O."""
         first, second, up, down = self.constants.summed(w)
         o = len(first)
@@ -454,12 +308,7 @@ class _Run:
         if math.isfinite(x.bound):
             up, down, x = up.sum(1), down.sum(1), x.with_zero()  # beyond the edges are zeros
             low, high = float((up * x.low + down * x.high).min()), float((up * x.high + down * x.low).max())
-        return _Moments(times(first, x.mean), times(second, x.var), low, high)
-
-
-def _product(m: _Moments, n: int) -> _Moments:
-    """Of the product of n of them."""
-    return _Moments(m.mean**n, np.maximum(m.square**n - m.mean ** (2 * n), 0))
+        return Moments(times(first, x.mean), times(second, x.var), low, high)
 
 
 def _hash(x: np.ndarray) -> np.ndarray:

@@ -7,10 +7,9 @@ some inputs says little of others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.ops import Attention, Conv, Cumulate, Gemm, Mlp, Op, Pointwise, Pool, Reduce, Resize, Scatter
 from tccompile.ir.program import Program
 from tccompile.precision.positions import BOUNDED
 
@@ -29,26 +28,11 @@ def growth(program: Program) -> dict[str, float]:
     for op in program.ops:
         if tensors[op.y].dtype.is_float:
             loads = [of(view.tensor) for view in op.views]
-            power = _power(op.epilogue.expr, loads, _begun(op, of))
+            begun = op.growth(of, lambda expr, acc: _power(expr, (), acc))
+            power = _power(op.epilogue.expr, loads, begun)
             owner = tensors[op.y].storage
             found[owner] = max(power, found.get(owner, power))  # parts of it, perhaps
     return found
-
-
-def _begun(op: Op, of: Callable[[str], float]) -> float:
-    """The power of what an op computes before its epilogue."""
-    match op:
-        case Conv() | Gemm():
-            return sum(map(of, op.operands))
-        case Attention(v=name) | Mlp(x=name) | Pool(x=name) | Resize(x=name) | Cumulate(x=name):
-            return of(name)
-        case Reduce(x=name):
-            return _power(op.pre, (), of(name))
-        case Scatter(x=x, updates=updates):
-            return max(of(x), of(updates))
-        case Pointwise():
-            return 0.0
-    return 0.0  # Norm, Softmax, Rnn, Trees: of the size of their weights
 
 
 def _power(e: Expr, loads: Sequence[float], acc: float) -> float:

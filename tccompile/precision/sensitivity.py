@@ -129,7 +129,7 @@ class Sensitivity:
         for i in range(len(self.program.ops) - 1, -1, -1):
             op = self.program.ops[i]
             bound = tolerance.get(self.program.tensors[op.y].storage, math.inf)
-            slack = INHERENT if isinstance(op, PRODUCTS) else 1.0
+            slack = INHERENT if op.multiplies else 1.0
             for owner, read in self.reads.get(i, {}).items():
                 change = read.gain * read.error
                 if read.moved > LIMIT:
@@ -137,7 +137,7 @@ class Sensitivity:
                 elif change <= slack * bound:
                     continue
                 tolerance[owner] = min(tolerance.get(owner, math.inf), bound / read.gain)
-                need = Need(op.nodes[0], read.moved, isinstance(op, PRODUCTS) and bool(self.operand(op, owner)))
+                need = Need(op.nodes[0], read.moved, op.multiplies and bool(self.operand(op, owner)))
                 if owner not in found or (need.exact, need.moved) > (found[owner].exact, found[owner].moved):
                     found[owner] = need
         return found
@@ -157,9 +157,6 @@ class Sensitivity:
 
     def operand(self, op: Op, owner: str) -> bool:
         return any(self.program.tensors[name].storage == owner for name in op.operands)
-
-
-PRODUCTS = (Conv, Gemm, Attention, Mlp, Rnn)
 
 
 def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, name: str, rounded: np.ndarray) -> float:

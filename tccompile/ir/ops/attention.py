@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import EXTENT
 
@@ -69,3 +70,9 @@ class Attention(Op):
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         q, k, v = shapes[self.q], shapes[self.k], shapes[self.v]
         return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])  # each row of q meets each row of k and of v
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        return known.along(self.v, 3).with_zero().at(at[3])
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return of(self.v)

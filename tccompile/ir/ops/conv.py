@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, windows
 
@@ -57,6 +58,13 @@ class Conv(Op):
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         return 2 * math.prod(y) * math.prod(shapes[self.w][1:])
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        terms = math.prod(known.shape(self.w)[1:])
+        return known.product(self.x, 1, self.w, 1, terms, self.groups).at(at[1])
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return sum(map(of, self.operands))
 
 
 def _depthwise(x: np.ndarray, w: np.ndarray, y: np.ndarray, strides: Shape, dilations: Shape) -> None:

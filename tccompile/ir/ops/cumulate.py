@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 from tccompile.ir.ops.rules import are_axes
 
@@ -38,3 +39,10 @@ class Cumulate(Op):
             first = np.full((*shape[: self.axis], 1, *shape[self.axis + 1 :]), self.combine == "mul", x.dtype)
             y = np.concatenate([first, np.delete(y, -1, self.axis)], self.axis)
         return np.flip(y, self.axis) if self.reverse else y
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        n, m = known.shape(self.x)[self.axis], known.moments(self.x, at)
+        return m.summed(n).with_zero() if self.combine == "add" else m.multiplied(n)
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return of(self.x)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 
 
@@ -31,3 +32,10 @@ class Gemm(Op):
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         return 2 * math.prod(y) * shapes[self.a][-1]
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        a, b = known.shape(self.a), known.shape(self.b)
+        return known.product(self.a, len(a) - 1, self.b, len(b) - 1, a[-1]).at(at[-1])
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return sum(map(of, self.operands))

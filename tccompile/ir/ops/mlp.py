@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import ACC, Expr, Shape
+from tccompile.ir.moments import SAMPLE, Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.rules import in_proportion
 
@@ -46,3 +47,16 @@ class Mlp(Op):
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         x, w, v = shapes[self.x], shapes[self.w], shapes[self.v]
         return 2 * x[0] * w[0] * (w[1] + v[0])
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        m = known.weighted(known.along(self.x, 1, known.shape(self.x)[1]), self.w)
+        if self.b is not None:
+            bias = known.constant(self.b).reshape(-1)
+            m = Moments(m.mean + bias, m.var, m.low + float(bias.min()), m.high + float(bias.max()))
+        drawn = m.drawn(known.noise((SAMPLE, m.mean.size))).astype(np.float32)
+        values = evaluate_expr(self.hidden, (), {}, drawn.shape, drawn).astype(np.float64)
+        h = Moments(values.mean(0), values.var(0), *known.bounds(self.hidden, (m.low, m.high)))
+        return known.weighted(h, self.v).at(at[1])
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return of(self.x)

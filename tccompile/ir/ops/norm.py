@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tccompile.ir.expr import Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import are_axes
 
@@ -42,3 +44,11 @@ class Norm(Op):
             centred = x - x.mean(axes, np.float64, keepdims=True).astype(np.float32) if self.centred else x
             variance = np.square(centred).mean(axes, np.float64, keepdims=True)
             return (centred * (1 / np.sqrt(variance + self.eps)).astype(np.float32)).reshape(shape)
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        shape = known.shape(self.x)
+        m, together = known.moments(self.x, at), known.moments(self.x, known.window(self.x, at, self.axes, self.groups)).mixed()
+        n = math.prod(shape[a] for a in self.axes) * (shape[1] // self.groups if self.groups else 1)
+        size = np.sqrt((together.var if self.centred else together.square) + self.eps)
+        mean = (m.mean - together.mean * self.centred) / size
+        return Moments(mean, m.var / np.square(size), -math.sqrt(n), math.sqrt(n))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from types import NoneType, UnionType
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 import numpy as np
 
 from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View
+from tccompile.ir.moments import Known, Moments
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ class Op:
     holds: ClassVar[Mapping[str, Any]] = {}
     """What each field of its own holds, by the field's name and in their order: an Operand, a OneOf, or a type."""
 
+    multiplies: ClassVar[bool] = False
+    """Whether it is a convolution or matrix products: it says how many operations these are, by `products`."""
+
     def __init_subclass__(cls) -> None:
+        cls.multiplies = cls.products is not Op.products
         cls.holds = {name: _held(hint) for name, hint in get_annotations(cls, eval_str=True).items()}
         for name, held in cls.holds.items():
             if not isinstance(held, Operand | OneOf) and held not in (Index, Expr, int, float, bool):
@@ -127,6 +132,22 @@ class Op:
         shape   the shape that it computes
         """
         raise NotImplementedError
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments | None:
+        """Moments of what it computes before its epilogue at some elements; None for an op that is all epilogue.
+
+        known  what is known of its operands
+        at     the elements' coordinates, an array for each axis
+        """
+        raise NotImplementedError
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        """By which power what it computes before its epilogue grows with what a model is fed; 0 if it stays as large as it is.
+
+        of       the power for a tensor that it reads
+        through  the power for an expression of `acc`, from that of `acc`
+        """
+        return 0.0
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         """Operations of its convolution or matrix products, two for a multiplication with an addition; 0 for ops without any."""

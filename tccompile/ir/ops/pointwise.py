@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tccompile.ir.expr import Shape
+from tccompile.ir.moments import Known
 from tccompile.ir.ops.op import Op
 
 
@@ -23,4 +24,7 @@ class Pointwise(Op):
         yield from ()
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> None:
-        """Nothing: it is all epilogue."""
+        """None: it is all epilogue."""
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> None:
+        """None: it is all epilogue."""

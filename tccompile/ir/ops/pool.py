@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 from tccompile.ir.ops.rules import EXTENT
 from tccompile.ir.ops.windows import as_image, cover_no_more, fit, image_shape, padded, pair, windows
@@ -69,6 +70,13 @@ class Pool(Op):
 
     def flops(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         return math.prod(y) * math.prod(self.window)
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        m, n = known.moments(self.x, at), math.prod(self.window)
+        return m.largest(n) if self.kind == "max" else replace(m, var=m.var / n).with_zero()
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return of(self.x)
 
 
 def _meeting(n: int, outputs: int, window: int, stride: int, pad: int, dilation: int) -> list[int]:

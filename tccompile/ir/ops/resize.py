@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, Op, Ref
 from tccompile.ir.ops.rules import are_axes, in_proportion
 
@@ -52,3 +53,12 @@ class Resize(Op):
 
     def flops(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         return 2 * math.prod(y) * sum(shapes[name][1] for name in self.index)
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        shape = known.shape(self.x)
+        m = known.moments(self.x, [known.random(i.shape, shape[a]) if a in self.axes else i for a, i in enumerate(at)])
+        gain = m.bound * math.prod(float(np.abs(known.constant(name)).sum(-1).max()) for name in self.weights)
+        return replace(m, low=-gain, high=gain)
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return of(self.x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import Epilogue, Expr, Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, OneOf, Op, Ref, Weights
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -125,6 +126,12 @@ class Rnn(Op):
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
         return 2 * math.prod((*shapes[self.x][:2], *shapes[self.r]))
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        saturating = all(f.fn in ("sigmoid", "tanh") for of_one in self.functions for f in of_one)
+        steps = known.shape(self.x)[0]  # by each of which an LSTM's cell grows by one at most
+        bound = float(steps if self.cell == "lstm" else 1) if saturating and self.h is None and self.c is None else math.inf
+        return Moments(np.zeros(at[0].shape), np.ones(at[0].shape), -bound, bound)
 
 
 def _applied(function: Expr, a: np.ndarray) -> np.ndarray:

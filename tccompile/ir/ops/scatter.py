@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 
-from tccompile.ir.expr import Coord, Element, Index, Shape, View
+from tccompile.ir.expr import Coord, Element, Expr, Index, Shape, View
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 
 COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -64,3 +65,14 @@ class Scatter(Op):
         else:
             COMBINE[self.combine].at(y, where, updates.reshape(-1))
         return y
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        n = at[0].shape if at else ()
+        m, u = known.moments(self.x, at), known.moments(self.updates, [known.random(n, e) for e in known.shape(self.updates)])
+        if self.combine in ("add", "mul"):
+            return Moments(m.mean + u.mean, m.var + u.var)
+        both = Moments(np.stack([m.mean, u.mean], -1), np.stack([m.var, u.var], -1)).mixed()
+        return replace(both, low=min(m.low, u.low), high=max(m.high, u.high))
+
+    def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
+        return max(of(self.x), of(self.updates))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tccompile.ir.expr import Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import are_axes
 
@@ -33,3 +35,9 @@ class Softmax(Op):
             e = np.exp(shifted)
             total = e.sum(self.axis, np.float64, keepdims=True)
             return shifted - np.log(total).astype(np.float32) if self.log else e * (1 / total).astype(np.float32)
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        n, m = known.shape(self.x)[self.axis], known.moments(self.x, at)
+        if self.log:
+            return Moments(-math.log(n) - m.var / 2, m.var, high=0.0)
+        return Moments(np.ones(m.mean.shape) / n, np.minimum(np.expm1(m.var), n) / n**2, 0.0, 1.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tccompile.ir.expr import Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import are_axes
 
@@ -45,3 +46,7 @@ class TopK(Op):
         else:
             order = np.argsort(~x if self.largest else x, self.axis, kind="stable")  # -x - 1, which does not overflow
         return np.take(order, np.arange(shape[self.axis]), self.axis).astype(np.int64)
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        n, one = known.shape(self.x)[self.axis], np.ones(at[0].shape)
+        return Moments(one * n / 2, one * n**2 / 12, 0.0, n - 1.0)

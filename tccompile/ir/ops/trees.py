@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from tccompile.errors import PlanError
 from tccompile.ir.expr import Shape
+from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, OneOf, Op, Ref
 
 TREE = 1 << 14
@@ -62,6 +63,12 @@ class Trees(Op):
             rows = x[i : i + step]
             out[i : i + step] = _combined(self, entries, *_walk(self, rows, records), (len(rows), shape[1]))
         return out
+
+    def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
+        said = known.constant(self.leaves)[1::2].astype(np.int32).view(np.float32).astype(np.float64)
+        one = np.ones(at[0].shape)
+        m = Moments(one * said.mean(), one * said.var(), float(said.min()), float(said.max()))
+        return (m.summed(self.trees) if self.combine == "add" else m).with_zero()
 
 
 def _check(op: Trees, records: np.ndarray, entries: np.ndarray, features: int, targets: int) -> None:
