@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def heavy_epilogue() -> tuple:
     """A bias, a residual and GELU: what transformers and ResNets ask for, and more registers than either."""
     op, program = conv((1, 64, 14, 14), 45)
     loads = (View("bias", (coord(1),)), identity_view("res", 4))
-    op = Conv(**{**op.__dict__, "epilogue": Epilogue(call("gelu", call("add", call("add", ACC, load(0)), load(1))), loads)})
+    op = replace(op, epilogue=Epilogue(call("gelu", call("add", call("add", ACC, load(0)), load(1))), loads))
     tensors = dict(program.tensors) | {
         "bias": dense("bias", (45,), DType.F32),
         "res": dense("res", (1, 45, 14, 14), DType.F16, NHWC),

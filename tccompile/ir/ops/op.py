@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
@@ -75,7 +76,7 @@ class Op:
             if not isinstance(held, Operand | OneOf) and held not in (Index, Expr, int, float, bool):
                 raise TypeError(f"{cls.__name__}.{name}: {held} does not say what it holds, see Op")
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """The tensors it reads beside those of its views."""
         return tuple(name for field, held in self.holds.items() if _refers(held) for name in _named(getattr(self, field)))
@@ -96,7 +97,7 @@ class Op:
     def views(self) -> tuple[View, ...]:
         return self.epilogue.loads
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """All tensors it reads, each once."""
         return tuple(dict.fromkeys((*self.operands, *(name for v in self.views for name in v.tensors))))
