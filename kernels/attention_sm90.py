@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
@@ -29,6 +30,9 @@ from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.loops import refusal
+from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
+from tccompile.kernels.parts.operands import ROW, Operand
+from tccompile.kernels.parts.part import Part
 from tccompile.kernels.spec import (
     F32,
     I32,
@@ -49,8 +53,11 @@ from tccompile.kernels.spec import (
 STAGES = 2
 """Tiles of k, and of v, that are in shared memory at once."""
 
-COLUMNS = 64
-"""Halves of a row that a box of the copy engine has: 128 bytes, the widest swizzle."""
+SIZE = 2
+"""Bytes of an element of q, k and v."""
+
+COLUMNS = ROW // SIZE
+"""Elements of a row that a box of the copy engine has."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +104,15 @@ class Tile:
 
     @property
     def q_bytes(self) -> int:
-        return self.boxes[0] * self.bm * 2 * COLUMNS
+        return self.boxes[0] * self.bm * ROW
 
     @property
     def k_bytes(self) -> int:
-        return self.boxes[0] * self.bn * 2 * COLUMNS
+        return self.boxes[0] * self.bn * ROW
 
     @property
     def v_bytes(self) -> int:
-        return self.boxes[1] * self.bn * 2 * COLUMNS
+        return self.boxes[1] * self.bn * ROW
 
     @property
     def staged(self) -> int:
@@ -117,18 +124,23 @@ class Tile:
         """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
         return 4 * (self.staged + 8)
 
-    @property
-    def staging(self) -> int:
-        return self.q_bytes + STAGES * (self.k_bytes + self.v_bytes)
-
-    @property
-    def barriers(self) -> int:
-        return self.staging + self.bm * self.pitch
+    @cached_property
+    def layout(self) -> SharedLayout:
+        """Shared memory: q, the rings of k and v, results on their way, barriers."""
+        return SharedLayout(
+            Region("q", self.q_bytes, KIB),
+            Region("k", STAGES * self.k_bytes, KIB),
+            Region("v", STAGES * self.v_bytes, KIB),
+            Region("results", self.bm * self.pitch),
+            *ring_barriers("q", 1),
+            *ring_barriers("k", STAGES),
+            *ring_barriers("v", STAGES),
+        )
 
     @property
     def smem(self) -> int:
-        """Bytes to ask for: 1 KiB more than used, since swizzled tiles begin at multiples of it."""
-        return self.barriers + 8 * (2 + 4 * STAGES) + KIB
+        """Bytes to ask for in a launch."""
+        return self.layout.smem
 
 
 SHAPES = ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128))
@@ -195,7 +207,7 @@ def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch
 def _map(t: Tensor, rows: int) -> TiledMap:
     """Boxes of 64 elements by `rows` rows of a head, of (elements, rows, heads, batches)."""
     b, h, m, e = t.shape
-    steps = tuple(2 * (s if n > 1 else 8) for n, s in zip((m, h, b), (t.strides[2], t.strides[1], t.strides[0]), strict=True))
+    steps = tuple(SIZE * s if n > 1 else 16 for n, s in zip((m, h, b), (t.strides[2], t.strides[1], t.strides[0]), strict=True))
     return TiledMap(t.name, 0, (e, m, h, b), steps, (COLUMNS, rows, 1, 1), (1, 1, 1, 1))
 
 
@@ -307,52 +319,160 @@ INTEGERS = ("items", "tiles_m", "heads", "share", "rows", "columns", "ahead")
 
 def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value) -> Function:
     """The kernel for a tile: the code that `work` gives its arguments to."""
-    from numba import cuda
-    from numba.cuda import types
-
-    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.parts.ring import Ring
     from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx import mma, softmax
-    from tccompile.kernels.ptx.core import f32, i32, u32, u64
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32, u64
 
-    i64 = types.int64
-    bm, bn, warpgroups, exchange, consumers = t.bm, t.bn, t.warpgroups, t.exchange, 128 * t.warpgroups
-    q_bytes, k_bytes, v_bytes = t.q_bytes, t.k_bytes, t.v_bytes
-    k_ring, v_ring, barriers = q_bytes, q_bytes + STAGES * k_bytes, t.barriers
-    d_boxes, e_boxes = t.boxes
-    q_box, kv_box = bm * 2 * COLUMNS, bn * 2 * COLUMNS
-    steps = tuple((i // 4 * q_box + i % 4 * 32, i // 4 * kv_box + i % 4 * 32) for i in range(t.d // 16))
-    row_half, v_half = hw.descriptor(128, 0, 1024), hw.descriptor(128, kv_box, 1024)
-    k_units, v_units = k_bytes >> 4, v_bytes >> 4
-    in_turn = warpgroups > 1
-    first_scores, empty_scores = hw.multiply(bn, steps, (True, True)), hw.accumulators(bn)
-    attend, weigh, settle = hw.attend(bn, t.e, steps, in_turn), hw.weigh(bn, t.e), hw.settle(bn, t.e)
-    zeros = mma.zeros(t.e // 2)
-    groups = bn // 8
-    highest, cut, scaled = softmax.highest(groups), softmax.cut(groups), softmax.scaled(t.e // 8)
-    below = softmax.below(groups)
-    exponentials, halves = softmax.exponentials(groups), softmax.halves(groups)
-    row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
-    store, extra = epilogue.build(params)
-    staged, pitch, half = t.staged, t.pitch, 2 * t.staged + 16
-    stage_results, parts = hw.stage(t.e, staged, pitch), t.e // staged
-    lane_groups = staged // 8
-    apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
-    load4 = hw.load_shared_f32x4
+    q, k, v = rings = (
+        Ring(t.layout, "q", 1, t.q_bytes, t.warpgroups),
+        Ring(t.layout, "k", STAGES, t.k_bytes, t.warpgroups),
+        Ring(t.layout, "v", STAGES, t.v_bytes, t.warpgroups),
+    )
+    place = _placing(t, causal)
+    staging, store_rows, extra = _storing(t, params)
+    softmax = _softmax(t, mask_kind, own_rows, causal)
+    produce, consume = _produce(t, rings, place), _consume(t, rings, place, softmax, (staging, store_rows))
+    consumers, exchange = 128 * t.warpgroups, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
-    has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
-    kind = DType(mask_kind) if has_mask else DType.F32
-    size = kind.size
-    read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
-    masked = softmax.masked(groups, kind, own_rows)
 
     @inline
-    def read_mask(at0, at1, n, column, columns):
-        """The mask's words for the tile whose first column is n."""
-        at0, at1, left = u64(at0 + u64(n * size)), u64(at1 + u64(n * size)), i32(columns - n)
+    def body(map_q, map_k, map_v, factor, integers, mask, e):
+        base = u32(hw.base())
+        buffers = q.buffers(base), k.buffers(base), v.buffers(base)
+        tid = i32(cuda.threadIdx.x)
+        warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
+        if tid == 0:
+            q.init(buffers[0])
+            k.init(buffers[1])
+            v.init(buffers[2])
+            hw.fence_barrier_init()
+            hw.prefetch_map(map_q)
+            hw.prefetch_map(map_k)
+            hw.prefetch_map(map_v)
+        cuda.syncthreads()
+        item = i32(cuda.blockIdx.x)
+        hw.wait_for_earlier_grids()
+        hw.let_later_grids_start()
+        if warp >= consumers // 32:
+            if exchange:
+                shrink()
+            if tid == consumers:
+                produce((map_q, map_k, map_v), buffers, item, integers)
+        else:
+            if exchange:
+                grow()
+            consume((base, warp, lane, tid), buffers, item, factor, integers, mask, e)
+
+    masks = ["mask", "mask_b", "mask_h", "mask_r"] if mask_kind != "none" else []
+    more = [f"e{i}" for i in range(len(extra))]
+    text = f"def kernel({', '.join([*MAPS, 'factor', *INTEGERS, *masks, *more])}):\n"
+    text += f"    body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})\n"
+    signature = types.void(u64, u64, u64, f32, *[i32] * len(INTEGERS), *([u64, *[i32] * 3] if masks else []), *extra)
+    return Function(execute(text, {"body": body}, "kernel"), signature, t.threads)
+
+
+def _placing(t: Tile, causal: bool) -> Any:
+    """The device function place(item, integers) → (an item's head of all, its batch, head there and head of k, its first row, the
+    columns that it sees, their tiles)."""
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import i32, inline
+
+    bm, bn = t.bm, t.bn
+
+    @inline
+    def place(item, integers):
+        _, tiles_m, heads, share, rows, columns, ahead = integers
+        head = mma.divide(item, tiles_m)
+        tile_m = i32(item - head * tiles_m)
+        # The longest causal rows first: blocks are started in order.
+        m0 = i32((tiles_m - 1 - tile_m) * bm) if causal else i32(tile_m * bm)
+        b = mma.divide(head, heads)
+        h = i32(head - b * heads)
+        last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
+        return head, b, h, mma.divide(h, share), m0, last, i32(i32(max(i32(0), last) + (bn - 1)) // bn)
+
+    return place
+
+
+def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
+    """The device function of the thread that asks for copies: (maps, buffers, item, integers), of q, k and v."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import cuda, i32, inline, u32
+
+    q, k, v = rings
+    bn, (d_boxes, e_boxes), (q_bytes, k_bytes, v_bytes) = t.bn, t.boxes, (t.q_bytes, t.k_bytes, t.v_bytes)
+
+    def copying(boxes: int, box_bytes: int) -> Any:
+        @inline
+        def copy(map_, target, first, head, batch):
+            """Rows of a head, from `first` on."""
+            for c in range(boxes):
+                hw.copy_box4(u32(target[1] + c * box_bytes), map_, target[0], i32(c * COLUMNS), first, head, batch)
+
+        return copy
+
+    copy_q, copy_k, copy_v = copying(d_boxes, t.bm * ROW), copying(d_boxes, bn * ROW), copying(e_boxes, bn * ROW)
+
+    @inline
+    def produce(maps, buffers, item, integers):
+        (slot, parity), (slot_q, parity_q) = k.writer(), q.writer()
+        while item < integers[0]:
+            _, b, h, g, m0, _, tiles = place(item, integers)
+            if tiles > 0:
+                target = q.target(buffers[0], slot_q)
+                q.acquire(buffers[0], slot_q, parity_q)
+                q.expect(target, q_bytes)
+                copy_q(maps[0], target, m0, h, b)
+                slot_q, parity_q = q.advance(slot_q, parity_q)
+            for tile in range(tiles):
+                n = i32(tile * bn)
+                target = k.target(buffers[1], slot)
+                k.acquire(buffers[1], slot, parity)
+                k.expect(target, k_bytes)
+                copy_k(maps[1], target, n, g, b)
+                target = v.target(buffers[2], slot)
+                v.acquire(buffers[2], slot, parity)
+                v.expect(target, v_bytes)
+                copy_v(maps[2], target, n, g, b)
+                slot, parity = k.advance(slot, parity)  # v's are the same
+            item = i32(item + cuda.gridDim.x)
+
+    return produce
+
+
+def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
+    """What becomes of scores, as device functions.
+
+    sees(…)                               see `_seeing`
+    read(mask_rows, n, column, columns)   the mask's words for the tile whose first column is n; () without a mask
+    score(s, words, scales, n, sight, x0, x1)   scores with the mask, cut to what rows see: sight, (the thread's first column, and
+                                          what `sees` gave); the highest of each row, with those of the tiles before; and what is
+                                          taken off them once they are scaled
+    decay(was, x, b, by)                  what is left of earlier weights when a row's highest score goes from `was` to x
+    """
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import f32, i32, inline, u64
+
+    part: Any = Part()
+    bn, groups = t.bn, t.bn // 8
+    has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
+    kind = DType(mask_kind) if has_mask else DType.F32
+    size, exp2, row_maximum = kind.size, softmax.exp2, softmax.row_maximum()
+    highest, cut, below, masked = (
+        softmax.highest(groups), softmax.cut(groups), softmax.below(groups), softmax.masked(groups, kind, own_rows)
+    )  # fmt: skip
+    read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
+
+    @inline
+    def read_words(mask_rows, n, column, columns):
+        at0, at1, left = u64(mask_rows[0] + u64(n * size)), u64(mask_rows[1] + u64(n * size)), i32(columns - n)
         if left >= bn:
             return read_all(at0, at1, left)
         return read_some(at0, at1, i32(left - column))
+
+    @inline
+    def read_nothing(mask_rows, n, column, columns):
+        return ()
 
     @inline
     def taken_off(x, by):
@@ -367,205 +487,200 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
         return s, b0, b1
 
     @inline
+    def score(s, words, scales, n, sight, x0, x1):
+        factor, by = scales
+        column, end0, end1, safe = sight
+        if has_mask:
+            s = masked(s, words, factor)
+        if n + bn > safe:
+            s = cut(s, i32(n + column), end0, end1)
+        x0, x1 = highest(s, x0, x1)
+        x0, x1 = row_maximum(x0), row_maximum(x1)
+        b0, b1 = taken_off(x0, by), taken_off(x1, by)
+        if additive:
+            s, b0, b1 = near(s, x0, x1, b0, b1)
+        return s, x0, x1, b0, b1
+
+    @inline
     def decay(was, x, b, by):
-        """What is left of earlier weights when a row's highest score goes from `was` to x."""
         if additive:
             return exp2(f32(f32(was - taken_off(x, f32(1))) * by))
         return exp2(f32(was * by - b))
 
-    @inline
-    def place(item, integers):
-        """An item's head of all, its batch, head there and head of k, its first row, the columns that it sees, their tiles."""
-        _, tiles_m, heads, share, rows, columns, ahead = integers
-        head = mma.divide(item, tiles_m)
-        tile_m = i32(item - head * tiles_m)
-        # The longest causal rows first: blocks are started in order.
-        m0 = i32((tiles_m - 1 - tile_m) * bm) if causal else i32(tile_m * bm)
-        b = mma.divide(head, heads)
-        h = i32(head - b * heads)
-        last = i32(min(columns, i32(min(rows, i32(m0 + bm)) + ahead))) if causal else columns
-        return head, b, h, mma.divide(h, share), m0, last, i32(i32(max(i32(0), last) + (bn - 1)) // bn)
+    part.read, part.score, part.decay = read_words if has_mask else read_nothing, score, decay
+    part.exponentials, part.halves, part.row_sum = softmax.exponentials(groups), softmax.halves(groups), softmax.row_sum()
+    part.scaled, part.sees = softmax.scaled(t.e // 8), _seeing(t, size, has_mask, causal)
+    part.additive = additive
+    return part
+
+
+def _seeing(t: Tile, size: int, has_mask: bool, causal: bool) -> Any:
+    """The device function sees(lanes, m0, item's (batch, head), integers, mask) → up to which columns a thread's two rows see, up
+    to which all rows of its warpgroup do, and the addresses of the mask's rows.
+
+    lanes  (warp, lane, the warp's group, the thread's first column of 8)
+    """
+    from tccompile.kernels.ptx.core import i32, inline, types, u64
+
+    i64 = types.int64
 
     @inline
-    def produce(map_q, map_k, map_v, base, q_full, item, integers):
-        q_empty, k_full, k_empty = u32(q_full + 8), u32(q_full + 16), u32(q_full + 16 + 8 * STAGES)
-        v_full, v_empty = u32(q_full + 16 + 16 * STAGES), u32(q_full + 16 + 24 * STAGES)
-        slot, parity, parity_q = i32(0), i32(1), i32(1)
+    def sees(lanes, m0, at, integers, mask):
+        warp, lane, group, column = lanes
+        rows, columns, ahead = integers[4], integers[5], integers[6]
+        m = i32(m0 + warp * 16 + (lane >> 2))
+        end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
+        end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
+        safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
+        if has_mask:
+            mask_at, mask_b, mask_h, mask_r = mask
+            line = i64(at[0]) * mask_b + i64(at[1]) * mask_h + column
+            mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
+            mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
+            return end0, end1, safe, mask0, mask1
+        return end0, end1, safe, u64(0), u64(0)
+
+    return sees
+
+
+def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, rows: tuple[Any, Any]) -> Any:
+    """The device function of the warpgroups: (thread, buffers, item, factor, integers, mask, e)."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u64
+
+    (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.warpgroups > 1, softmax.additive
+    staging, store_rows = rows
+    q_rows, k_rows = (Operand(n, 0, SIZE, ROW, t.boxes[0], True) for n in (t.bm, bn))
+    steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d // 16]
+    row_half, v_half = hw.descriptor(*q_rows.layout), hw.descriptor(ROW, bn * ROW, 8 * ROW)
+    q_at, k_at, v_at, group_bytes = q.first, k.first, v.first, q_rows.group_bytes
+    first_scores, empty_scores = hw.multiply(bn, steps, (True, True)), hw.accumulators(bn)
+    attend, weigh, settle = hw.attend(bn, t.e, steps, in_turn), hw.weigh(bn, t.e), hw.settle(bn, t.e)
+    k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.e // 2)
+
+    @inline
+    def operands(base, group):
+        q_half = row_half | u64((base + q_at + group * group_bytes & 0x3FFFF) >> 4)
+        k_half = row_half | u64((base + k_at & 0x3FFFF) >> 4)
+        return q_half, k_half, v_half | u64((base + v_at & 0x3FFFF) >> 4)
+
+    @inline
+    def meet(group):
+        """Named barriers of a warpgroup and of the one whose turn to ask is next; the last one lets the first one begin."""
+        own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
+        if in_turn and group == warpgroups - 1:
+            hw.arrive_named(other)
+        return own, other
+
+    @inline
+    def consume(thread, buffers, item, factor, integers, mask, e):
+        base, warp, lane, tid = thread
+        group = i32(warp >> 2)
+        q_half, k_half, values_half = operands(base, group)
+        column = i32((lane & 3) * 2)
+        own, other = meet(group)
+        corner, at, row, part = staging(thread)
+        by = f32(LOG2_E) if additive else factor
+        columns = integers[5]
+        (slot, parity), (slot_q, parity_q) = k.reader(), q.reader()
         while item < integers[0]:
-            _, b, h, g, m0, _, tiles = place(item, integers)
+            head, b, h, _, m0, last, tiles = place(item, integers)
+            end0, end1, safe, mask0, mask1 = softmax.sees((warp, lane, group, column), m0, (b, h), integers, mask)
+            acc = zeros()
+            x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
             if tiles > 0:
-                hw.barrier_wait(q_empty, parity_q)
-                hw.barrier_expect(q_full, q_bytes)
-                for c in range(d_boxes):
-                    hw.copy_box4(u32(base + c * q_box), map_q, q_full, i32(c * COLUMNS), m0, h, b)
-                parity_q = i32(parity_q ^ 1)
-            for tile in range(tiles):
-                n = i32(tile * bn)
-                full, at = u32(k_full + 8 * slot), u32(base + k_ring + slot * k_bytes)
-                hw.barrier_wait(u32(k_empty + 8 * slot), parity)
-                hw.barrier_expect(full, k_bytes)
-                for c in range(d_boxes):
-                    hw.copy_box4(u32(at + c * kv_box), map_k, full, i32(c * COLUMNS), n, g, b)
-                full, at = u32(v_full + 8 * slot), u32(base + v_ring + slot * v_bytes)
-                hw.barrier_wait(u32(v_empty + 8 * slot), parity)
-                hw.barrier_expect(full, v_bytes)
-                for c in range(e_boxes):
-                    hw.copy_box4(u32(at + c * kv_box), map_v, full, i32(c * COLUMNS), n, g, b)
-                slot = i32(slot + 1)
-                if slot == STAGES:
-                    slot, parity = i32(0), i32(parity ^ 1)
+                words = softmax.read((mask0, mask1), i32(0), column, columns)
+                q.wait(buffers[0], slot_q, parity_q)
+                k.wait(buffers[1], slot, parity)
+                s = first_scores(empty_scores(), q_half, k_half + u64(slot * k_units), i32(0))
+                hw.wgmma_wait_all()
+                if tid & 127 == 0:
+                    k.release(k.hold(buffers[1], slot))
+                s, x0, x1, b0, b1 = softmax.score(s, words, (factor, by), i32(0), (column, end0, end1, safe), x0, x1)
+                s, sum0, sum1 = softmax.exponentials(s, by, b0, b1)
+                weights = softmax.halves(s)
+                before, parity_before = slot, parity
+                slot, parity = k.advance(slot, parity)
+                n = i32(bn)
+                while n < last:
+                    words = softmax.read((mask0, mask1), n, column, columns)
+                    k.wait(buffers[1], slot, parity)
+                    v.wait(buffers[2], before, parity_before)
+                    k_tile, v_tile = k_half + u64(slot * k_units), values_half + u64(before * v_units)
+                    if in_turn:
+                        hw.sync_named(own)
+                        s, acc = attend(acc, weights, q_half, k_tile, v_tile, other)
+                    else:
+                        s, acc = attend(acc, weights, q_half, k_tile, v_tile)
+                    if tid & 127 == 0:
+                        k.release(k.hold(buffers[1], slot))
+                    was0, was1 = x0, x1
+                    s, x0, x1, b0, b1 = softmax.score(s, words, (factor, by), n, (column, end0, end1, safe), x0, x1)
+                    s, add0, add1 = softmax.exponentials(s, by, b0, b1)
+                    a0, a1 = softmax.decay(was0, x0, b0, by), softmax.decay(was1, x1, b1, by)
+                    sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
+                    acc, s = settle(acc, s)
+                    if tid & 127 == 0:
+                        v.release(v.hold(buffers[2], before))
+                    weights = softmax.halves(s)
+                    acc = softmax.scaled(acc, a0, a1)
+                    before, parity_before = slot, parity
+                    slot, parity = k.advance(slot, parity)
+                    n = i32(n + bn)
+                if tid & 127 == 0:
+                    q.release(q.hold(buffers[0], slot_q))
+                slot_q, parity_q = q.advance(slot_q, parity_q)
+                v.wait(buffers[2], before, parity_before)
+                acc = weigh(acc, weights, values_half + u64(before * v_units))
+                if tid & 127 == 0:
+                    v.release(v.hold(buffers[2], before))
+                sum0, sum1 = softmax.row_sum(sum0), softmax.row_sum(sum1)
+                each0, each1 = f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0)
+                acc = softmax.scaled(acc, each0, each1)
+            store_rows(acc, (corner, at, row, part), warp, head, m0, integers[4], e)
             item = i32(item + cuda.gridDim.x)
 
+    return consume
+
+
+def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The device functions staging(thread) → places and store_rows(acc, places, warp, head, first row, rows, e), and the types of
+    what `e` holds.
+
+    Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every so-manieth row.
+    """
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import cuda, i32, inline, u32
+
+    store, extra = epilogue.build(params)
+    staged, pitch, half, at_results = t.staged, t.pitch, 2 * t.staged + 16, t.layout["results"]
+    stage_results, parts, load4 = hw.stage(t.e, staged, pitch), t.e // staged, hw.load_shared_f32x4
+    lane_groups = staged // 8
+    apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
+
     @inline
-    def body(map_q, map_k, map_v, factor, integers, mask, e):
-        items, _, _, _, rows, columns, ahead = integers
-        base = u32((hw.shared_address(cuda.shared.array(0, dtype=types.uint8)) + 1023) & 0xFFFFFC00)
-        q_full = u32(base + barriers)
-        q_empty, k_full, k_empty = u32(q_full + 8), u32(q_full + 16), u32(q_full + 16 + 8 * STAGES)
-        v_full, v_empty = u32(q_full + 16 + 16 * STAGES), u32(q_full + 16 + 24 * STAGES)
-        tid = i32(cuda.threadIdx.x)
-        warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
-        if tid == 0:
-            hw.barrier_init(q_full, 1)
-            hw.barrier_init(q_empty, warpgroups)
-            for s in range(STAGES):
-                hw.barrier_init(u32(k_full + 8 * s), 1)
-                hw.barrier_init(u32(v_full + 8 * s), 1)
-                hw.barrier_init(u32(k_empty + 8 * s), warpgroups)
-                hw.barrier_init(u32(v_empty + 8 * s), warpgroups)
-            hw.fence_barrier_init()
-            hw.prefetch_map(map_q)
-            hw.prefetch_map(map_k)
-            hw.prefetch_map(map_v)
-        cuda.syncthreads()
-        item = i32(cuda.blockIdx.x)
-        hw.wait_for_earlier_grids()
-        hw.let_later_grids_start()
-        if warp >= consumers // 32:
-            if exchange:
-                shrink()
-            if tid == consumers:
-                produce(map_q, map_k, map_v, base, q_full, item, integers)
-        else:
-            if exchange:
-                grow()
-            group = i32(warp >> 2)
-            q_half = row_half | u64((base + group * (64 * 2 * COLUMNS) & 0x3FFFF) >> 4)
-            k_half = row_half | u64((base + k_ring & 0x3FFFF) >> 4)
-            values_half = v_half | u64((base + v_ring & 0x3FFFF) >> 4)
-            column = i32((lane & 3) * 2)
-            own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
-            if in_turn and group == warpgroups - 1:
-                hw.arrive_named(other)
-            # Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every `apart`-th row.
-            slab = u32(base + t_staging + warp * (16 * pitch))
-            corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
-            row, part = i32(lane // lane_groups), i32(lane % lane_groups)
-            at = u32(slab + row * pitch + part * 16)
-            by = f32(LOG2_E) if additive else factor
-            slot, parity, parity_q = i32(0), i32(0), i32(0)
-            while item < items:
-                head, b, h, _, m0, last, tiles = place(item, integers)
-                # This thread's two rows, and what they see; `safe` columns are seen by all rows of the warpgroup.
-                m = i32(m0 + warp * 16 + (lane >> 2))
-                end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
-                end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
-                safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
-                if has_mask:
-                    mask_at, mask_b, mask_h, mask_r = mask
-                    line = i64(b) * mask_b + i64(h) * mask_h + column
-                    mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
-                    mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
-                acc = zeros()
-                x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
-                if tiles > 0:
-                    if has_mask:
-                        words = read_mask(mask0, mask1, i32(0), column, columns)
-                    hw.barrier_wait(q_full, parity_q)
-                    hw.barrier_wait(u32(k_full + 8 * slot), parity)
-                    s = first_scores(empty_scores(), q_half, k_half + u64(slot * k_units), i32(0))
-                    hw.wgmma_wait_all()
-                    if tid & 127 == 0:
-                        hw.barrier_arrive(u32(k_empty + 8 * slot))
-                    if has_mask:
-                        s = masked(s, words, factor)
-                    if bn > safe:
-                        s = cut(s, column, end0, end1)
-                    x0, x1 = highest(s, x0, x1)
-                    x0, x1 = row_maximum(x0), row_maximum(x1)
-                    b0, b1 = taken_off(x0, by), taken_off(x1, by)
-                    if additive:
-                        s, b0, b1 = near(s, x0, x1, b0, b1)
-                    s, sum0, sum1 = exponentials(s, by, b0, b1)
-                    weights = halves(s)
-                    before, parity_before = slot, parity
-                    slot = i32(slot + 1)
-                    if slot == STAGES:
-                        slot, parity = i32(0), i32(parity ^ 1)
-                    n = i32(bn)
-                    while n < last:
-                        if has_mask:
-                            words = read_mask(mask0, mask1, n, column, columns)
-                        hw.barrier_wait(u32(k_full + 8 * slot), parity)
-                        hw.barrier_wait(u32(v_full + 8 * before), parity_before)
-                        q_at, k_at, v_at = q_half, k_half + u64(slot * k_units), values_half + u64(before * v_units)
-                        if in_turn:
-                            hw.sync_named(own)
-                            s, acc = attend(acc, weights, q_at, k_at, v_at, other)
-                        else:
-                            s, acc = attend(acc, weights, q_at, k_at, v_at)
-                        if tid & 127 == 0:
-                            hw.barrier_arrive(u32(k_empty + 8 * slot))
-                        if has_mask:
-                            s = masked(s, words, factor)
-                        if n + bn > safe:
-                            s = cut(s, i32(n + column), end0, end1)
-                        was0, was1 = x0, x1
-                        x0, x1 = highest(s, x0, x1)
-                        x0, x1 = row_maximum(x0), row_maximum(x1)
-                        b0, b1 = taken_off(x0, by), taken_off(x1, by)
-                        if additive:
-                            s, b0, b1 = near(s, x0, x1, b0, b1)
-                        s, add0, add1 = exponentials(s, by, b0, b1)
-                        a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
-                        sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
-                        acc, s = settle(acc, s)
-                        if tid & 127 == 0:
-                            hw.barrier_arrive(u32(v_empty + 8 * before))
-                        weights = halves(s)
-                        acc = scaled(acc, a0, a1)
-                        before, parity_before = slot, parity
-                        slot = i32(slot + 1)
-                        if slot == STAGES:
-                            slot, parity = i32(0), i32(parity ^ 1)
-                        n = i32(n + bn)
-                    if tid & 127 == 0:
-                        hw.barrier_arrive(q_empty)
-                    parity_q = i32(parity_q ^ 1)
-                    hw.barrier_wait(u32(v_full + 8 * before), parity_before)
-                    acc = weigh(acc, weights, values_half + u64(before * v_units))
-                    if tid & 127 == 0:
-                        hw.barrier_arrive(u32(v_empty + 8 * before))
-                    sum0, sum1 = row_sum(sum0), row_sum(sum1)
-                    acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
+    def staging(thread):
+        """Where a lane's results are staged, and where it reads those that it stores: of which row and 8 columns."""
+        base, warp, lane, _ = thread
+        slab = u32(base + at_results + warp * (16 * pitch))
+        corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
+        row, part = i32(lane // lane_groups), i32(lane % lane_groups)
+        return corner, u32(slab + row * pitch + part * 16), row, part
 
-                first, c = i32(m0 + warp * 16 + row), i32(part * 8)
-                if m0 + warp * 16 < rows:
-                    for chunk in range(parts):
-                        stage_results(acc, corner, i32(chunk))
-                        cuda.syncwarp()
-                        for turn in range(turns):
-                            if row + turn * apart < 16 and first + turn * apart < rows:
-                                source = u32(at + turn * (apart * pitch))
-                                values = load4(source) + load4(u32(source + half))
-                                store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
-                        cuda.syncwarp()
-                item = i32(item + cuda.gridDim.x)
+    @inline
+    def store_rows(acc, places, warp, head, m0, rows, e):
+        corner, at, row, part = places
+        first, c = i32(m0 + warp * 16 + row), i32(part * 8)
+        if m0 + warp * 16 < rows:
+            for chunk in range(parts):
+                stage_results(acc, corner, i32(chunk))
+                cuda.syncwarp()
+                for turn in range(turns):
+                    if row + turn * apart < 16 and first + turn * apart < rows:
+                        source = u32(at + turn * (apart * pitch))
+                        values = load4(source) + load4(u32(source + half))
+                        store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
+                cuda.syncwarp()
 
-    t_staging = t.staging
-    masks = ["mask", "mask_b", "mask_h", "mask_r"] if has_mask else []
-    more = [f"e{i}" for i in range(len(extra))]
-    text = f"def kernel({', '.join([*MAPS, 'factor', *INTEGERS, *masks, *more])}):\n"
-    text += f"    body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})\n"
-    signature = types.void(u64, u64, u64, f32, *[i32] * len(INTEGERS), *([u64, *[i32] * 3] if has_mask else []), *extra)
-    return Function(execute(text, {"body": body}, "kernel"), signature, t.threads)
+    return staging, store_rows, extra
