@@ -26,7 +26,7 @@ from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.ptx.atoms import instruction_of
+from tccompile.kernels.ptx.atoms import ATOMS, warp_atom
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -123,7 +123,7 @@ class AttentionMma(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Attention)
-        if instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
+        if warp_atom(arch) is None:
             return f"{arch.name} has no mma.m16n8 instructions"
         if reason := unfit(op, program):
             return reason
@@ -187,11 +187,11 @@ class AttentionMma(Kernel):
         chunks, tiles, bn = self._chunks(op, program), -(-rows // BM), int(config["bn"])
         parts, each = split_steps(-(-columns // bn), int(config["splits"]))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
-        instruction = instruction_of(arch)
-        assert instruction is not None
+        atom = warp_atom(arch)
+        assert atom is not None
         compiled = code(
             self.name,
-            instruction=instruction,
+            instruction=atom.name,
             chunks=chunks,
             bn=bn,
             few=rows <= FEW,
@@ -338,13 +338,11 @@ def build(
     epilogue_params: Any,
 ) -> Function:
     """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
-    from numba import cuda
-    from numba.cuda import types
-
-    from tccompile.kernels import gemm_walk as walk
-    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.parts import fragments as of
+    from tccompile.kernels.parts import split as shares
     from tccompile.kernels.ptx import memory, mma, softmax
-    from tccompile.kernels.ptx.core import f32, i32, u32, u64
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32, u64
 
     i64 = types.int64
     d_chunks, e_chunks = chunks
@@ -353,11 +351,12 @@ def build(
     k_pitch, v_pitch, slab_pitch = _pitch(d_chunks), _pitch(e_chunks), _slab(e_chunks)
     k_at, v_at = bm * k_pitch, (bm + bn) * k_pitch
     groups = 2 * n_blocks
-    fragments = mma.FRAGMENTS[instruction]
+    atom = ATOMS[instruction]
+    fragments = of.fragments_of(atom)
     lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
-    load_rows, scores_of = mma.load_rows(instruction, d_steps), mma.multiply_rows(instruction, d_steps, n_blocks, k_pitch)
-    add_values = mma.multiply_columns(instruction, n_blocks, e_blocks, v_pitch)
-    zeros, spill = mma.zeros(8 * e_blocks), mma.spill_block(instruction, 1, e_blocks, slab_pitch)
+    load_rows, scores_of = of.load_rows(atom, d_steps), of.multiply_rows(atom, d_steps, n_blocks, k_pitch)
+    add_values = of.multiply_columns(atom, n_blocks, e_blocks, v_pitch)
+    zeros, spill = mma.zeros(8 * e_blocks), of.spill_block(atom, 1, e_blocks, slab_pitch)
     highest, cut, scaled = softmax.highest(groups), softmax.cut(groups), softmax.scaled(2 * e_blocks)
     exponentials, halves = softmax.exponentials(groups), softmax.halves(groups, instruction == "mma.m16n8k16")
     row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
@@ -371,7 +370,7 @@ def build(
     add_warps, scaled_by = _warps_added(16 * slab_pitch * 4, 8 * stored_groups * 4)
     store_eight, store_pair, load_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2), memory.load(DType.F32, 2, True)
     store_weight = memory.store(DType.F32, space="shared")
-    last_to_arrive = walk.last_to_arrive(cp_async)
+    last_to_arrive = shares.last_to_arrive(cp_async)
 
     def copier(chunks: int, pitch: int, rows: int) -> Any:
         """The device function that copies a tile of `rows` rows; each thread has one chunk column."""
@@ -383,7 +382,7 @@ def build(
         def copy(to, source, step, first, end, tid):
             row, column = i32(tid // width), i32(tid % width)
             if column < padded and row < rows:
-                at = walk.at(source, types.int64(first + row) * step + column * 8, 2)
+                at = address(source, types.int64(first + row) * step + column * 8, 2)
                 put = u32(to + u32(row * pitch + column * 16))
                 by = u64(types.int64(step) * (2 * apart))
                 for i in range(turns):
@@ -412,7 +411,7 @@ def build(
         kept = i32(min(rows, BM))
         row = warp
         while row < within:
-            x, total = load_pair(walk.at(pairs, i64(lane) * kept + row, 8), i32(lane < parts))
+            x, total = load_pair(address(pairs, i64(lane) * kept + row, 8), i32(lane < parts))
             x = x if lane < parts else f32(-math.inf)
             top = warp_maximum(x)
             b = f32(0) if top == f32(-math.inf) else f32(top * by)
@@ -427,7 +426,7 @@ def build(
             inside = at < items
             row = i32(at // stored_groups) if inside else i32(0)
             group = i32(at % stored_groups)
-            place = walk.at(partial, i64(row) * stored_groups + group, 32)
+            place = address(partial, i64(row) * stored_groups + group, 32)
             weights = u32(base + u32(row * (MOST_SPLITS * 4)))
             values = join(place, i32(kept * (stored_groups * 32)), weights, i32(tid % JOINED), parts if inside else i32(0))
             if inside and tid % JOINED == 0:
@@ -450,9 +449,9 @@ def build(
         b = mma.divide(i32(head), heads)
         h = i32(head - b * heads)
         g = mma.divide(h, share)
-        q = walk.at(q, i64(b) * q_b + i64(h) * q_h, 2)
-        k = walk.at(k, i64(b) * k_b + i64(g) * k_h, 2)
-        v = walk.at(v, i64(b) * v_b + i64(g) * v_h, 2)
+        q = address(q, i64(b) * q_b + i64(h) * q_h, 2)
+        k = address(k, i64(b) * k_b + i64(g) * k_h, 2)
+        v = address(v, i64(b) * v_b + i64(g) * v_h, 2)
         last = i32(min(columns, i32(min(rows, i32(m0 + BM)) + ahead))) if causal else columns
 
         first = i32(0)
@@ -526,16 +525,16 @@ def build(
             # Parts of a tile lie one after the other; all rows' highest scores and sums behind the last tile's.
             count, kept = i32(cuda.gridDim.y), i32(min(rows, BM))
             number = i32(i32(cuda.blockIdx.x) * count)  # of the tile's first part
-            pairs = walk.at(partial, i64(i32(cuda.gridDim.x) * count) * kept, stored_groups * 32)
-            pairs = walk.at(pairs, i64(number) * kept, 8)
-            partial = walk.at(partial, i64(number) * kept, stored_groups * 32)
+            pairs = address(partial, i64(i32(cuda.gridDim.x) * count) * kept, stored_groups * 32)
+            pairs = address(pairs, i64(number) * kept, 8)
+            partial = address(partial, i64(number) * kept, stored_groups * 32)
             own = i64(i32(cuda.blockIdx.y)) * kept  # this part's first row
         if split and not few:
             row = i32(warp * 16 + lane // 4)
             if lane % 4 == 0 and m < rows:
-                store_pair(walk.at(pairs, own + row, 8), x0, sum0)
+                store_pair(address(pairs, own + row, 8), x0, sum0)
             if lane % 4 == 0 and m + 8 < rows:
-                store_pair(walk.at(pairs, own + row + 8, 8), x1, sum1)
+                store_pair(address(pairs, own + row + 8, 8), x1, sum1)
         if not split and not few:
             acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
         slab = u32(base + u32(warp * (16 * slab_pitch * 4)))
@@ -559,9 +558,9 @@ def build(
                     line = u32(base + u32(row * slab_pitch * 4))
                     values, top, total = add_warps(line, u32(line + u32(group * 32)), by)
                     if split:
-                        store_eight(walk.at(partial, (own + row) * stored_groups + group, 32), *values)
+                        store_eight(address(partial, (own + row) * stored_groups + group, 32), *values)
                         if group == 0:
-                            store_pair(walk.at(pairs, own + row, 8), top, total)
+                            store_pair(address(pairs, own + row, 8), top, total)
                     else:
                         scale_by = f32(1) / total if total > f32(0) else f32(0)
                         store(scaled_by(values, scale_by), i32(head * rows + m0 + row), i32(group * 8), e)
@@ -575,11 +574,11 @@ def build(
                 m = i32(m0 + warp * 16 + row)
                 if m < rows:
                     if split:
-                        to = walk.at(partial, (own + warp * 16 + row) * stored_groups + group, 32)
+                        to = address(partial, (own + warp * 16 + row) * stored_groups + group, 32)
                         store_eight(to, *values)
                     else:
                         store(values, i32(head * rows + m), i32(group * 8), e)
-        if split and last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), count):
+        if split and last_to_arrive(address(counter, cuda.blockIdx.x, 4), count):
             add_parts(partial, pairs, base, warp, lane, tid, count, by, m0, head, rows, e)
 
     tensors = ["q", "k", "v", *(["mask"] if has_mask else [])]

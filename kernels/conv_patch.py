@@ -24,7 +24,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal
-from tccompile.kernels.ptx.atoms import instruction_of
+from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 
 QUAD = 4
@@ -162,7 +162,7 @@ class ConvPatch(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if instruction_of(arch) not in ("mma.m16n8k16", "mma.m16n8k8"):
+        if warp_atom(arch) is None:
             return f"{arch.name} has no Tensor Core instruction of 16 rows"
         x, w = program.tensors[op.x], program.tensors[op.w]
         if op.groups != 1:
@@ -269,7 +269,7 @@ class ConvPatch(Kernel):
             "pixels": ptx.pixels(patch.mi, 8 * patch.strides[1] * patch.pixel),
             "weights": ptx.weights(patch.outputs // 8),
             "keep": ptx.keep(4 * patch.mi),
-            "multiply": ptx.multiply(instruction_of(arch), patch.mi, patch.groups, patch.blocks),
+            "multiply": ptx.multiply(warp_atom(arch), patch.mi, patch.groups, patch.blocks),
             "part": hopper.part(8 * patch.mi * patch.outputs // 8, 8 * patch.blocks),
             "halves": mma.halves,
             "read_half": memory.load(DType.F16, guarded=True, space="global.nc"),

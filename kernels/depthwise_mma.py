@@ -22,7 +22,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.loops import device, entry
-from tccompile.kernels.ptx.atoms import instruction_of
+from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
 
 SIZE = 2
@@ -40,7 +40,7 @@ class DepthwiseMma(Depthwise):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
+        if warp_atom(arch) is None:
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         if (reason := super().supports(op, program, arch)) is not None:
             return reason
@@ -93,7 +93,7 @@ class DepthwiseMma(Depthwise):
             "read": memory.read_words(words, space="global.nc"),
             "take": mma.take(words),
             "zeros": mma.zeros(2 * lanes),
-            "multiply_diagonal": mma.multiply_diagonal(instruction_of(arch), words),
+            "multiply_diagonal": mma.multiply_diagonal(warp_atom(arch), words),
         }
         body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
         count = NUMBERS.count(",") + 1

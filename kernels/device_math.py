@@ -9,11 +9,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, types, u32
+from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, types, u32, u64
 
 __all__ = ["inline"]
 
 i64, boolean = types.int64, types.boolean
+
+
+@inline
+def at(base, offset, size):
+    """The address `offset` units of `size` bytes from `base`."""
+    return base + u64(i64(offset) * size)
+
 
 # --- Choices ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ the arithmetic; a thread multiplies rows and columns in groups of four. Few tile
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,9 @@ from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import (
-    IMAGES,
-    MATRICES,
     MOST_SCRATCH,
-    SCALARS,
+    Grid,
     Problem,
     Rates,
     describe,
@@ -35,7 +33,7 @@ from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel,
 BK = 16
 """Depth of a step."""
 
-MORE = ("x_c", "w_r", "w_s", "w_c")
+More = namedtuple("More", ("x_c", "w_r", "w_s", "w_c"))
 """int32 parameters after SCALARS: strides of x along channels and of w along taps and channels, in chunks."""
 
 
@@ -85,147 +83,200 @@ def chunk_of(problem: Problem) -> int:
     return 4 if fits and problem.x_pixel[3] == problem.w_tap[2] == 1 and all(s % 4 == 0 for s in steps) else 1
 
 
-def build_tile(
-    arch: Arch, tile: Tile, chunk: int, x_type: DType, w_type: DType, split: bool, lanes: int, epilogue_params: Any
-) -> Function:
-    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, MORE, the epilogue's."""
-    from numba import cuda
-    from numba.cuda import types
+@dataclass(frozen=True)
+class Form:
+    """What the code depends on, beside the epilogue: types of x and of w, elements that are loaded at once along K, whether K is
+    split over blocks, and columns that the epilogue takes at once."""
 
-    from tccompile.kernels import gemm_walk as walk
-    from tccompile.kernels.device_math import inline
-    from tccompile.kernels.ptx import memory, mma, simt
-    from tccompile.kernels.ptx.core import i32, u32, u64
+    tile: Tile
+    x: DType
+    w: DType
+    chunk: int
+    split: bool
+    lanes: int
 
-    bm, bn, bk = tile.bm, tile.bn, BK
-    threads, rows_each, columns_each, threads_n = tile.threads, tile.rows, tile.columns, tile.threads_n
-    threads_m = tile.threads_m
-    across = bk // chunk  # chunks of a step
-    apart = threads // across  # rows between those that a thread loads
-    a_rows, b_rows = bm // apart, bn // apart
-    a_words, words = a_rows * chunk, (a_rows + b_rows) * chunk
-    a_pitch, b_pitch = bm + 4, bn + 4  # floats from one k to the next
-    stage = bk * (a_pitch + b_pitch) * 4
-    count = rows_each * columns_each
-    slab_pitch = bn + 4
-    groups = bn // lanes
-    turns = threads_m * groups // threads
-    x_size, w_size = x_type.size, w_type.size
+    @property
+    def across(self) -> int:
+        """Chunks of a step; neighbouring threads load them, and have one of every `apart`-th row and column."""
+        return BK // self.chunk
 
-    zeros, multiply = mma.zeros(count), simt.multiply_step(rows_each, columns_each, bk, a_pitch, b_pitch, threads_m, threads_n)
-    spill = simt.spill_row(rows_each, columns_each, threads_n)
-    fetch_x = simt.fetch(memory.load(x_type, chunk, guarded=True), chunk)
-    fetch_w = simt.fetch(memory.load(w_type, chunk, guarded=True), chunk)
+    @property
+    def apart(self) -> int:
+        return self.tile.threads // self.across
+
+
+def rows_of(form: Form) -> Any:
+    """The part that brings A, whose rows are gathered from x, to registers."""
+    from tccompile.kernels.device_math import at
+    from tccompile.kernels.parts import blocks
+    from tccompile.kernels.parts.blocks import C, K, R, S
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import memory, simt
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
+
+    chunk, unit, apart, count = form.chunk, form.chunk * form.x.size, form.apart, form.tile.bm // form.apart
+    take = simt.fetch(memory.load(form.x, chunk, guarded=True), chunk)
+
+    @inline
+    def begin(m0, first, matrices, images):
+        """(offsets of the rows' first taps, in chunks, and those taps' places in the image)"""
+        offset = cuda.local.array(count, types.int32)
+        h = cuda.local.array(count, types.int32)
+        w = cuda.local.array(count, types.int32)
+        for i in range(count):
+            offset[i], h[i], w[i] = blocks.first_tap(i32(m0 + first + i * apart), matrices, images)
+        return offset, h, w
+
+    @inline
+    def fetch(own, x, here, held, matrices, images, more):
+        inside = here[K] < matrices.chunks
+        offset, top, left = own
+        h = i32(here[R] * images.dilation_h)
+        w = i32(here[S] * images.dilation_w)
+        shift = i32(h * images.x_h + w * matrices.x_row + here[C] * more.x_c)
+        for i in range(count):
+            ok = inside and u32(i32(top[i] + h)) < u32(images.image_h) and u32(i32(left[i] + w)) < u32(images.image_w)
+            take(held, i * chunk, at(x, i32(offset[i] + shift), unit), i32(ok))
+
+    return part(begin=begin, fetch=fetch)
+
+
+def columns_of(form: Form) -> Any:
+    """The device function that brings B, whose columns are rows of w, to registers behind those of A."""
+    from tccompile.kernels.device_math import at
+    from tccompile.kernels.parts.blocks import C, K, R, S
+    from tccompile.kernels.ptx import memory, simt
+    from tccompile.kernels.ptx.core import i32, inline
+
+    chunk, unit, apart, count = form.chunk, form.chunk * form.w.size, form.apart, form.tile.bn // form.apart
+    take, behind = simt.fetch(memory.load(form.w, chunk, guarded=True), chunk), form.tile.bm // form.apart * chunk
+
+    @inline
+    def fetch(w, n0, first, here, held, matrices, more):
+        inside = here[K] < matrices.chunks
+        shift = i32(here[R] * more.w_r + here[S] * more.w_s + here[C] * more.w_c)
+        for i in range(count):
+            n = i32(n0 + first + i * apart)
+            ok = inside and n < matrices.columns
+            take(held, behind + i * chunk, at(w, i32(n * matrices.w_row + shift), unit), i32(ok))
+
+    return fetch
+
+
+def keeper(form: Form, start: int, count: int, offset: int, pitch: int) -> Any:
+    """The part that writes `count` chunks of a thread, from register `start` on, to a stage: from its float `offset` on rows
+    (columns) lie side by side, `pitch` floats from one k to the next."""
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import memory
+    from tccompile.kernels.ptx.core import inline, u32
+
+    chunk, apart = form.chunk, form.apart
     put = memory.store(DType.F32, 1, space="shared")
+
+    @inline
+    def first(base, column, line):
+        return base + u32((offset + column * chunk * pitch + line) * 4)
+
+    @inline
+    def store(held, to):
+        for i in range(count):
+            for j in range(chunk):
+                put(to + u32((i * apart + j * pitch) * 4), held[start + i * chunk + j])
+
+    return part(first=first, store=store)
+
+
+def results_of(form: Form, store: Any) -> Any:
+    """The device function (acc, i, to, base, tid, where) that takes row i of each thread to the epilogue, through a slab in
+    shared memory, so that neighbouring threads store neighbouring columns. `to`: where this thread's row goes there."""
+    from tccompile.kernels.ptx import memory, simt
+    from tccompile.kernels.ptx.core import cuda, i32, inline, u32
+
+    tile, lanes, pitch = form.tile, form.lanes, form.tile.bn + 4
+    threads, threads_m, threads_n, groups = tile.threads, tile.threads_m, tile.threads_n, tile.bn // lanes
+    turns = threads_m * groups // threads
+    spill = simt.spill_row(tile.rows, tile.columns, threads_n)
     read = simt.as_tuple(memory.load(DType.F32, lanes, space="shared"), lanes)
-    store_partial, add_partial = mma.store_partial(count, threads), mma.add_partial(count, threads)
-    last_to_arrive = walk.last_to_arrive(arch.cp_async)
+
+    @inline
+    def results(acc, i, to, base, tid, where):
+        batch, m0, n0, stored, matrices, e = where
+        cuda.syncthreads()
+        spill(acc, to, i32(i))
+        cuda.syncthreads()
+        for j in range(turns):
+            place = i32(tid + j * threads)
+            row = i32(place // groups)
+            group = i32(place % groups)
+            values = read(base + u32((row * pitch + group * lanes) * 4))
+            m = i32(m0 + i // 4 * (4 * threads_m) + row * 4 + i % 4)
+            n = i32(n0 + group * lanes)
+            if m < matrices.rows and n < stored:
+                store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
+
+    return results
+
+
+def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
+    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, the fields of More, the epilogue's.
+    `in_order`: see `parts.split.last_to_arrive`."""
+    from tccompile.kernels.parts import blocks, split
+    from tccompile.kernels.ptx import mma, simt
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
+
+    tile, chunk, across, splits = form.tile, form.chunk, form.across, form.split
+    count, threads_n, rows, slab_pitch = tile.rows * tile.columns, tile.threads_n, tile.rows, tile.bn + 4
+    a_count, b_count = tile.bm // form.apart, tile.bn // form.apart  # chunks that a thread loads
+    a_pitch, b_pitch = tile.bm + 4, tile.bn + 4  # floats from one k to the next
+    stage, words, b_at = BK * (a_pitch + b_pitch) * 4, (a_count + b_count) * chunk, BK * a_pitch
+
+    locate = blocks.located(tile.bm, tile.bn, chunk * form.x.size, chunk * form.w.size)
+    walk = blocks.walk(across, chunk, False)
+    a, fetch_b = rows_of(form), columns_of(form)
+    keep_a, keep_b = keeper(form, 0, a_count, 0, a_pitch), keeper(form, a_count * chunk, b_count, b_at, b_pitch)
+    multiply = simt.multiply_step(tile.rows, tile.columns, BK, a_pitch, b_pitch, tile.threads_m, threads_n)
+    zeros, parts = mma.zeros(count), split.split_k(count, tile.threads, in_order)
     store, extra = epilogue.build(epilogue_params)
+    results = results_of(form, store)
 
     @inline
     def body(x, w, partial, counter, matrices, images, more, e):
-        rows, columns, stored, last_stored, chunks, tiles_m, tiles_n, steps, inner = matrices[:9]
-        x_outer, x_inner, w_outer, w_inner, row_batch, column_batch, x_row, w_row, channels = matrices[9:]
-        x_h, image_h, image_w = images[3:6]
-        dilation_h, dilation_w, taps_w = images[10:13]
-        x_c, w_r, w_s, w_c = more
-        base = mma.shared_address(cuda.shared.array(0, types.float32))
-        tid = i32(cuda.threadIdx.x)
-
-        part = i32(cuda.blockIdx.y)
-        batch, tile_m, tile_n = walk.locate(i32(cuda.blockIdx.x), tiles_m, tiles_n)
-        m0 = i32(tile_m * bm)
-        n0 = i32(tile_n * bn)
-        outer = mma.divide(batch, inner)
-        within = i32(batch - outer * inner)
-        x = walk.at(x, i32(outer * x_outer + within * x_inner), chunk * x_size)
-        w = walk.at(w, i32(outer * w_outer + within * w_inner), chunk * w_size)
-        stored = last_stored if batch == inner - 1 else stored
-
-        # What this thread loads: chunk `column` of rows first, first + apart … of A and of B.
-        column = i32(tid % across)
-        first = i32(tid // across)
-        k = i32(part * steps * across + column)
-        steps = i32(min(steps, i32((chunks + across - 1) // across - part * steps)))
-        tap = mma.divide(k, channels)
-        c = i32(k - tap * channels)
-        r = mma.divide(tap, taps_w)
-        s = i32(tap - r * taps_w)
-        a_at = cuda.local.array(a_rows, types.int32)
-        a_h = cuda.local.array(a_rows, types.int32)
-        a_w = cuda.local.array(a_rows, types.int32)
-        for i in range(a_rows):
-            a_at[i], a_h[i], a_w[i] = walk.first_tap(i32(m0 + first + i * apart), rows, images, x_row)
-        put_a = base + u32((column * chunk * a_pitch + first) * 4)
-        put_b = base + u32((bk * a_pitch + column * chunk * b_pitch + first) * 4)
+        base, tid = mma.shared_address(cuda.shared.array(0, types.float32)), i32(cuda.threadIdx.x)
+        part, batch, m0, n0, x, w, stored = locate(x, w, matrices)
+        column, first = i32(tid % across), i32(tid // across)
+        here, steps = walk.begin(part, column, matrices, images)
+        of_a = a.begin(m0, first, matrices, images)
+        to_a, to_b = keep_a.first(base, column, first), keep_b.first(base, column, first)
         from_a = base + u32(tid // threads_n * 16)
-        from_b = base + u32((bk * a_pitch + tid % threads_n * 4) * 4)
+        from_b = base + u32((b_at + tid % threads_n * 4) * 4)
 
-        acc = zeros()
-        staged = cuda.local.array(words, types.float32)
+        acc, held = zeros(), cuda.local.array(words, types.float32)
         fill = u32(0)
-        for step in range(i32(steps + 1)):
-            if step < steps:  # global memory to registers
-                inside = k < chunks
-                h = i32(r * dilation_h)
-                v = i32(s * dilation_w)
-                shift = i32(h * x_h + v * x_row + c * x_c)
-                for i in range(a_rows):
-                    ok = inside and u32(i32(a_h[i] + h)) < u32(image_h) and u32(i32(a_w[i] + v)) < u32(image_w)
-                    fetch_x(staged, i * chunk, walk.at(x, i32(a_at[i] + shift), chunk * x_size), i32(ok))
-                shift = i32(r * w_r + s * w_s + c * w_c)
-                for i in range(b_rows):
-                    n = i32(n0 + first + i * apart)
-                    ok = inside and n < columns
-                    fetch_w(staged, a_words + i * chunk, walk.at(w, i32(n * w_row + shift), chunk * w_size), i32(ok))
-                k = i32(k + across)
-                r, s, c = walk.onward(r, s, c, channels, images)
-            if step > 0:
+        for turn in range(i32(steps + 1)):
+            if turn < steps:  # global memory to registers
+                a.fetch(of_a, x, here, held, matrices, images, more)
+                fetch_b(w, n0, first, here, held, matrices, more)
+                walk.onward(here, matrices, images)
+            if turn > 0:
                 acc = multiply(acc, from_a + (u32(stage) - fill), from_b + (u32(stage) - fill))
-            if step < steps:  # registers to shared memory
-                for i in range(a_rows):
-                    for j in range(chunk):
-                        put(put_a + fill + u32((i * apart + j * a_pitch) * 4), staged[i * chunk + j])
-                for i in range(b_rows):
-                    for j in range(chunk):
-                        put(put_b + fill + u32((i * apart + j * b_pitch) * 4), staged[a_words + i * chunk + j])
+            if turn < steps:  # registers to shared memory
+                keep_a.store(held, to_a + fill)
+                keep_b.store(held, to_b + fill)
             cuda.syncthreads()
             fill = u32(stage) - fill
 
-        if split:
-            # Parts of a tile lie one after the other; each thread reads back what its like wrote.
-            parts = i32(cuda.gridDim.y)
-            own = walk.at(partial, types.int64(cuda.blockIdx.x) * parts * (bm * bn) + tid * 4, 4)
-            store_partial(acc, walk.at(own, types.int64(part) * (bm * bn), 4))
-            if not last_to_arrive(walk.at(counter, cuda.blockIdx.x, 4), parts):
+        if splits:
+            own = parts.place(partial, tid)
+            if not parts.is_last(acc, own, part, counter):
                 return
-            acc = zeros()
-            for i in range(parts):
-                acc = add_partial(acc, walk.at(own, types.int64(i) * (bm * bn), 4))
+            acc = parts.total(own)
 
-        # The epilogue: one row of each thread at a time through a slab, so that neighbouring threads store neighbouring columns.
         to = base + u32((tid // threads_n * slab_pitch + tid % threads_n * 4) * 4)
-        for i in range(rows_each):
-            cuda.syncthreads()
-            spill(acc, to, i32(i))
-            cuda.syncthreads()
-            for j in range(turns):
-                place = i32(tid + j * threads)
-                row = i32(place // groups)
-                group = i32(place % groups)
-                values = read(base + u32((row * slab_pitch + group * lanes) * 4))
-                m = i32(m0 + i // 4 * (4 * threads_m) + row * 4 + i % 4)
-                n = i32(n0 + group * lanes)
-                if m < rows and n < stored:
-                    store(values, i32(batch * row_batch + m), i32(batch * column_batch + n), e)
+        for i in range(rows):
+            results(acc, i, to, base, tid, (batch, m0, n0, stored, matrices, e))
 
-    addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
-    params = [f"e{i}" for i in range(len(extra))]
-    scope = {"body": body, "partial": 0, "counter": 0}
-    text = f"def kernel({', '.join([*addresses, *SCALARS, *MORE, *params])}):\n    body(x, w, partial, counter, "
-    text += f"({', '.join(MATRICES)}), ({', '.join(IMAGES)}), ({', '.join(MORE)}), {tuple_of(params)})\n"
-    signature = types.void(*[u64] * len(addresses), *[i32] * (len(SCALARS) + len(MORE)), *extra)
-    return Function(execute(text, scope, "kernel"), signature, threads)
+    kernel, signature = blocks.entry(body, splits, More, extra)
+    return Function(kernel, signature, tile.threads)
 
 
 # --- The kernel families ---------------------------------------------------------------------------------------------
@@ -293,7 +344,8 @@ class _Simt(Kernel):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         tile, x, w = BY_SHAPE[params["bm"], params["bn"]], DType(params["x"]), DType(params["w"])
-        return build_tile(arch, tile, params["chunk"], x, w, params["split"], params["lanes"], params["epilogue"])
+        form = Form(tile, x, w, params["chunk"], params["split"], params["lanes"])
+        return build_tile(form, arch.cp_async, params["epilogue"])
 
 
 def _tile(config: Config) -> Tile:
@@ -315,7 +367,7 @@ def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, moving: float) 
     share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
     resident = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024)))
     rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=0.0)
-    return time_us(problem, arch, rates, tile.bm, tile.bn, BK, _steps(problem), splits, resident, moving)
+    return time_us(problem, arch, rates, Grid(tile.bm, tile.bn, BK, _steps(problem), splits, resident), moving)
 
 
 class GemmSimt(_Simt):

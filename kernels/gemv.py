@@ -26,7 +26,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
 from tccompile.kernels.loops import device, entry
-from tccompile.kernels.ptx.atoms import instruction_of
+from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -116,7 +116,7 @@ class _Gemv(Kernel):
     most: int  # rows of the small operand
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
-        if self.tensor_cores and instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
+        if self.tensor_cores and warp_atom(arch) is None:
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         problem = describe(op, program)
         if isinstance(problem, str):
@@ -231,7 +231,7 @@ class _Gemv(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.parts.split import last_to_arrive
         from tccompile.kernels.ptx import memory, mma, simt
         from tccompile.kernels.ptx.core import u64
 
@@ -245,7 +245,7 @@ class _Gemv(Kernel):
             "u64": u64,
         }
         if self.tensor_cores:
-            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(instruction_of(arch))}
+            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(warp_atom(arch))}
         else:
             scope |= {"shuffle": simt.shuffle, "dot": simt.dot(CHUNK)}
             for name, dtype in (("s", streamed), ("t", small)):

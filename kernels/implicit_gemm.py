@@ -20,8 +20,14 @@ from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work
 
+CHUNK_BYTES = 16
+"""Bytes that are copied at once."""
+
 CHUNK = 8
-"""Halves that are copied at once: 16 bytes."""
+"""Halves that are copied at once."""
+
+FED = {DType.F16: "f16"}
+"""Types of tensors that Tensor Cores are fed with as they are stored, and those of the instructions' operands."""
 
 MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
@@ -64,6 +70,11 @@ class Problem:
     strides: tuple[int, int] = (1, 1)
     pads: tuple[int, int] = (0, 0)
     dilations: tuple[int, int] = (1, 1)
+
+    @property
+    def chunk(self) -> int:
+        """Elements of x and of w that are copied at once."""
+        return CHUNK_BYTES // self.x.dtype.size
 
     @property
     def batches(self) -> int:
@@ -263,8 +274,8 @@ def _chosen(op: Op, program: Program, config: Config) -> Op:
 def unfit(problem: Problem) -> str | None:
     """None if 16-byte copies of half-precision operands can feed Tensor Cores, else the rule that does not hold."""
     for t in (problem.x, problem.w):
-        if t.dtype is not DType.F16:
-            return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with float16"
+        if t.dtype not in FED:
+            return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with {', '.join(kind.value for kind in FED)}"
     return unaligned(problem)
 
 
@@ -384,17 +395,34 @@ REDUCE_US = 1.7
 """A split's way through the workspace: fences, the counter, the first read."""
 
 
-def time_us(
-    problem: Problem, arch: Arch, rates: Rates, bm: int, bn: int, bk: int, steps: int, splits: int, resident: int, moving: float
-) -> float:
-    """Time of a grid of tiles of bm×bn, each of `steps` of bk in so many splits, `resident` blocks a multiprocessor, in µs.
+@dataclass(frozen=True)
+class Grid:
+    """How a kernel shares a problem out.
+
+    bm, bn     rows and columns of a block's tile
+    bk, steps  elements of K that a block multiplies in a step, and steps along K
+    splits     parts of K, each for another block
+    resident   blocks that a multiprocessor holds at once
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    steps: int
+    splits: int
+    resident: int
+
+
+def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: float) -> float:
+    """The time of a problem, in µs; `moving`: of its tensors' way through memory.
 
     Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
-    through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory, `moving`, if that is longer; they overlap
+    through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory if that is longer; they overlap
     but in part. Fitted to an H100 and an H200.
     """
+    bm, bn, bk, resident = grid.bm, grid.bn, grid.bk, grid.resident
     tm, tn = tiles(problem, bm, bn)
-    splits, each = split_steps(steps, splits)
+    splits, each = split_steps(grid.steps, grid.splits)
     blocks = tm * tn * splits * problem.batches
     work = 2.0 * bm * bn * bk / rates.flops_us
     full, rest = divmod(blocks, arch.sms * resident)

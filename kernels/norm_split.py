@@ -117,7 +117,7 @@ class NormSplit(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.parts.split import last_to_arrive
         from tccompile.kernels.ptx.core import u64
         from tccompile.kernels.ptx.memory import load, store
 

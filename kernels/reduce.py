@@ -189,7 +189,7 @@ class ReduceKernel(Kernel):
     def build(self, arch: Arch, **params: Value) -> Function:
         from numba.cuda import types
 
-        from tccompile.kernels.gemm_walk import last_to_arrive
+        from tccompile.kernels.parts.split import last_to_arrive
         from tccompile.kernels.ptx.core import u64
         from tccompile.kernels.ptx.memory import load, store
         from tccompile.kernels.ptx.simt import shuffle

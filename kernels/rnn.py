@@ -29,7 +29,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT
-from tccompile.kernels.ptx.atoms import instruction_of
+from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -165,7 +165,8 @@ class _Rnn(Kernel):
             yield {"units": shape.units, "batch": shape.batch}
 
     def shape(self, op: Rnn, program: Program, config: Config, arch: Arch) -> Shape:
-        mma = instruction_of(arch) if self.tensor_cores else None
+        atom = warp_atom(arch)
+        mma = atom.name if atom and self.tensor_cores else None
         sizes = program.tensors[op.r].dtype.size, program.tensors[op.y].dtype.size
         return Shape(GATES[op.cell], config["units"], config["batch"], mma, *sizes)
 
@@ -278,7 +279,7 @@ class RnnMma(_Rnn):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Rnn)
-        if instruction_of(arch) not in ("mma.m16n8k8", "mma.m16n8k16"):
+        if warp_atom(arch) is None:
             return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         for name in (op.r, op.y):
             if program.tensors[name].dtype is not DType.F16:

@@ -8,4 +8,14 @@ ring         buffers that copies fill and warpgroups read, with their barriers
 producers    what fills a stage: boxes of a matrix, or pixels by im2col
 accumulator  what multiplies stages, and holds the sums
 results      how sums leave: as rows, in boxes, in boxes turned over, added up over a cluster
+
+For kernels of mma.sync and of CUDA-core products, whose threads copy for themselves:
+
+blocks       which tile of which product a block computes, and its way through K
+panels       the operands of a step: which chunks a thread copies, and where a lane reads fragments
+chunks       16 bytes in shared memory: where they lie, and how they come there
+async_ring   the ring of stages that they are copied to
+fragments    how an instruction's operands lie over a warp's lanes, their loads, products of them
+slabs        how accumulators are turned round on their way to the epilogue
+split        who of several blocks comes last, and sums whose parts they make
 """

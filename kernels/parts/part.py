@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from types import ModuleType
+from typing import Any
 
 _numbers = count()
 
@@ -17,3 +18,10 @@ class Part(ModuleType):
 
     def __init__(self) -> None:
         super().__init__(f"{type(self).__name__} {next(_numbers)}")
+
+
+def part(**content: Any) -> Part:
+    """A part of these device functions, and of numbers that the host asks for."""
+    out = Part()
+    out.__dict__.update(content)
+    return out

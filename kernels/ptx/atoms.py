@@ -96,6 +96,7 @@ def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> l
     return sorted(there, key=lambda x: -x.m * x.n * x.k)
 
 
-def instruction_of(arch: Arch) -> str | None:
-    """The largest that a generation's warps run by themselves, on fp16 in registers."""
-    return next((x.name for x in atoms(arch) if not x.warpgroup), None)
+def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -> Atom | None:
+    """The largest product of operands in registers that a warp makes as a whole; with `quads`, or that its quad-pairs make."""
+    groups = (8, 32) if quads else (32,)
+    return next((x for x in atoms(arch, a, b) if x.threads in groups), None)

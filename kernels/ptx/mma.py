@@ -1,14 +1,7 @@
-"""Tensor Core instructions of the mma.sync kind, and what feeds them: ldmatrix, cp.async, 16-byte copies, counters.
-
-A warp multiplies blocks of 16 rows by 16 columns by 16 of K, held in registers as fragments. `Fragments` describes how one
-generation's instruction lays them out over the lanes (PTX ISA, "Warp-level matrix fragment" figures), so that one kernel body
-serves mma.m8n8k4 (sm_70), m16n8k8 (sm_75) and m16n8k16 (sm_80 and later).
-"""
+"""Instructions that kernels of mma.sync are made of: the products, cp.async, 16-byte copies, counters, parts of sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -102,70 +95,12 @@ count_up_in_order = instruction("atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;", 
 store_word = instruction("st.global.b32 [$0], $1;", void, u64, u32)
 
 
-# --- Fragments -------------------------------------------------------------------------------------------------------
+# --- Products --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """How one instruction spreads a 16×16 block over a warp's lanes.
-
-    Shared memory holds rows of A (and of B: its columns) as chunks of 8 halves. For step k a lane reads chunk 2*k + half of a
-    row (both chunks of the row without ldmatrix): `a` and `b` give (row, half) for a lane. Of the accumulators it has four
-    pairs of neighbouring columns: pair t lies in row + (t % 2) * row_step and column + (t // 2) * 8; `acc` gives (row, column).
-    """
-
-    ldmatrix: bool
-    row_step: int
-    a: Callable[[Any], tuple[Any, Any]]
-    b: Callable[[Any], tuple[Any, Any]]
-    acc: Callable[[Any], tuple[Any, Any]]
-
-
-def _warp_a(lane):
-    return lane % 16, lane // 16
-
-
-def _warp_b(lane):
-    return lane % 8 + lane // 16 * 8, lane // 8 % 2
-
-
-def _warp_acc(lane):
-    return lane // 4, lane % 4 * 2
-
-
-# mma.m8n8k4 is four products at once, one for each quad-pair (lanes 4q … 4q+3 and 4q+16 … 4q+19). Quad-pairs are given rows
-# and columns such that eight neighbouring lanes read different banks: rows 4*(q % 2) and 8 more, columns 4*(q // 2) and 8 more.
-def _quads_a(lane):
-    return lane % 8 + lane // 16 * 8, 0
-
-
-def _quads_b(lane):
-    return lane % 4 + lane // 8 % 2 * 4 + lane // 16 * 8, 0
-
-
-def _quads_acc(lane):
-    return lane % 2 + lane // 4 % 2 * 4 + lane // 16 * 8, lane // 2 % 2 * 2 + lane // 8 % 2 * 4
-
-
-FRAGMENTS = {
-    "mma.m8n8k4": Fragments(False, 2, _quads_a, _quads_b, _quads_acc),
-    "mma.m16n8k8": Fragments(True, 8, _warp_a, _warp_b, _warp_acc),
-    "mma.m16n8k16": Fragments(True, 8, _warp_a, _warp_b, _warp_acc),
-}
-
-
-def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list, effect: bool) -> Any:
+def asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list, effect: bool) -> Any:
     function = ir.FunctionType(result, [a.type for a in args])
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
-
-
-def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int, turned: bool = False) -> list:
-    """Four registers: a 16×16 block of halves, as the instruction takes it; `turned`, of chunks of rows instead of K."""
-    words = ir.LiteralStructType([I32] * 4)
-    matrices = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if turned else "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
-    name = matrices if fragments.ldmatrix else "ld.shared.v4.b32"
-    text = f"{name} {{$0, $1, $2, $3}}, [$4+{offset}];"
-    return unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
 def mma(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
@@ -181,15 +116,6 @@ def mma(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
     function = ir.FunctionType(ir.LiteralStructType([F32] * n), [v.type for v in args])
     out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), args, attrs=("convergent",))
     return unpacked(builder, out, n)
-
-
-def _multiply(builder: ir.IRBuilder, instruction: str, acc: list, a: list, b: list) -> list:
-    """acc += a @ bᵀ for one 16×16×16 block: eight accumulators; a and b four words each."""
-    atom = ATOMS[instruction]
-    if atom.threads == 8:  # words of K lie one after the other
-        return along_k(builder, atom, acc, a, b)
-    return [x for half in range(2)  # columns 0-7 and 8-15
-            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[2 * half : 2 * half + 2])]  # fmt: skip
 
 
 def along_k(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
@@ -208,12 +134,12 @@ _A, _B = ["$8", "$9", "$10", "$11"], ["$12", "$13"]
 
 
 @cache
-def warp_multiply(instruction_: str) -> Any:
+def warp_multiply(atom: Atom) -> Any:
     """The device function (acc, a, b) → acc of one 16×8×16 product in registers: four float32, four words, two words.
 
     Of K a lane t of four has words 0 and 1 of a (rows g and g + 8) and 0 of b, then words 2 and 3, and 1.
     """
-    atom, text, acc = ATOMS[instruction_], "", "$4, $5, $6, $7"
+    text, acc = "", "$4, $5, $6, $7"
     for a, b in zip(batched(_A, atom.words_a), batched(_B, atom.words_b), strict=True):
         text += f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {{{acc}}};"
         acc = "$0, $1, $2, $3"
@@ -240,7 +166,7 @@ def take(n: int) -> Any:
     def mask(typingctx, words, a, b):
         def codegen(context, builder, sig, args):
             text = "lop3.b32 $0, $1, $2, $3, 0x80;"
-            masked = [_asm(builder, text, "=r,r,r,r", I32, [w, *args[1:]], False) for w in unpacked(builder, args[0], n)]
+            masked = [asm(builder, text, "=r,r,r,r", I32, [w, *args[1:]], False) for w in unpacked(builder, args[0], n)]
             return packed(builder, masked)
 
         return kind(kind, i32, i32), codegen
@@ -249,7 +175,7 @@ def take(n: int) -> Any:
 
 
 @cache
-def multiply_diagonal(instruction: str, tiles: int) -> Any:
+def multiply_diagonal(atom: Atom, tiles: int) -> Any:
     """The device function (acc, a, b) → acc plus `tiles` products of 16 rows by 8 columns, over one or two times 8 of K.
 
     acc: of row g, then of row g + 8, two numbers for each tile. a: for each 8 of K a word for each tile of row g, then of row
@@ -268,8 +194,7 @@ def multiply_diagonal(instruction: str, tiles: int) -> Any:
                 ours = [values[i] for i in at]
                 rows = [left[i] for i in range(t, len(left), tiles)]
                 columns = [right[i] for i in range(t, len(right), tiles)]
-                atom = ATOMS[instruction if taps == 2 else "mma.m16n8k8"]
-                ours = along_k(builder, atom, ours, rows, columns)
+                ours = along_k(builder, atom if taps == 2 else ATOMS["mma.m16n8k8"], ours, rows, columns)
                 for i, v in zip(at, ours, strict=True):
                     values[i] = v
             return packed(builder, values)
@@ -311,49 +236,6 @@ def multiply_sparse(taps: int) -> Any:
 
 
 @cache
-def multiply_stage(instruction: str, mi: int, nj: int, bk: int, a_turned: int = 0, b_turned: int = 0) -> Any:
-    """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K = bk.
-
-    acc: mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
-    row and of chunk `half`; a row is bk halves, and its chunk c lies at c ^ swizzle(row): xor with 32*step walks K. Fragments
-    are read one step before they are multiplied.
-
-    a_turned, b_turned: of an operand that lies in lines of K, the bytes of a line; the address is that of the lane's line in the
-    first step, in the chunk of rows that `half` says, xor with 32*i goes to block i. Lanes take the other operand's places.
-    """
-    fragments, pitch, steps = FRAGMENTS[instruction], 2 * bk, bk // 16
-    count = mi * nj * 8
-    ty = types.UniTuple(f32, count)
-
-    def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
-        if turned:
-            at = [builder.xor(base, ir.Constant(I32, 32 * i)) if i else base for i in range(blocks)]
-            return [_chunks(builder, fragments, a, step * 16 * turned, True) for a in at]
-        chunks = [32 * step] if fragments.ldmatrix else [32 * step, 32 * step + 16]
-        at = [builder.xor(base, ir.Constant(I32, c)) if c else base for c in chunks]
-        return [[w for a in at for w in _chunks(builder, fragments, a, i * 16 * pitch)] for i in range(blocks)]
-
-    @intrinsic
-    def multiply(typingctx, acc, a, b):
-        def codegen(context, builder, sig, args):
-            values = unpacked(builder, args[0], count)
-            ready = read(builder, args[1], 0, mi, a_turned), read(builder, args[2], 0, nj, b_turned)
-            for step in range(steps):
-                left, right = ready
-                if step + 1 < steps:
-                    ready = read(builder, args[1], step + 1, mi, a_turned), read(builder, args[2], step + 1, nj, b_turned)
-                for i in range(mi):
-                    for j in range(nj):
-                        at = 8 * (i * nj + j)
-                        values[at : at + 8] = _multiply(builder, instruction, values[at : at + 8], left[i], right[j])
-            return packed(builder, values)
-
-        return ty(ty, u32, u32), codegen
-
-    return multiply
-
-
-@cache
 def zeros(count: int) -> Any:
     """The device function () → count float32 zeros."""
     ty = types.UniTuple(f32, count)
@@ -366,34 +248,6 @@ def zeros(count: int) -> Any:
         return ty(), codegen
 
     return zero
-
-
-@cache
-def spill_block(instruction: str, mi: int, nj: int, pitch: int) -> Any:
-    """The device function (acc, address, i) that writes block row i to shared memory, as 16 rows of `pitch` floats.
-
-    address: of this lane's first pair; i may be a variable (the registers are chosen by branches).
-    """
-    fragments = FRAGMENTS[instruction]
-    ty = types.UniTuple(f32, mi * nj * 8)
-
-    @intrinsic
-    def spill(typingctx, acc, address, i):
-        def codegen(context, builder, sig, args):
-            for row in range(mi):
-                with builder.if_then(builder.icmp_signed("==", args[2], ir.Constant(I32, row))):
-                    for j in range(nj):
-                        for t in range(4):
-                            offset = 4 * (t % 2 * fragments.row_step * pitch + j * 16 + t // 2 * 8)
-                            at = 8 * (row * nj + j) + 2 * t
-                            pair = [builder.extract_value(args[0], at + e) for e in range(2)]
-                            text = f"st.shared.v2.f32 [$0+{offset}], {{$1, $2}};"
-                            _asm(builder, text, "r,f,f,~{memory}", ir.VoidType(), [args[1], *pair], True)
-            return context.get_dummy_value()
-
-        return void(ty, u32, i32), codegen
-
-    return spill
 
 
 load_floats = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$8]; ld.shared.v4.f32 {$4, $5, $6, $7}, [$8+16];", (f32,) * 8, u32)
@@ -414,7 +268,7 @@ def store_partial(count: int, threads: int) -> Any:
             values = unpacked(builder, args[0], count)
             for k in range(0, count, 4):
                 text = f"st.global.v4.f32 [$0+{4 * k * threads}], {{$1, $2, $3, $4}};"
-                _asm(builder, text, "l,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
+                asm(builder, text, "l,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
             return context.get_dummy_value()
 
         return void(ty, u64), codegen
@@ -435,86 +289,10 @@ def add_partial(count: int, threads: int) -> Any:
             read: list = []
             for k in range(0, count, 4):
                 text = f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * k * threads}];"
-                out = _asm(builder, text, "=f,=f,=f,=f,l,~{memory}", quad, [args[1]], True)
+                out = asm(builder, text, "=f,=f,=f,=f,l,~{memory}", quad, [args[1]], True)
                 read += unpacked(builder, out, 4)
             return packed(builder, [builder.fadd(v, r) for v, r in zip(values, read, strict=True)])
 
         return ty(ty, u64), codegen
 
     return add
-
-
-# --- Attention -------------------------------------------------------------------------------------------------------
-
-
-@cache
-def load_rows(instruction: str, steps: int) -> Any:
-    """The device function address → a warp's 16 rows of the left operand, `steps` times 16 halves of K: 4·steps words.
-
-    address: where this lane reads, as `Fragments.a` says, of rows without swizzle.
-    """
-    ty = types.UniTuple(u32, 4 * steps)
-
-    @intrinsic
-    def load(typingctx, address):
-        def codegen(context, builder, sig, args):
-            blocks = [_chunks(builder, FRAGMENTS[instruction], args[0], 32 * step) for step in range(steps)]
-            return packed(builder, [word for block in blocks for word in block])
-
-        return ty(u32), codegen
-
-    return load
-
-
-@cache
-def multiply_rows(instruction: str, steps: int, nj: int, pitch: int) -> Any:
-    """The device function rows, b → 16×16·nj products of what `load_rows` gave with b's rows, over K = 16·steps.
-
-    b: where this lane reads, as `Fragments.b` says, of rows `pitch` bytes apart, without swizzle.
-    """
-    ty, acc = types.UniTuple(u32, 4 * steps), types.UniTuple(f32, 8 * nj)
-
-    @intrinsic
-    def multiply(typingctx, rows, b):
-        def codegen(context, builder, sig, args):
-            left = unpacked(builder, args[0], 4 * steps)
-            values = [ir.Constant(F32, 0.0)] * (8 * nj)
-            for step in range(steps):
-                for j in range(nj):
-                    right = _chunks(builder, FRAGMENTS[instruction], args[1], j * 16 * pitch + 32 * step)
-                    values[8 * j : 8 * j + 8] = _multiply(
-                        builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
-                    )
-            return packed(builder, values)
-
-        return acc(ty, u32), codegen
-
-    return multiply
-
-
-@cache
-def multiply_columns(instruction: str, steps: int, nj: int, pitch: int) -> Any:
-    """The device function acc, rows, b → acc plus the product of `rows` (as of `load_rows`) with b, whose rows are K.
-
-    b: where this lane reads, as `Fragments.a` says, of rows `pitch` bytes apart, without swizzle; they are transposed on the way.
-    """
-    ty, kind = types.UniTuple(u32, 4 * steps), types.UniTuple(f32, 8 * nj)
-    transposed = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
-
-    @intrinsic
-    def multiply(typingctx, acc, rows, b):
-        def codegen(context, builder, sig, args):
-            values, left = unpacked(builder, args[0], 8 * nj), unpacked(builder, args[1], 4 * steps)
-            words = ir.LiteralStructType([I32] * 4)
-            for step in range(steps):
-                for j in range(nj):
-                    text = f"{transposed} {{$0, $1, $2, $3}}, [$4+{step * 16 * pitch + 32 * j}];"
-                    right = unpacked(builder, _asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [args[2]], True), 4)
-                    values[8 * j : 8 * j + 8] = _multiply(
-                        builder, instruction, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
-                    )
-            return packed(builder, values)
-
-        return kind(kind, ty, u32), codegen
-
-    return multiply

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from tccompile.kernels.ptx.atoms import ATOMS
+from tccompile.kernels.ptx.atoms import Atom
 from tccompile.kernels.ptx.core import f32, i32, packed, u32, unpacked
 from tccompile.kernels.ptx.mma import along_k
 
@@ -105,7 +105,7 @@ def keep(words: int) -> Any:
 
 
 @cache
-def multiply(instruction: str, mi: int, groups: int, blocks: int) -> Any:
+def multiply(atom: Atom, mi: int, groups: int, blocks: int) -> Any:
     """The device function acc, pixels, weights → acc plus the products of one step of 4 quads of K, by mma.m16n8k16 or m16n8k8.
 
     acc: of sixteen i of pixels and group of `blocks` column blocks, one after the other, the lane's columns 2t and 2t + 1 of each
@@ -125,7 +125,7 @@ def multiply(instruction: str, mi: int, groups: int, blocks: int) -> Any:
                 for i in range(mi):
                     first = (i * groups + group) * 2 * lanes + 2 * block
                     at = [first, first + 1, first + lanes, first + lanes + 1]
-                    own = along_k(builder, ATOMS[instruction], [values[k] for k in at], a[4 * i : 4 * i + 4], w)
+                    own = along_k(builder, atom, [values[k] for k in at], a[4 * i : 4 * i + 4], w)
                     for k, value in zip(at, own, strict=True):
                         values[k] = value
             return packed(builder, values)

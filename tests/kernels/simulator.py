@@ -134,7 +134,7 @@ class Memory:
         return before
 
     def last_to_arrive(self, counter: int, parts: int, tid: int) -> bool:
-        """`gemm_walk.last_to_arrive` after its barrier, for the threads of a block in their order."""
+        """`parts.split.last_to_arrive` after its barrier, for the threads of a block in their order."""
         if tid == 0:
             self.last = self.atomic_add(counter, 1) == parts - 1
             if self.last:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.kernels.ptx.atoms import ATOMS, atoms, instruction_of
+from tccompile.kernels.ptx.atoms import ATOMS, atoms, warp_atom
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,9 @@ def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
     assert names[:1] == ([arch.mma] if arch.mma else [])
     assert all(ATOMS[name].since <= arch.cc for name in names)
     assert ("wgmma" in names) == (arch.suffix == "a")
-    assert instruction_of(arch) == ("mma.m16n8k16" if arch.mma == "wgmma" else arch.mma)
+    found, whole = warp_atom(arch, quads=True), warp_atom(arch)
+    assert (found and found.name) == ("mma.m16n8k16" if arch.mma == "wgmma" else arch.mma)
+    assert whole == (None if arch.mma == "mma.m8n8k4" else found)
     assert {x.k for x in atoms(arch, sparse=True)} == ({16, 32} if arch.cc >= (8, 0) else set())
     assert atoms(arch, "f32", "f32") == []
 

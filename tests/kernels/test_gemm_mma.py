@@ -22,14 +22,15 @@ from tccompile.kernels.gemm_mma import (
     BY_SHAPE,
     TILES,
     ConvMma,
+    Form,
     GemmMma,
     build_tile,
     resident_of,
     stages_of,
 )
 from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, scalars, split_steps, tiles
-from tccompile.kernels.ptx.atoms import instruction_of
-from tccompile.kernels.ptx.mma import FRAGMENTS
+from tccompile.kernels.parts.fragments import QUADS, WARP
+from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import I32, Counters, Scratch
 from tests.tiers import usually
 
@@ -138,12 +139,12 @@ def test_rows_are_linear_only_where_one_stride_reaches_them():
 def test_the_walk_through_taps_and_channels_meets_each_chunk_in_order(case):
     problem = describe(*case)
     for tile in TILES:
-        v = scalars(problem, tile.bm, tile.bn, tile.bk, 1, CHUNK)
+        v = scalars(problem, tile.bm, tile.bn, tile.across * CHUNK, 1, CHUNK)
         assert tuple(v) == SCALARS
-        for column in range(tile.bk // CHUNK):
+        for column in range(tile.across):
             tap, c = divmod(column, v["channels"])
             r, s = divmod(tap, v["taps_w"])
-            for k in range(column, v["chunks"], tile.bk // CHUNK):
+            for k in range(column, v["chunks"], tile.across):
                 assert k == (r * v["taps_w"] + s) * v["channels"] + c
                 c, s, r = c + v["walk_c"], s + v["walk_s"], r + v["walk_r"]
                 if c >= v["channels"]:
@@ -197,8 +198,8 @@ def banks(addresses: list[int]) -> set[int]:
 
 
 @pytest.mark.parametrize("bk", [32, 64])
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_swizzle_is_a_bijection_without_bank_conflicts(bk, name):
+@pytest.mark.parametrize("fragments", [QUADS, WARP])
+def test_swizzle_is_a_bijection_without_bank_conflicts(bk, fragments):
     across = bk // CHUNK
     spread = 8 // across
 
@@ -208,7 +209,6 @@ def test_swizzle_is_a_bijection_without_bank_conflicts(bk, name):
     assert sorted(place(r, c) for r in range(64) for c in range(across)) == list(range(0, 64 * bk * 2, 16))
     for first in range(0, 64 * across, 8):  # copies: eight neighbouring threads
         assert len(banks([place(*divmod(t, across)) for t in range(first, first + 8)])) == 8
-    fragments = FRAGMENTS[name]
     for lanes in (fragments.a, fragments.b):
         for step in range(bk // 16):
             for first in range(0, 32, 8):  # fragments: eight lanes at once, by the kernel's xor with 32 * step
@@ -224,7 +224,7 @@ def test_swizzle_is_a_bijection_without_bank_conflicts(bk, name):
 @pytest.mark.parametrize("tile", TILES)
 def test_lines_of_k_reach_the_fragments_that_ldmatrix_turns_round(tile):
     """What lies in lines of K is copied and read without bank conflicts, and lanes read the blocks that the instruction takes."""
-    f = FRAGMENTS["mma.m16n8k16"]
+    f, bk = WARP, tile.across * CHUNK
     operands = [(tile.bm, tile.warps_m, tile.mi, f.b, lambda i: (i % 2, i // 2))] if tile.copies_lines else []
     operands.append((tile.bn, tile.warps_n, tile.nj, f.a, lambda i: (i // 2, i % 2)))
     for rows, warps, blocks, lanes, matrix in operands:
@@ -235,13 +235,13 @@ def test_lines_of_k_reach_the_fragments_that_ldmatrix_turns_round(tile):
             return line * pitch + (chunk ^ (line // spread % min(8, across))) * 16
 
         copied = {}
-        for i in range(tile.bk // apart):
+        for i in range(bk // apart):
             for t in range(tile.threads):
                 line, chunk = divmod(t, across)
                 copied[place(line, chunk) + i * apart * pitch] = line + i * apart, chunk
                 assert place(line, chunk) + i * apart * pitch == place(line + i * apart, chunk)
-        assert sorted(copied) == list(range(0, tile.bk * pitch, 16))
-        for step, warp, block in itertools.product(range(tile.bk // 16), range(warps), range(blocks)):
+        assert sorted(copied) == list(range(0, bk * pitch, 16))
+        for step, warp, block in itertools.product(range(bk // 16), range(warps), range(blocks)):
             for i in range(4):  # matrix i of the four that a warp reads: (chunk of rows, half of K) as fragments order them
                 where = []
                 for lane in range(8 * i, 8 * i + 8):
@@ -253,9 +253,8 @@ def test_lines_of_k_reach_the_fragments_that_ldmatrix_turns_round(tile):
                 assert len(banks(where)) == 8
 
 
-@pytest.mark.parametrize("name", FRAGMENTS)
-def test_accumulators_cover_a_block_once(name):
-    f = FRAGMENTS[name]
+@pytest.mark.parametrize("f", [QUADS, WARP])
+def test_accumulators_cover_a_block_once(f):
     cells = [
         (row + t % 2 * f.row_step, column + t // 2 * 8 + e)
         for row, column in map(f.acc, range(32))
@@ -266,7 +265,7 @@ def test_accumulators_cover_a_block_once(name):
 
 
 def test_fragments_cover_a_block():
-    for f in FRAGMENTS.values():
+    for f in (QUADS, WARP):
         for lanes in (f.a, f.b):
             seen = {lanes(lane) for lane in range(32)}
             rows = {row for row, _ in seen}
@@ -358,28 +357,29 @@ def heavy_epilogue() -> tuple:
 
 BOTH = (True, True)
 COMPILED = [
-    ("sm_70", (64, 128, 64), False, BOTH, True),
-    ("sm_75", (128, 64, 64), False, BOTH, True),
-    ("sm_75", (128, 64, 64), True, (False, False), False),
-    ("sm_80", (128, 128, 32), False, BOTH, True),
-    ("sm_80", (128, 128, 32), True, (False, False), True),
-    ("sm_86", (64, 64, 64), True, BOTH, False),
-    ("sm_90a", (256, 64, 32), False, BOTH, True),
-    ("sm_120", (16, 64, 64), True, BOTH, True),
-    ("sm_120", (16, 64, 64), True, (True, False), True),
+    ("sm_70", (64, 128, 128), False, BOTH, True),
+    ("sm_75", (128, 64, 128), False, BOTH, True),
+    ("sm_75", (128, 64, 128), True, (False, False), False),
+    ("sm_80", (128, 128, 64), False, BOTH, True),
+    ("sm_80", (128, 128, 64), True, (False, False), True),
+    ("sm_86", (64, 64, 128), True, BOTH, False),
+    ("sm_90a", (256, 64, 64), False, BOTH, True),
+    ("sm_120", (16, 64, 128), True, BOTH, True),
+    ("sm_120", (16, 64, 128), True, (True, False), True),
 ]
 
 
 @pytest.mark.parametrize(("name", "tile", "linear", "k_major", "split"), usually(COMPILED, 0, 2, 3))
 def test_compiles_without_spills(name, tile, linear, k_major, split):
     arch, tile = ARCHS[name], BY_SHAPE[tile]
-    instruction = instruction_of(arch)
-    assert instruction
-    function = build_tile(instruction, arch.cp_async, tile, stages_of(tile, arch), linear, k_major, split, heavy_epilogue())
+    atom = warp_atom(arch, quads=True)
+    assert atom
+    form = Form(atom, arch.cp_async, tile, stages_of(tile, arch), linear, k_major, split)
+    function = build_tile(form, heavy_epilogue())
     ptx = ptx_text(function, arch, "kernel")
     _, used = assemble(ptx, arch.name)  # raises on spills
     assert used.stack == 0 and used.registers * tile.threads * tile.blocks <= 65536
-    shape, per_block = {"mma.m8n8k4": ("m8n8k4", 4), "mma.m16n8k8": ("m16n8k8", 4), "mma.m16n8k16": ("m16n8k16", 2)}[instruction]
-    copies = ptx.count(f"mma.sync.aligned.{shape}.") / (tile.mi * tile.nj * per_block * (tile.bk // 16))
+    per_block = {"mma.m8n8k4": 4, "mma.m16n8k8": 4, "mma.m16n8k16": 2}[atom.name]
+    copies = ptx.count(atom.text()) / (tile.mi * tile.nj * per_block * (tile.depth // 32))
     assert copies >= 1 and copies == int(copies)  # LLVM may unroll the loop over steps
     assert ("cp.async.cg" in ptx) == arch.cp_async

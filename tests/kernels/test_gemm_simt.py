@@ -12,7 +12,7 @@ from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import ConvMma, GemmMma
-from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, GemmSimt, build_tile, chunk_of
+from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, Form, GemmSimt, build_tile, chunk_of
 from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, describe, scalars
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import CASES
@@ -113,8 +113,8 @@ COMPILED = [
 def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
-    tile = BY_SHAPE[shape]
-    ptx = ptx_text(build_tile(ARCHS[name], tile, chunk, x, w, split, lanes, params), ARCHS[name], "kernel")
+    tile, arch = BY_SHAPE[shape], ARCHS[name]
+    ptx = ptx_text(build_tile(Form(tile, x, w, chunk, split, lanes), arch.cp_async, params), arch, "kernel")
     _, used = assemble(ptx, name)
     assert used.stack == 0
     assert ptx.count("fma.rn.f32") >= tile.rows * tile.columns * BK
