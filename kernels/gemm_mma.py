@@ -25,8 +25,8 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.implicit_gemm import (
     CHUNK,
     CHUNK_BYTES,
-    FED,
     MOST_SCRATCH,
+    OPERANDS,
     Grid,
     OneWay,
     Problem,
@@ -400,7 +400,7 @@ class _Mma(OneWay):
         return Work((launch,), _scratch(problem, tile, splits), count * 4)
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        a, b = (FED[DType(kind)] for kind in params["types"])
+        a, b = (OPERANDS[DType(kind)] for kind in params["types"])
         atom = warp_atom(arch, a, b, quads=True)
         assert atom is not None
         how = {name: params[name] for name in ("stages", "linear", "k_major", "split")}

@@ -26,8 +26,11 @@ CHUNK_BYTES = 16
 CHUNK = 8
 """Halves that are copied at once."""
 
-FED = {DType.F16: "f16"}
-"""Types of tensors that Tensor Cores are fed with as they are stored, and those of the instructions' operands."""
+OPERANDS = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+"""Types of tensors that Tensor Cores can be fed with as they are stored, and what instructions call them."""
+
+FED = (DType.F16,)
+"""Those of them that steps are given to Tensor Cores in."""
 
 MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""

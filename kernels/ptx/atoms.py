@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tccompile.arch import Arch
 
-BITS = {"f16": 16, "f32": 32}
-"""Of an element of each type, in registers."""
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32}
+"""Of an element of each type, in registers. tf32 is a float32 of whose digits the last 13 are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Atom:
     def __post_init__(self) -> None:
         for elements, kind in ((self.m * self.k, self.a), (self.k * self.n, self.b), (self.m * self.n, self.acc)):
             assert elements * BITS[kind] % (32 * self.threads) == 0, f"{self.name}: parts of a word"
-        assert self.warpgroup or self.name == f"mma.{'sp.' if self.sparse else ''}m{self.m}n{self.n}k{self.k}"
+        shape = "wgmma" if self.warpgroup else f"mma.{'sp.' if self.sparse else ''}m{self.m}n{self.n}k{self.k}"
+        assert self.name == (shape if self.a == "f16" else f"{shape}.{self.a}"), f"{self.name} is no name of {shape}"
 
     @property
     def warpgroup(self) -> bool:
@@ -78,13 +79,17 @@ class Atom:
 ATOMS = {
     atom.name: atom
     for atom in (
-        #    name                a      b      acc     m   n   k   threads since
-        Atom("mma.m8n8k4",       "f16", "f16", "f32",   8,   8,  4,   8, (7, 0)),
-        Atom("mma.m16n8k8",      "f16", "f16", "f32",  16,   8,  8,  32, (7, 5)),
-        Atom("mma.m16n8k16",     "f16", "f16", "f32",  16,   8, 16,  32, (8, 0)),
-        Atom("mma.sp.m16n8k16",  "f16", "f16", "f32",  16,   8, 16,  32, (8, 0), sparse=True),
-        Atom("mma.sp.m16n8k32",  "f16", "f16", "f32",  16,   8, 32,  32, (8, 0), sparse=True),
-        Atom("wgmma",            "f16", "f16", "f32",  64, 256, 16, 128, (9, 0), only=True),
+        #    name                 a       b       acc     m   n   k   threads since
+        Atom("mma.m8n8k4",        "f16",  "f16",  "f32",   8,   8,  4,   8, (7, 0)),
+        Atom("mma.m16n8k8",       "f16",  "f16",  "f32",  16,   8,  8,  32, (7, 5)),
+        Atom("mma.m16n8k16",      "f16",  "f16",  "f32",  16,   8, 16,  32, (8, 0)),
+        Atom("mma.m16n8k16.bf16", "bf16", "bf16", "f32",  16,   8, 16,  32, (8, 0)),
+        Atom("mma.m16n8k8.tf32",  "tf32", "tf32", "f32",  16,   8,  8,  32, (8, 0)),
+        Atom("mma.sp.m16n8k16",   "f16",  "f16",  "f32",  16,   8, 16,  32, (8, 0), sparse=True),
+        Atom("mma.sp.m16n8k32",   "f16",  "f16",  "f32",  16,   8, 32,  32, (8, 0), sparse=True),
+        Atom("wgmma",             "f16",  "f16",  "f32",  64, 256, 16, 128, (9, 0), only=True),
+        Atom("wgmma.bf16",        "bf16", "bf16", "f32",  64, 256, 16, 128, (9, 0), only=True),
+        Atom("wgmma.tf32",        "tf32", "tf32", "f32",  64, 256,  8, 128, (9, 0), only=True),
     )
 }  # fmt: skip
 

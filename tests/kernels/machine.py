@@ -673,16 +673,23 @@ class Machine:
 
         return step
 
-    def halves(self, registers: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-        """Words of lanes as float32 pairs: (warps, 8, 4, registers, 2)."""
-        words = np.stack([r[rows] for r in registers], -1)
-        return np.ascontiguousarray(words).view(np.float16).astype(np.float32).reshape(len(rows), 8, 4, len(registers), 2)
+    def elements(self, registers: list[np.ndarray], rows: np.ndarray, kind: str = "f16") -> np.ndarray:
+        """What is in words of lanes, as float32: (warps, 8, 4, registers, elements of a word)."""
+        words = np.ascontiguousarray(np.stack([r[rows] for r in registers], -1))
+        if kind == "f16":
+            values = words.view(np.float16).astype(np.float32)
+        elif kind == "bf16":
+            values = (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            assert kind == "tf32", kind
+            values = (words & np.uint32(0xFFFFE000)).view(np.float32)
+        return values.reshape(len(rows), 8, 4, len(registers), -1)
 
-    def left(self, registers: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-        """The left operand of a warp's product, (warps, 16, 8 or 16)."""
-        pairs = self.halves(registers, rows)
-        k = len(registers) // 2
-        return pairs.reshape(-1, 8, 4, k, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 8 * k)
+    def left(self, registers: list[np.ndarray], rows: np.ndarray, kind: str = "f16") -> np.ndarray:
+        """The left operand of a warp's product, (warps, 16, K): half as many registers as a row has words, for two rows."""
+        elements = self.elements(registers, rows, kind)
+        k, each = len(registers) // 2, elements.shape[-1]
+        return elements.reshape(-1, 8, 4, k, 2, each).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 4 * k * each)
 
     def sparse(self, registers: list[np.ndarray], which: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The left operand of mma.sp, of whose every four neighbours along K two are given: (warps, 16, 16 or 32)."""
@@ -700,14 +707,16 @@ class Machine:
     def do_mma(self, parts: list[str], operands: list[str]) -> Step:
         sparse = parts[1].startswith("sp::ordered_metadata")
         assert parts[3 + sparse] in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
+        kind = parts[-3]
+        assert parts[-4:] == ["f32", kind, kind, "f32"] and (kind == "f16" or not sparse), parts
         a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:4])
         assigns = [self.target(n.strip()) for n in operands[0].strip("{}").split(",")]
         which = self.registers[operands[4]] if sparse else None
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
-            right = self.halves(b, rows).transpose(0, 3, 2, 4, 1).reshape(len(rows), 8 * len(b), 8)
-            left = self.left(a, rows) if which is None else self.sparse(a, which, rows)
+            right = self.elements(b, rows, kind).transpose(0, 3, 2, 4, 1).reshape(len(rows), -1, 8)
+            left = self.left(a, rows, kind) if which is None else self.sparse(a, which, rows)
             product = (left @ right).reshape(-1, 2, 8, 4, 2)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, np.float32)

@@ -24,6 +24,10 @@ def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
     assert whole == (None if arch.mma == "mma.m8n8k4" else found)
     assert {x.k for x in atoms(arch, sparse=True)} == ({16, 32} if arch.cc >= (8, 0) else set())
     assert atoms(arch, "f32", "f32") == []
+    for kind, k in (("bf16", 16), ("tf32", 8)):
+        found, wide = warp_atom(arch, kind, kind), [x for x in atoms(arch, kind, kind) if x.warpgroup]
+        assert (found and (found.k, found.acc)) == ((k, "f32") if arch.cc >= (8, 0) else None)
+        assert [x.k for x in wide] == ([k] if arch.suffix == "a" else [])
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
         ("mma.m8n8k4", (2, 2, 8), "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32"),
         ("mma.m16n8k8", (2, 1, 4), "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"),
         ("mma.m16n8k16", (4, 2, 4), "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+        ("mma.m16n8k16.bf16", (4, 2, 4), "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+        ("mma.m16n8k8.tf32", (4, 2, 4), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
         ("mma.sp.m16n8k16", (2, 2, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
         ("mma.sp.m16n8k32", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32"),
     ],
@@ -44,6 +50,11 @@ def test_parts_of_a_lane(name: str, words: tuple[int, int, int], text: str) -> N
 def test_a_warpgroup_s_takes_any_eights() -> None:
     atom = ATOMS["wgmma"]
     assert atom.text(24) == "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16" and atom.words_a == 4
+    assert ATOMS["wgmma.bf16"].text(8) == "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
+    assert (
+        ATOMS["wgmma.tf32"].text(256) == "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32"
+        and ATOMS["wgmma.tf32"].words_a == 4
+    )
     for n in (0, 12, 264):
         with pytest.raises(AssertionError, match="has no n of"):
             atom.text(n)

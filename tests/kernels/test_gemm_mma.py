@@ -32,6 +32,8 @@ from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, s
 from tccompile.kernels.parts.fragments import QUADS, WARP
 from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.spec import I32, Counters, Scratch
+from tests.kernels import machine
+from tests.networks import relative_error
 from tests.tiers import usually
 
 NHWC = (0, 2, 3, 1)
@@ -337,6 +339,46 @@ def test_cost_grows_with_the_work():
     assert best(conv((1, 64, 56, 56))) < best(conv((8, 64, 56, 56))) < best(conv((64, 64, 56, 56)))
     flops = describe(*gemm(4096, 4096, 4096)).flops
     assert 0.4 < flops / best(gemm(4096, 4096, 4096)) / (arch.tensor_tflops * 1e6) < 1.0
+
+
+# --- Other types of numbers ------------------------------------------------------------------------------------------
+
+
+def rounded(values: np.ndarray, digits: int) -> np.ndarray:
+    """float32 with so many digits of their significand, the others cut off."""
+    return (values.view(np.uint32) & np.uint32(0xFFFFFFFF << (24 - digits) & 0xFFFFFFFF)).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "digits", "splits"),
+    [(DType.BF16, DType.BF16, 8, 1), (DType.BF16, DType.F32, 8, 3), (DType.F32, DType.F32, 11, 2), (DType.F16, DType.F32, 11, 1)],
+)
+def test_products_of_other_types_by_their_atoms(dtype, result, digits, splits):
+    """The code for operands of a type, run as it is compiled: values that the type holds give sums that are good to float32."""
+    op, program = gemm(70, 200, 45, dtype=dtype)
+    program.tensors["y"] = dense("y", (70, 45), result)
+    rng, kernel, arch = np.random.default_rng(3), GemmMma(), ARCHS["sm_80"]
+    x, w = (rounded(rng.standard_normal(program.tensors[n].shape, np.float32), digits) for n in "xw")
+    config = {"bm": 32, "bn": 64, "bk": 128 // dtype.size, "splits": splits}
+    memory = machine.run(kernel.work(op, program, config, arch), program, {"x": x, "w": w}, "y", arch)
+    memory.check_written(True)
+    exact = x.astype(np.float64) @ w.T.astype(np.float64)
+    assert relative_error(memory.result(), exact) < (4e-3 if result is DType.BF16 else 1e-6)
+    supported = kernel.supports(op, program, arch)
+    assert supported is None if dtype is DType.F16 else "Tensor Cores are fed with float16" in str(supported)
+
+
+def test_a_convolution_in_bf16_by_its_atom():
+    op, program = conv((1, 24, 7, 5), 20, (3, 3), dtype=DType.BF16)
+    program.tensors["y"] = dense("y", (1, 20, 7, 5), DType.F32, NHWC)
+    rng, arch = np.random.default_rng(4), ARCHS["sm_80"]
+    x, w = (rounded(rng.standard_normal(program.tensors[n].shape, np.float32), 8) for n in "xw")
+    config = {"bm": 16, "bn": 64, "bk": 64, "splits": 2}
+    memory = machine.run(ConvMma().work(op, program, config, arch), program, {"x": x, "w": w}, "y", arch)
+    memory.check_written(True)
+    images = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    taps = [np.einsum("nchw,oc->nohw", images[:, :, r : r + 7, s : s + 5], w[:, :, r, s]) for r in range(3) for s in range(3)]
+    assert relative_error(memory.result(), sum(taps)) < 1e-6
 
 
 # --- Code ------------------------------------------------------------------------------------------------------------
