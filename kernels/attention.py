@@ -16,9 +16,9 @@ from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import Parameters, execute, tuple_of, types_of
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 ROWS = 32
 """Rows of q, of k, and elements of a head that are in shared memory at once."""
@@ -29,7 +29,7 @@ COLUMNS = 128
 LANES, THREADS, PITCH = 4, 256, ROWS + 1
 
 
-class AttentionKernel(Kernel):
+class AttentionKernel(TextKernel):
     """Every Attention of floats."""
 
     name = "attention"
@@ -72,16 +72,9 @@ class AttentionKernel(Kernel):
         )
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.codegen import names
-
-        store, extra = epilogue.build(params["epilogue"])
-        text, kinds, accesses = source(params["types"], params["mask"], params["causal"], len(extra))
-        scope = {**names(), **epilogue.memory_functions(accesses), "store": store}
-        signature = types.void(*types_of(kinds)[:-1], types.float32, *extra)
-        return Function(execute(text, scope, "kernel"), signature, THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        stored = epilogue.source(epilogue.Form.decoded(params.pop("epilogue")))
+        return _text(stored=stored, **params)
 
 
 def op_extents(op: Attention, program: Program) -> tuple[int, int, int]:
@@ -110,17 +103,22 @@ INTEGERS = ("tiles", "heads", "share", "M", "N", "D", "E", "ahead")
 """Tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
 
 
-def source(types: Any, mask: str, causal: bool, extra: int) -> tuple[str, list[str], epilogue.Accesses]:
-    """The kernel's text, the kinds of its parameters (the last one is the scale, a float), and its memory functions."""
-    accesses: epilogue.Accesses = {name: ("load", DType(kind), 1, True) for name, kind in zip("qkv", types, strict=True)}
-    accesses = {f"read_{name}": access for name, access in accesses.items()}
-    parameters = Parameters()
+def _text(types: Any, mask: str, causal: bool, stored: epilogue.Source) -> KernelText:
+    """The kernel for q, k and v of these types, and a mask of this one, or "none"."""
+    scope: dict[str, Called] = {
+        f"read_{name}": intrinsic("ptx.memory.load", DType(kind), 1, True) for name, kind in zip("qkv", types, strict=True)
+    }
+    scope["store"] = stored.function
     tensors = ["q", "k", "v", *(["mask"] if mask != "none" else [])]
     if mask != "none":
-        accesses["read_mask"] = ("load", DType(mask), 1, True)
-    params = [*tensors, *INTEGERS, *(f"{t}_{axis}" for t in tensors for axis in ("b", "h", "r", "e")), "scale"]
-    for p in params:
-        parameters.take("address" if p in tensors else "int")
+        scope["read_mask"] = intrinsic("ptx.memory.load", DType(mask), 1, True)
+    strides = [f"{t}_{axis}" for t in tensors for axis in ("b", "h", "r", "e")]
+    signature = {
+        **parameters("address", ", ".join(tensors)),
+        **parameters("int", ", ".join([*INTEGERS, *strides])),
+        "scale": "float",
+        "e": stored.kinds,
+    }
     sizes = {name: DType(kind).size for name, kind in zip("qkv", types, strict=True)}
     four = range(LANES)
     at_q, at_k, at_s, at_v = (i * ROWS * PITCH for i in range(4))
@@ -224,7 +222,4 @@ def source(types: Any, mask: str, causal: bool, extra: int) -> tuple[str, list[s
     for part in range(COLUMNS // ROWS):
         values = ", ".join(f"y{LANES * part + j} * inverse" for j in four)
         lines.append(f"    store(({values}), i32(head * M + m), i32(first + i32({part * ROWS}) + c * i32(4)), e)")
-    more = [f"e{i}" for i in range(extra)]
-    unpacked = f"e = {tuple_of(more)}"
-    text = f"def kernel({', '.join([*params, *more])}):\n    {unpacked}\n" + "".join(f"    {line}\n" for line in lines)
-    return text, parameters.kinds, accesses
+    return KernelText(signature, lines, scope, THREADS)

@@ -1,7 +1,7 @@
 """Source text for kernels: pointwise expressions as straight-line Python, division by launch arguments, compiling the text.
 
-The text calls the names of `names()`. Memory is touched through the functions of ptx/memory.py only, so that a test can bind
-all of them to Python ones and run the text as it is.
+The text calls the names of `names()` and those of its scope: see `text.KernelText`. Memory is touched through intrinsics only,
+such as those of ptx/memory.py, so that a test can run the text as it is, with their meaning in Python.
 """
 
 from __future__ import annotations
@@ -269,18 +269,23 @@ class Parameters:
         """A divisor and its reciprocal: see `divider`."""
         return self.take(), self.take(), self.take()
 
+    @property
+    def signature(self) -> dict[str, str]:
+        """The parameters taken so far, as a `KernelText` has them."""
+        return {self.name.format(i): kind for i, kind in enumerate(self.kinds)}
+
 
 def tuple_of(parameters: Sequence[str]) -> str:
     """The text of a tuple of names, in pieces: Numba does not know the bytecode of calls and tuples of more than 30."""
     return " + ".join(f"({', '.join(parameters[i : i + 30])},)" for i in range(0, len(parameters), 30)) or "()"
 
 
-def types_of(kinds: list[str]) -> tuple[Any, ...]:
-    """The Numba types of parameters of these kinds."""
-    from numba.cuda import types
+def types_of(kinds: Sequence[str]) -> tuple[Any, ...]:
+    """The Numba types of parameters of these kinds: see `text.KernelText`."""
+    from tccompile.kernels.ptx.core import types
 
-    of = {"address": types.int64, "int": types.int32, "float": types.float32}
-    return tuple(of[kind] for kind in kinds)
+    table = {"address": types.int64, "map": types.uint64, "int": types.int32, "float": types.float32}
+    return tuple(table[kind] for kind in kinds)
 
 
 # --- Division by what is known at launch -------------------------------------------------------------------------------
@@ -314,11 +319,11 @@ def names() -> dict[str, Any]:
     from numba import cuda
 
     from tccompile.kernels import device_math
-    from tccompile.kernels.ptx.core import f32, i32
+    from tccompile.kernels.ptx.core import f32, i32, u64
 
     return {
-        **device_math.NAMES, "f32": f32, "i32": i32, "i64": device_math.i64, "boolean": device_math.boolean, "cuda": cuda,
-        "inf": math.inf, "nan": math.nan,
+        **device_math.NAMES, "f32": f32, "i32": i32, "i64": device_math.i64, "u64": u64, "boolean": device_math.boolean,
+        "cuda": cuda, "inf": math.inf, "nan": math.nan,
     }  # fmt: skip
 
 

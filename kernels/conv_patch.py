@@ -23,9 +23,10 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.loops import refusal
 from tccompile.kernels.ptx.atoms import warp_atom
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 QUAD = 4
 """Halves that a lane reads at once."""
@@ -153,7 +154,7 @@ START_US, TILE_US, STEP_US, WEIGHT_US = 0.4, 0.5, 0.03, 0.27
 one waiting for the other; each turn of its threads through its weights."""
 
 
-class ConvPatch(Kernel):
+class ConvPatch(TextKernel):
     """Conv in one group of an image with at most 4 channels, or with at most 32 output channels, by mma.sync from sm_75 on."""
 
     name = "conv_patch"
@@ -245,43 +246,29 @@ class ConvPatch(Kernel):
         )  # fmt: skip
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba import cuda
-        from numba.cuda import types
-
-        from tccompile.kernels.device_math import inline
-        from tccompile.kernels.ptx import hopper, memory, mma
-        from tccompile.kernels.ptx import patch as ptx
-        from tccompile.kernels.ptx.core import i32, u32
-
-        @inline
-        def base():
-            return i32((mma.shared_address(cuda.shared.array(0, types.uint8)) + u32(15)) & u32(0xFFFFFFF0))
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         x = DType(params["x"])
         patch = patch_of(params)
-        store, extra = epilogue.build(params["epilogue"], 2)
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), 2)
         scope = {
-            "store": store,
-            "base": base,
-            "zeros": mma.zeros(4 * patch.mi * patch.outputs // 8),
-            "places": ptx.places(offsets(patch)),
-            "pixels": ptx.pixels(patch.mi, 8 * patch.strides[1] * patch.pixel),
-            "weights": ptx.weights(patch.outputs // 8),
-            "keep": ptx.keep(4 * patch.mi),
-            "multiply": ptx.multiply(warp_atom(arch), patch.mi, patch.groups, patch.blocks),
-            "part": hopper.part(8 * patch.mi * patch.outputs // 8, 8 * patch.blocks),
-            "halves": mma.halves,
-            "read_half": memory.load(DType.F16, guarded=True, space="global.nc"),
-            "read_quad": memory.load_words(2, space="global.nc"),
-            "read_pair": memory.load_words(4, space="global.nc"),
-            "read_x": memory.load(x, guarded=True, space="global.nc"),
-            **{f"put{n}": mma.store_shared_words(n) for n in (2, 4)},
+            "store": stored.function,
+            "base": intrinsic("ptx.patch.base"),
+            "zeros": intrinsic("ptx.mma.zeros", 4 * patch.mi * patch.outputs // 8),
+            "places": intrinsic("ptx.patch.places", offsets(patch)),
+            "pixels": intrinsic("ptx.patch.pixels", patch.mi, 8 * patch.strides[1] * patch.pixel),
+            "weights": intrinsic("ptx.patch.weights", patch.outputs // 8),
+            "keep": intrinsic("ptx.patch.keep", 4 * patch.mi),
+            "multiply": intrinsic("ptx.patch.multiply", warp_atom(arch), patch.mi, patch.groups, patch.blocks),
+            "part": intrinsic("ptx.hopper.part", 8 * patch.mi * patch.outputs // 8, 8 * patch.blocks),
+            "halves": intrinsic("ptx.mma.halves"),
+            "read_half": intrinsic("ptx.memory.load", DType.F16, 1, True, "global.nc"),
+            "read_quad": intrinsic("ptx.memory.load_words", 2, "global.nc"),
+            "read_pair": intrinsic("ptx.memory.load_words", 4, "global.nc"),
+            "read_x": intrinsic("ptx.memory.load", x, 1, True, "global.nc"),
+            **{f"put{n}": intrinsic("ptx.mma.store_shared_words", n) for n in (2, 4)},
         }
-        body = device("conv_patch", "x, w, numbers, e", lines(patch, x), **scope)
-        count = NUMBERS.count(",") + 1
-        signature = types.void(*(types.int64,) * 2, *(types.int32,) * count, *extra)
-        return Function(entry(body, 2, count, len(extra)), signature, patch.threads, patch.resident(arch))
+        signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
+        return KernelText(signature, lines(patch, x), scope, patch.threads, patch.resident(arch))
 
 
 NUMBERS = "tiles, along, along_m, along_s, down, down_m, down_s, P, Q, H, W, ph, pw, xn, xc, xh, xw, outputs, padded, wo, wr, ws"
@@ -334,7 +321,6 @@ def lines(patch: Patch, x: DType) -> list[str]:
     Block: tiles blockIdx.x, blockIdx.x + gridDim.x …, columns blockIdx.y * outputs … A warp computes 16·mi pixels of a row.
     """
     out = [
-        f"{NUMBERS} = numbers",
         "tid = i32(cuda.threadIdx.x)",
         "lane, warp = tid & i32(31), tid >> i32(5)",
         "g, t = lane >> i32(2), lane & i32(3)",

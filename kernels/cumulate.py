@@ -10,26 +10,25 @@ from tccompile.ir.expr import const
 from tccompile.ir.ops import Cumulate, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, execute, names, split, types_of
-from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, split
 from tccompile.kernels.lines import (
     LIMIT,
     THREADS,
     address,
     dividers,
     filled,
-    indented,
     inner,
     outermost_first,
     refusal,
     take_dividers,
 )
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 COMBINE = {"add": ("{} + {}", 0), "mul": ("{} * {}", 1)}
 
 
-class CumulateKernel(Kernel):
+class CumulateKernel(TextKernel):
     """Every Cumulate of floats or integers."""
 
     name = "cumulate"
@@ -63,19 +62,14 @@ class CumulateKernel(Kernel):
                   "exclusive": op.exclusive, "reverse": op.reverse}  # fmt: skip
         return Work((*first, Launch(code(self.name, **params), (-(-(x.size // n) // THREADS), 1, 1), THREADS, tuple(args))))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        text, kinds, accesses = source(**params)
-        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        return _text(**params)
 
 
-def source(rows: int, x: str, y: str, combine: str, exclusive: bool, reverse: bool) -> tuple[str, list[str], Accesses]:
-    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
+def _text(rows: int, x: str, y: str, combine: str, exclusive: bool, reverse: bool) -> KernelText:
+    """A thread goes along one line of x, which is numbered by the `rows` other axes."""
     taken, out = Parameters(), Lines()
     given, stored = DType(x), DType(y)
-    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
     threads, n = taken.take(), taken.take()
     digits_of = take_dividers(taken, rows)
     x_base, *x_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
@@ -92,8 +86,7 @@ def source(rows: int, x: str, y: str, combine: str, exclusive: bool, reverse: bo
     advance = f"total = {formula.format('total', value)}"
     put = f"put({y_line} + i64({at}) * (i64({y_steps[-1]}) * {stored.size}), total)"
     body.lines += [put, advance] if exclusive else [advance, put]
-    text = (
-        f"def kernel({', '.join(f'a{i}' for i in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
-        f"{indented(out.lines[1:], 2)}        for step in range({n}):\n{indented(body.lines, 3)}"
-    )
-    return text, taken.kinds, accesses
+    first, *rest = out.lines
+    lines = [first, f"if {thread} < {threads}:", *indented([*rest, f"for step in range({n}):", *indented(body.lines)])]
+    scope = {"get": intrinsic("ptx.memory.load", given), "put": intrinsic("ptx.memory.store", stored)}
+    return KernelText(taken.signature, lines, scope, THREADS)

@@ -15,14 +15,15 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.loops import device, entry, is_vector_type, refusal, vectors
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.loops import is_vector_type, refusal, vectors
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 LANES = 8
 THREADS = 128
 
 
-class Depthwise(Kernel):
+class Depthwise(TextKernel):
     """Conv with as many groups as input and output channels, NHWC or NWC, in fp16 or fp32."""
 
     name = "depthwise"
@@ -106,31 +107,25 @@ class Depthwise(Kernel):
         )  # fmt: skip
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx import hopper, memory, mma, simt
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         lanes = params["lanes"]
-        store, extra = epilogue.build(params["epilogue"], params["columns"])
-        scope = {
-            "store": store,
-            "zeros": mma.zeros(lanes),
-            "multiply_add": simt.multiply_add(lanes),
-            "ahead": epilogue.build_ahead(params["epilogue"]),
-            "prefetch": memory.prefetch,
-            "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
-            "let_later_grids_start": hopper.let_later_grids_start,
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), params["columns"])
+        scope: dict[str, Called] = {
+            "store": stored.function,
+            "zeros": intrinsic("ptx.mma.zeros", lanes),
+            "multiply_add": intrinsic("ptx.simt.multiply_add", lanes),
+            "ahead": stored.ahead,
+            "prefetch": intrinsic("ptx.memory.prefetch"),
+            "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
+            "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
         }
         for name in "xw":
             dtype = DType(params[name])
-            scope[f"read_{name}"] = memory.load_words(lanes * dtype.size // 4, space="global.nc")
-            scope[f"unpack_{name}"] = memory.floats(dtype, lanes)
-        body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
-        count = NUMBERS.count(",") + 1
-        signature = types.void(*(types.int64,) * 2, *(types.int32,) * count, *extra)
+            scope[f"read_{name}"] = intrinsic("ptx.memory.load_words", lanes * dtype.size // 4, "global.nc")
+            scope[f"unpack_{name}"] = intrinsic("ptx.memory.floats", dtype, lanes)
+        signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
         blocks = TILES.get(tuple(params["taps"]), LINES)[params["rows"], params["columns"], lanes]
-        return Function(entry(body, 2, count, len(extra)), signature, THREADS, blocks)
+        return KernelText(signature, lines(params), scope, THREADS, blocks)
 
 
 NUMBERS = (
@@ -205,7 +200,6 @@ def lines(params: Value) -> list[str]:
     columns, lanes = params["columns"], params["lanes"]
     x_bytes, w_bytes = DType(params["x"]).size, DType(params["w"]).size
     out = [
-        f"{NUMBERS} = numbers",
         "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
         "if t >= total:",
         "    return",

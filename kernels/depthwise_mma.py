@@ -13,7 +13,6 @@ image. The accumulators of all matrices are then neighbouring channels of the la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.ops import Conv, Op
@@ -21,9 +20,9 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
-from tccompile.kernels.loops import device, entry
 from tccompile.kernels.ptx.atoms import warp_atom
-from tccompile.kernels.spec import LAUNCH_US, Config, Function, Value, memory_us, traffic_us
+from tccompile.kernels.spec import LAUNCH_US, Config, Value, memory_us, traffic_us
+from tccompile.kernels.text import KernelText, intrinsic, parameters
 
 SIZE = 2
 """Bytes of an element of x and w."""
@@ -80,26 +79,20 @@ class DepthwiseMma(Depthwise):
         longest = max(moved, busy, latency)
         return LAUNCH_US + FROM_L2 * (longest + 0.2 * (moved + busy + latency - longest))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx import memory, mma
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         columns, lanes = params["columns"], params["lanes"]
-        store, extra = epilogue.build(params["epilogue"], columns)
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), columns)
         words = lanes * SIZE // 4
-        scope: dict[str, Any] = {
-            "store": store,
-            "read": memory.read_words(words, space="global.nc"),
-            "take": mma.take(words),
-            "zeros": mma.zeros(2 * lanes),
-            "multiply_diagonal": mma.multiply_diagonal(warp_atom(arch), words),
+        scope = {
+            "store": stored.function,
+            "read": intrinsic("ptx.memory.read_words", words, "global.nc"),
+            "take": intrinsic("ptx.mma.take", words),
+            "zeros": intrinsic("ptx.mma.zeros", 2 * lanes),
+            "multiply_diagonal": intrinsic("ptx.mma.multiply_diagonal", warp_atom(arch), words),
         }
-        body = device("depthwise", "x, w, numbers, e", lines(params), **scope)
-        count = NUMBERS.count(",") + 1
-        signature = types.void(*(types.int64,) * 2, *(types.int32,) * count, *extra)
+        signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
         blocks = TILES[tuple(params["taps"]), params["stride"]][columns, lanes]
-        return Function(entry(body, 2, count, len(extra)), signature, THREADS, blocks)
+        return KernelText(signature, lines(params), scope, THREADS, blocks)
 
 
 TILES: dict[tuple[tuple[int, int], int], dict[tuple[int, int], int]] = {
@@ -163,7 +156,6 @@ def lines(params: Value) -> list[str]:
         return text + [f"    {line}" for line in stores("p", columns, done)]
 
     out = [
-        f"{NUMBERS} = numbers",
         "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
         "warp, g, t = t >> i32(5), (t >> i32(2)) & i32(7), t & i32(3)",
         "if warp >= total:",

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil, hypot
-from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.ir.ops import Conv, Op
@@ -32,21 +31,9 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image
-from tccompile.kernels.loops import device, entry, refusal, vectors
-from tccompile.kernels.spec import (
-    I32,
-    Config,
-    Function,
-    Kernel,
-    Launch,
-    Ptr,
-    TiledMap,
-    Value,
-    Work,
-    code,
-    memory_us,
-    traffic_us,
-)
+from tccompile.kernels.loops import refusal, vectors
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, TiledMap, Value, Work, code, memory_us, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 WARPS = 8
 """That multiply, where a box's channels are shared out to so many; one more has rows copied and stored."""
@@ -252,7 +239,7 @@ class Walk:
         return min(MOST_REGISTERS, REGISTERS // ceil(self.blocks * (self.warps + 1) / 4) // 8 * 8)
 
 
-class DepthwiseSm90(Kernel):
+class DepthwiseSm90(TextKernel):
     """Conv with as many groups as input and output channels, NHWC, in fp16, by TMA and mma.sp, on sm_90a."""
 
     name = "depthwise_sm90"
@@ -360,44 +347,34 @@ class DepthwiseSm90(Kernel):
         )  # fmt: skip
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx import hopper, memory, mma
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         walk = Walk(*(params[name] for name in PARAMS))
-        kept, results, extra = epilogue.build_kept(params["epilogue"], 4)
-
-        scope: dict[str, Any] = {
-            "base": hopper.base,
-            "kept": kept,
-            "results": results,
-            "uniform": hopper.uniform,
-            "computed": hopper.computed,
-            "barrier_init": hopper.barrier_init,
-            "barrier_arrive": hopper.barrier_arrive,
-            "barrier_expect": hopper.barrier_expect,
-            "barrier_wait": hopper.barrier_wait,
-            "fence_barrier_init": hopper.fence_barrier_init,
-            "prefetch_map": hopper.prefetch_map,
-            "sync_warp": hopper.sync_warp,
-            "wait_for_earlier_grids": hopper.wait_for_earlier_grids,
-            "let_later_grids_start": hopper.let_later_grids_start,
-            "fence_copies": hopper.fence_copies,
-            "copy_box4": hopper.copy_box4,
-            "store_box4": hopper.store_box4,
-            "boxes_read": hopper.boxes_read(0),
-            "read_word": memory.load_words(1, space="global.nc" if params["constant"] else "global"),
-            "take": mma.take(1),
-            "zeros": mma.zeros(4),
-            "put_turned": hopper.store_turned_x2,
-            **{f"matrices{n}": hopper.read_matrices(n) for n in (2, 4)},
-            **{f"multiply{n}": mma.multiply_sparse(n) for n in (2, 4)},
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), 4, stores=False, keeps=True)
+        assert stored.kept
+        hopper = (
+            "base", "uniform", "computed", "barrier_init", "barrier_arrive", "barrier_expect", "barrier_wait",
+            "fence_barrier_init", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies",
+            "copy_box4", "store_box4",
+        )  # fmt: skip
+        scope = {
+            **{name: intrinsic(f"ptx.hopper.{name}") for name in hopper},
+            "kept": stored.kept,
+            "results": stored.function,
+            "boxes_read": intrinsic("ptx.hopper.boxes_read", 0),
+            "read_word": intrinsic("ptx.memory.load_words", 1, "global.nc" if params["constant"] else "global"),
+            "take": intrinsic("ptx.mma.take", 1),
+            "zeros": intrinsic("ptx.mma.zeros", 4),
+            "put_turned": intrinsic("ptx.hopper.store_turned_x2"),
+            **{f"matrices{n}": intrinsic("ptx.hopper.read_matrices", n) for n in (2, 4)},
+            **{f"multiply{n}": intrinsic("ptx.mma.multiply_sparse", n) for n in (2, 4)},
         }
-        body = device("depthwise", f"{maps(walk)}, w, numbers, e", lines(walk, params["stages"], params["constant"]), **scope)
-        count, first = NUMBERS.count(",") + 1, walk.stride + 2
-        signature = types.void(*(types.uint64,) * (first - 1), types.int64, *(types.int32,) * count, *extra)
-        return Function(entry(body, first, count, len(extra)), signature, walk.threads, walk.blocks)
+        signature = {
+            **parameters("map", maps(walk)),
+            "w": "address",
+            **parameters("int", NUMBERS),
+            "e": stored.kinds,
+        }
+        return KernelText(signature, lines(walk, params["stages"], params["constant"]), scope, walk.threads, walk.blocks)
 
 
 NUMBERS = (
@@ -581,7 +558,6 @@ def lines(walk: Walk, stages: int, early: bool) -> list[str]:
     slab, of which they have written them there; and for each half that they have been read.
     """
     return [
-        f"{NUMBERS} = numbers",
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "ring = base()",

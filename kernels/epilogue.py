@@ -21,20 +21,9 @@ from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import (
-    Lines,
-    Parameters,
-    decode,
-    divider,
-    encode,
-    execute,
-    lifted,
-    names,
-    split,
-    tuple_of,
-    types_of,
-)
+from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, lifted, split, tuple_of, types_of
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
+from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
@@ -308,12 +297,8 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     e                                 a tuple of the launch's `EpilogueSpec.args`
     space                             where it stores, of `memory.SPACES`
     """
-    from numba import cuda
-
-    found = source(Form.decoded(params), rows)
-    scope = {**names(), **memory_functions(found.accesses, space)}
-    store = cuda.jit(device=True, inline="always")(execute(found.text, scope, "store"))
-    return store, types_of(found.kinds)
+    found = source(Form.decoded(params), rows, space=space)
+    return device_function(found.function), types_of(found.kinds)
 
 
 def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[Any, ...]]:
@@ -323,12 +308,8 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
                                rounded to nothing yet; zeros in y's padding, anything beyond it
     results(acc, added, c, e)  where a load differs by row: `added` has its values, as `acc`
     """
-    from numba import cuda
-
     found = source(Form.decoded(params), rows, stores=False)
-    scope = {**names(), **memory_functions(found.accesses)}
-    results = cuda.jit(device=True, inline="always")(execute(found.text, scope, "results"))
-    return results, types_of(found.kinds)
+    return device_function(found.function), types_of(found.kinds)
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -337,53 +318,31 @@ def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tupl
     kept(c, e)                what is read for channels c … c + lanes - 1 of every row
     results(acc, read, c, e)  `read`: what `kept` gave for the same c; with `added` before it, as there
     """
-    from numba import cuda
-
     found = source(Form.decoded(params), rows, stores=False, keeps=True)
-    scope = {**names(), **memory_functions(found.accesses)}
-    inline = cuda.jit(device=True, inline="always")
-    kept, results = (inline(execute(text, scope, name)) for text, name in ((found.kept, "kept"), (found.text, "results")))
-    return kept, results, types_of(found.kinds)
+    assert found.kept
+    return device_function(found.kept), device_function(found.function), types_of(found.kinds)
 
 
 def build_ahead(params: tuple[Value, ...]) -> Any:
     """The device function ahead(c, e): what `store` reads for channels c … c + lanes - 1 of every row, such as a bias, is to come
     to the L2 cache meanwhile. It may be called before earlier grids have ended: L2 sees what they write."""
-    from numba import cuda
-
-    from tccompile.kernels.ptx.memory import prefetch
-
-    text = execute(source(Form.decoded(params)).ahead, {**names(), "prefetch": prefetch}, "ahead")
-    return cuda.jit(device=True, inline="always")(text)
-
-
-Accesses = dict[str, tuple[str, DType, int, bool]]
-"""The memory functions that generated text calls: name → ("load" or "store", dtype, elements, guarded)."""
-
-
-def memory_functions(accesses: Accesses, space: str = "global") -> dict[str, Any]:
-    """Those functions; the stores write to `space`. Imports Numba."""
-    from tccompile.kernels.ptx import memory
-
-    spaces = {"load": "global", "store": space}
-    return {name: getattr(memory, kind)(dtype, n, guarded, spaces[kind]) for name, (kind, dtype, n, guarded) in accesses.items()}
+    return device_function(source(Form.decoded(params)).ahead)
 
 
 class Source(NamedTuple):
-    """The text of `store`, or else of `results`, the kinds of its arguments ("address", "int" or "float"), the memory functions
-    it calls, and the text of `ahead` and of `kept`."""
+    """An epilogue as text: `store` or else `results`, the kinds of what `e` holds ("address", "int" or "float"), `ahead`, and
+    `kept` for a kernel that stays with its columns."""
 
-    text: str
-    kinds: list[str]
-    accesses: Accesses
-    ahead: str
-    kept: str
+    function: DeviceText
+    kinds: tuple[str, ...]
+    ahead: DeviceText
+    kept: DeviceText | None
 
 
-def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False) -> Source:
+def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global") -> Source:
     """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
     assert stores or form.loads_by_row <= 1
-    return _Writer(form, rows, stores, keeps).source()
+    return _Writer(form, rows, stores, keeps, space).source()
 
 
 @dataclass(frozen=True)
@@ -407,9 +366,9 @@ class _Target:
 class _Writer:
     """Puts the text together, and takes the launch's arguments in the order in which `describe` gives them."""
 
-    def __init__(self, form: Form, rows: int, stores: bool, keeps: bool) -> None:
-        self.form, self.rows, self.stores, self.keeps = form, rows, stores, keeps
-        self.accesses: Accesses = {}
+    def __init__(self, form: Form, rows: int, stores: bool, keeps: bool, space: str) -> None:
+        self.form, self.rows, self.stores, self.keeps, self.space = form, rows, stores, keeps, space
+        self.accesses: dict[str, Intrinsic] = {}
         self.arguments = Parameters("e[{}]")
         self.out, self.kept = Lines(), Lines()
         self.reading = self.kept if keeps else self.out  # where loads that are the same for every row are written
@@ -445,31 +404,31 @@ class _Writer:
 
     # --- Loads ---
 
-    def _loads(self) -> tuple[str, list[list[list[str]]]]:
+    def _loads(self) -> tuple[DeviceText, list[list[list[str]]]]:
         """The text of `ahead`, and the names of what is read: [r][k][i] is load k in lane i of row r.
 
         What does not depend on the row is read once.
         """
         values: list[list[list[str]]] = [[] for _ in range(self.rows)]
-        ahead = ["def ahead(c, e):", f"    if c < {self.target.channels}:", "        pass"]
+        ahead = [f"if c < {self.target.channels}:", "    pass"]
         for k, read in enumerate(self.form.loads):
             size = read.dtype.size
             first = self.arguments.take("address")
             bases = [f"{first}{row}" for row in self._offsets(read.rows, size)]
             step = self.arguments.take()
             if not read.by_row:
-                ahead.append(f"        prefetch({first} + i64(c) * (i64({step}) * {size}))")
+                ahead.append(f"    prefetch({first} + i64(c) * (i64({step}) * {size}))")
             if not self.stores and read.by_row:
                 for r, loaded in enumerate(values):
                     loaded.append([f"added[{r * self.form.lanes + i}]" for i in range(self.form.lanes)])
                 continue
             together = self.form.lanes if read.mode == "vector" else 1
-            self.accesses[f"load{k}"] = ("load", read.dtype, together, read.mode == "guarded")
+            self.accesses[f"load{k}"] = intrinsic("ptx.memory.load", read.dtype, together, read.mode == "guarded")
             for base, loaded in zip(bases, values, strict=True):
                 lanes = [self.reading.loaded(name, read.dtype) for name in self._load(k, base, step)]
                 self.found += [name for name in lanes if name not in self.found]
                 loaded.append([f"read[{self.found.index(name)}]" for name in lanes] if self.keeps else lanes)
-        return "\n".join(ahead), values
+        return DeviceText("ahead", "c, e", ahead, {"prefetch": intrinsic("ptx.memory.prefetch")}), values
 
     def _load(self, k: int, base: str, step: str) -> list[str]:
         """The names of what load k gives for each lane of one row; `base` is the address of the row's first element."""
@@ -507,37 +466,41 @@ class _Writer:
     def _zero(self) -> str:
         return "f32(0)" if self.form.y.dtype.is_float else "i64(0)"
 
-    def _results(self, values: list[list[list[str]]], ahead: str) -> Source:
+    def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
         ready = [name for r in range(self.rows) for name in self._row(r, values[r])]
 
-        def function(head: str, body: list[str], values: list[str]) -> str:
+        def function(name: str, params: str, body: list[str], values: list[str]) -> DeviceText:
             lines = [f"c = select(c < {self.target.padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]
-            return f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+            return DeviceText(name, params, lines, self.accesses)
 
-        head = f"results(acc, {'added, ' * self.form.loads_by_row}{'read, ' * self.keeps}c, e)"
-        kept = function("kept(c, e)", self.kept.lines, self.found)
-        return Source(function(head, self.out.lines, ready), self.arguments.kinds, self.accesses, ahead, kept)
+        params = f"acc, {'added, ' * self.form.loads_by_row}{'read, ' * self.keeps}c, e"
+        kept = function("kept", "c, e", self.kept.lines, self.found) if self.keeps else None
+        return Source(function("results", params, self.out.lines, ready), tuple(self.arguments.kinds), ahead, kept)
 
     # --- Stores ---
 
-    def _store(self, values: list[list[list[str]]], ahead: str) -> Source:
+    def _store(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         y, body = self.form.y, self.out.lines
         for r in range(self.rows):
             puts = (self._shuffled if y.shuffled else self._straight)(self.addresses[r], self._row(r, values[r]))
             body += [f"if {self.numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
-        parameters = "acc, m, step, end, c, e" if self.rows > 1 else "acc, m, c, e"
+        params = "acc, m, step, end, c, e" if self.rows > 1 else "acc, m, c, e"
         limit = self.target.channels if y.shuffled else self.target.padded
-        text = f"def store({parameters}):\n    if c < {limit}:\n" + "".join(f"        {line}\n" for line in body)
-        return Source(text, self.arguments.kinds, self.accesses, ahead, "")
+        lines = [f"if c < {limit}:", *(f"    {line}" for line in body)]
+        return Source(DeviceText("store", params, lines, self.accesses), tuple(self.arguments.kinds), ahead, None)
+
+    def _put(self, lanes: int, guarded: bool) -> None:
+        """The function that stores so many lanes."""
+        self.accesses["put"] = intrinsic("ptx.memory.store", self.form.y.dtype, lanes, guarded, self.space)
 
     def _straight(self, address: str, results: list[str]) -> list[str]:
         """Stores one row's results where their channels lie."""
         y, to, size = self.form.y, self.target, self.form.y.dtype.size
         if y.mode == "vector":
-            self.accesses["put"] = ("store", y.dtype, self.form.lanes, False)
+            self._put(self.form.lanes, False)
             return [f"put({address} + i64(c) * {size}, {', '.join(results)})"]
-        self.accesses["put"] = ("store", y.dtype, 1, y.mode == "guarded")
+        self._put(1, y.mode == "guarded")
         guards = [f", c + {i} < {to.padded}" if y.mode == "guarded" else "" for i in range(len(results))]
         at = [f"{address} + i64(c + {i}) * (i64({to.step}) * {size})" for i in range(len(results))]
         return [f"put({where}, {v}{guard})" for where, v, guard in zip(at, results, guards, strict=True)]
@@ -547,7 +510,7 @@ class _Writer:
         y, to, let, size = self.form.y, self.target, self.out.let, self.form.y.dtype.size
         remaining, multiplier, shift = to.remaining
         vector, puts = y.mode == "vector", []
-        self.accesses["put"] = ("store", y.dtype, self.form.lanes if vector else 1, not vector)
+        self._put(self.form.lanes if vector else 1, not vector)
         for i in range(1 if vector else self.form.lanes):
             # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
             lane = f"i32(c + {i})"

@@ -25,22 +25,9 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
-from tccompile.kernels.loops import device, entry
 from tccompile.kernels.ptx.atoms import warp_atom
-from tccompile.kernels.spec import (
-    I32,
-    LAUNCH_US,
-    Config,
-    Counters,
-    Function,
-    Kernel,
-    Launch,
-    Ptr,
-    Scratch,
-    Value,
-    Work,
-    code,
-)
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code
+from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 WARPS = 8
 THREADS = 32 * WARPS
@@ -110,7 +97,7 @@ def streams(problem: Problem) -> Streams:
     return Streams(swapped, many[1], few[1], many[0], few[0], (many[2], few[2]), (many[3], few[3]))
 
 
-class _Gemv(Kernel):
+class _Gemv(TextKernel):
     """A product, of a Gemm or a 1×1 Conv, of which one operand has few rows and the other is read once."""
 
     most: int  # rows of the small operand
@@ -228,33 +215,27 @@ class _Gemv(Kernel):
             return Work((launch,))
         return Work((launch,), tiles * problem.batches * splits * rows * warp.few * 4, tiles * problem.batches * 4)
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.parts.split import last_to_arrive
-        from tccompile.kernels.ptx import memory, mma, simt
-        from tccompile.kernels.ptx.core import u64
-
-        store, extra = epilogue.build(params["epilogue"])
+    def source(self, arch: Arch, **params: Value) -> KernelText:
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
         streamed, small = DType(params["streamed"]), DType(params["small"])
-        scope = {
-            "store": store,
-            "read_part": memory.load(DType.F32),
-            "store_part": memory.store(DType.F32),
-            "last_to_arrive": last_to_arrive(arch.cp_async),
-            "u64": u64,
+        scope: dict[str, Called] = {
+            "store": stored.function,
+            "read_part": intrinsic("ptx.memory.load", DType.F32),
+            "store_part": intrinsic("ptx.memory.store", DType.F32),
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
         }
         if self.tensor_cores:
-            scope |= {"read": mma.load_chunk, "multiply": mma.warp_multiply(warp_atom(arch))}
+            scope["read"] = intrinsic("ptx.mma.load_chunk")
+            scope["multiply"] = intrinsic("ptx.mma.warp_multiply", warp_atom(arch))
         else:
-            scope |= {"shuffle": simt.shuffle, "dot": simt.dot(CHUNK)}
+            scope["shuffle"] = intrinsic("ptx.simt.shuffle")
+            scope["dot"] = intrinsic("ptx.simt.dot", CHUNK)
             for name, dtype in (("s", streamed), ("t", small)):
-                scope[f"read_{name}"] = memory.load_words(CHUNK * dtype.size // 4, space="global.nc")
-                scope[f"unpack_{name}"] = memory.floats(dtype, CHUNK)
-        body = device("gemv", f"{PARAMS}, e", lines(self.tensor_cores, params), **scope)
-        fixed = (types.int64,) * 4 + (types.int32,) * (PARAMS.count(",") - 3)
+                scope[f"read_{name}"] = intrinsic("ptx.memory.load_words", CHUNK * dtype.size // 4, "global.nc")
+                scope[f"unpack_{name}"] = intrinsic("ptx.memory.floats", dtype, CHUNK)
+        signature = {**parameters("address", ADDRESSES), **parameters("int", NUMBERS), "e": stored.kinds}
         blocks = resident(self.tensor_cores, params["few"])
-        return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS, blocks)
+        return KernelText(signature, lines(self.tensor_cores, params), scope, THREADS, blocks)
 
 
 def _chunks(problem: Problem) -> int:
@@ -272,8 +253,9 @@ def _scratch(problem: Problem, rows: int, few: int, splits: int) -> int:
     return -(-max(problem.rows, problem.stored) // rows) * problem.batches * splits * rows * few * 4
 
 
-PARAMS = (
-    "streamed, small, scratch, counters, many, few, chunks, each, rows, stored, groups, row_batch, inner, inner_m, inner_s, "
+ADDRESSES = "streamed, small, scratch, counters"
+NUMBERS = (
+    "many, few, chunks, each, rows, stored, groups, row_batch, inner, inner_m, inner_s, "
     "s_row, s_outer, s_inner, t_row, t_outer, t_inner"
 )
 

@@ -65,7 +65,3 @@ def inner(out: Lines) -> Lines:
     body = Lines()
     body.known = dict(out.known)
     return body
-
-
-def indented(lines: Sequence[str], levels: int) -> str:
-    return "".join(f"{'    ' * levels}{line}\n" for line in lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels.codegen import divider, execute, names, tuple_of
 from tccompile.kernels.epilogue import Frame
 from tccompile.kernels.spec import I32
+from tccompile.kernels.text import DeviceText
 
 LIMIT = 2**31
 """Indices, extents and strides are 32-bit numbers in the kernels; addresses are 64-bit."""
@@ -62,14 +62,8 @@ def loops(extents: Sequence[int], *strides: Sequence[int]) -> Loops:
     return Loops(tuple(n for n, _ in kept), tuple(zip(*(s for _, s in kept), strict=True)) if strides else ())
 
 
-@cache
-def unravel(depth: int, tensors: int = 1) -> Any:
+def unravel(depth: int, tensors: int = 1) -> DeviceText:
     """The device function (iteration, arguments) → offset in elements (int64), or a tuple of one for each tensor."""
-    return device("unravel", "i, w", unravel_lines(depth, tensors))
-
-
-def unravel_lines(depth: int, tensors: int) -> list[str]:
-    """Its text."""
     base = 3 * (depth - 1)
     lines, rest = [], "i"
     for d in reversed(range(1, depth)):
@@ -78,12 +72,12 @@ def unravel_lines(depth: int, tensors: int) -> list[str]:
         rest = f"q{d}"
     lines.append(f"j0 = {rest}")
     sums = [" + ".join(f"i64(j{d}) * i64(w[{base + t * depth + d}])" for d in range(depth)) for t in range(tensors)]
-    return [*lines, f"return {', '.join(sums)}"]
+    return DeviceText("unravel", "i, w", [*lines, f"return {', '.join(sums)}"], {})
 
 
-def unravel_args(depth: int, tensors: int = 1) -> int:
-    """How many arguments `unravel(depth, tensors)` takes."""
-    return 3 * (depth - 1) + tensors * depth
+def unravel_args(depth: int, tensors: int = 1) -> tuple[str, ...]:
+    """The kinds of the arguments that `unravel(depth, tensors)` takes, as a `KernelText`'s signature has them."""
+    return ("int",) * (3 * (depth - 1) + tensors * depth)
 
 
 def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:

@@ -17,8 +17,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
-from tccompile.kernels.loops import device, entry
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code
+from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 WARPS = 16
 THREADS = 32 * WARPS
@@ -38,10 +38,10 @@ HIDDEN = 256
 FRAME = (0, 2, 3, 1)
 """Rows and lanes of its result, as the epilogue takes them: one pixel's channels."""
 
-PARAMS = "x, w, v, b, channels, chunks, units, v_chunks, columns, results, x_row, x_step, w_row, v_row"
+ADDRESSES, NUMBERS = "x, w, v, b", "channels, chunks, units, v_chunks, columns, results, x_row, x_step, w_row, v_row"
 
 
-class MlpKernel(Kernel):
+class MlpKernel(TextKernel):
     """Every Mlp of at most HIDDEN hidden units, in float32."""
 
     name = "mlp"
@@ -103,22 +103,21 @@ class MlpKernel(Kernel):
         )
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx import memory, simt
-
-        put, extra = epilogue.build(params["epilogue"])
-        scope = {"store": put, "shuffle": simt.shuffle, "dot": simt.dot(VECTOR)}
+    def source(self, arch: Arch, **params: Value) -> KernelText:
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
+        scope: dict[str, Called] = {
+            "store": stored.function,
+            "shuffle": intrinsic("ptx.simt.shuffle"),
+            "dot": intrinsic("ptx.simt.dot", VECTOR),
+            "read_one": intrinsic("ptx.memory.load", DType(params["x"]), 1, True, "global.nc"),
+            "read_bias": intrinsic("ptx.memory.load", DType(params["bias"] or "float32"), 1, True, "global.nc"),
+        }
         for name in ("x", "w", "v"):
             dtype = DType(params[name])
-            scope[f"read_{name}"] = memory.load_words(VECTOR * dtype.size // 4, space="global.nc")
-            scope[f"unpack_{name}"] = memory.floats(dtype, VECTOR)
-        scope["read_one"] = memory.load(DType(params["x"]), 1, guarded=True, space="global.nc")
-        scope["read_bias"] = memory.load(DType(params["bias"] or "float32"), 1, guarded=True, space="global.nc")
-        body = device("mlp", f"{PARAMS}, e", lines(params), **scope)
-        fixed = (types.int64,) * 4 + (types.int32,) * (PARAMS.count(",") - 3)
-        return Function(entry(body, len(fixed), len(extra)), types.void(*fixed, *extra), THREADS)
+            scope[f"read_{name}"] = intrinsic("ptx.memory.load_words", VECTOR * dtype.size // 4, "global.nc")
+            scope[f"unpack_{name}"] = intrinsic("ptx.memory.floats", dtype, VECTOR)
+        signature = {**parameters("address", ADDRESSES), **parameters("int", NUMBERS), "e": stored.kinds}
+        return KernelText(signature, lines(params), scope, THREADS)
 
 
 def lines(params: dict[str, Value]) -> list[str]:

@@ -12,7 +12,8 @@ from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
+from tccompile.kernels.spec import Config, Value, Work
+from tccompile.kernels.text import KernelText, TextKernel
 
 _SUM = ("{} + {}", "f32(0)")
 _INVERSE = "f32(1) / sqrt({s} * inverse + eps)"
@@ -32,7 +33,7 @@ PASSES = {
 """By `Norm.centred`: the second sum is that of squares, with the mean taken out first or not."""
 
 
-class NormKernel(Kernel):
+class NormKernel(TextKernel):
     """Every Norm of floats, in float32, by one launch in which a block or less computes each mean."""
 
     name = "norm"
@@ -58,5 +59,5 @@ class NormKernel(Kernel):
         shares = two_pass.describe(op, program, op.axes, op.groups, config)
         return two_pass.work(self.name, op, program, shares, op.eps, centred=op.centred)
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        return two_pass.build(PASSES[bool(params["centred"])], params)
+    def source(self, arch: Arch, **params: Value) -> KernelText:
+        return two_pass.text(PASSES[bool(params["centred"])], params)

@@ -14,23 +14,9 @@ from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.loops import Loops, device, entry, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
-from tccompile.kernels.spec import (
-    F32,
-    I32,
-    LAUNCH_US,
-    Config,
-    Counters,
-    Function,
-    Kernel,
-    Launch,
-    Ptr,
-    Scratch,
-    Value,
-    Work,
-    code,
-    traffic_us,
-)
+from tccompile.kernels.loops import Loops, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 LANES = 8
 THREADS = 256
@@ -38,7 +24,7 @@ RECORD = 2 * LANES * 4
 """Bytes of the means and the squared deviations (or scales) of a vector of channels."""
 
 
-class NormSplit(Kernel):
+class NormSplit(TextKernel):
     """Norm over all pixels of (N, C, …) images with channels innermost, for each channel or group of channels."""
 
     name = "norm_split"
@@ -114,32 +100,35 @@ class NormSplit(Kernel):
         )
         return Work((statistics, apply), scratch=parts + n * tiles * vectors_ * RECORD, counters=4 * n * tiles)
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.parts.split import last_to_arrive
-        from tccompile.kernels.ptx.core import u64
-        from tccompile.kernels.ptx.memory import load, store
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         x, depth = DType(params["x"]), params["depth"]
-        loop_args = unravel_args(depth)
-        scope = {"read": load(x, LANES, guarded=True, space="global.nc"), "inner": unravel(depth), "get8": load(DType.F32, LANES)}
-        i32, i64, f32 = types.int32, types.int64, types.float32
-        if params["phase"] == "statistics":
-            scope |= {"put8": store(DType.F32, LANES), "put": store(DType.F32)}
-            scope |= {"last_to_arrive": last_to_arrive(arch.cp_async), "u64": u64}
-            body = device("statistics", f"{STATISTICS}, wk", statistics_lines(x, params["grouped"]), **scope)
-            fixed: tuple = (i64,) * 4 + (f32,) + (i32,) * (STATISTICS.count(",") - 4)
-            return Function(entry(body, len(fixed), loop_args), types.void(*fixed, *(i32,) * loop_args), THREADS)
-        put, extra = epilogue.build(params["epilogue"])
-        body = device("apply", f"{APPLY}, wk, e", apply_lines(x), store=put, **scope)
-        fixed = (i64,) * 2 + (i32,) * (APPLY.count(",") - 1)
-        signature = types.void(*fixed, *(i32,) * loop_args, *extra)
-        return Function(entry(body, len(fixed), loop_args, len(extra)), signature, THREADS)
-
-
-STATISTICS = "x, parts, stats, counters, eps, V, T, K, chunk, xn, present, channels, share"
-APPLY = "x, stats, V, K, step, xn, present, vectors"
+        scope: dict[str, Called] = {
+            "read": intrinsic("ptx.memory.load", x, LANES, True, "global.nc"),
+            "inner": unravel(depth),
+            "get8": intrinsic("ptx.memory.load", DType.F32, LANES),
+        }
+        if params["phase"] == "apply":
+            stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
+            scope["store"] = stored.function
+            signature = {
+                **parameters("address", "x, stats"),
+                **parameters("int", "V, K, step, xn, present, vectors"),
+                "wk": unravel_args(depth),
+                "e": stored.kinds,
+            }
+            return KernelText(signature, apply_lines(x), scope, THREADS)
+        scope |= {
+            "put8": intrinsic("ptx.memory.store", DType.F32, LANES),
+            "put": intrinsic("ptx.memory.store", DType.F32),
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
+        }
+        signature = {
+            **parameters("address", "x, parts, stats, counters"),
+            "eps": "float",
+            **parameters("int", "V, T, K, chunk, xn, present, channels, share"),
+            "wk": unravel_args(depth),
+        }
+        return KernelText(signature, statistics_lines(x, params["grouped"]), scope, THREADS)
 
 
 def refusal_of(op: Norm, program: Program) -> str | None:

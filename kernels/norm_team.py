@@ -26,24 +26,10 @@ from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.loops import device, entry, power, unravel, unravel_args
+from tccompile.kernels.loops import power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
-from tccompile.kernels.spec import (
-    F32,
-    I32,
-    LAUNCH_US,
-    Config,
-    Counters,
-    Function,
-    Kernel,
-    Launch,
-    Ptr,
-    Scratch,
-    Value,
-    Work,
-    code,
-    traffic_us,
-)
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.text import DeviceText, KernelText, Scope, TextKernel, intrinsic, parameters
 
 RECORD = 8
 """Bytes of what blocks pass on of a group: the sums of deviations and of their squares."""
@@ -74,7 +60,7 @@ CHEAP = {"acc", "load", "const", "cast", "add", "sub", "mul", "neg", "min", "max
 """What an epilogue takes next to no time for."""
 
 
-class NormTeam(Kernel):
+class NormTeam(TextKernel):
     """Norm over all pixels of (N, C, …) images with channels innermost, for each channel or group of channels."""
 
     name = "norm_team"
@@ -175,44 +161,43 @@ class NormTeam(Kernel):
         passed_on = 0 if config["cluster"] else s.items * s.groups * -(-s.blocks // 2) * 2 * RECORD
         return Work((launch,), scratch=passed_on, counters=8 * s.items)
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx import memory, mma, simt
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         x, depth, cluster, rows = DType(params["x"]), params["depth"], params["cluster"], params["rows"]
+        space = "global.cs" if params["streamed"] else "global"
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), rows, space=space)
+        words = LANES * x.size // 4
         scope = {
-            "read_words": memory.load_words(LANES * x.size // 4, space="global.nc"),
-            "held_words": memory.load_words(LANES * x.size // 4, space="shared"),
-            "element": memory.load(x, guarded=True, space="global.nc"),
-            "deviations": memory.deviations(x, LANES),
-            "scaled": memory.scaled(x, LANES),
+            "read_words": intrinsic("ptx.memory.load_words", words, "global.nc"),
+            "held_words": intrinsic("ptx.memory.load_words", words, "shared"),
+            "element": intrinsic("ptx.memory.load", x, 1, True, "global.nc"),
+            "deviations": intrinsic("ptx.memory.deviations", x, LANES),
+            "scaled": intrinsic("ptx.memory.scaled", x, LANES),
             "inner": unravel(depth),
-            "get4": memory.load(DType.F32, 4, guarded=True, space="global.cg"),
-            "put2": memory.store(DType.F32, 2),
-            "own": memory.load(DType.F32, space="shared"),
-            "own8": memory.load(DType.F32, LANES, space="shared"),
-            "keep": memory.store(DType.F32, space="shared"),
-            "keep8": memory.store(DType.F32, LANES, space="shared"),
-            "shuffle": simt.shuffle,
-            "quotient": mma.divide,
-            "shared_address": mma.shared_address,
+            "get4": intrinsic("ptx.memory.load", DType.F32, 4, True, "global.cg"),
+            "put2": intrinsic("ptx.memory.store", DType.F32, 2),
+            "own": intrinsic("ptx.memory.load", DType.F32, 1, False, "shared"),
+            "own8": intrinsic("ptx.memory.load", DType.F32, LANES, False, "shared"),
+            "keep": intrinsic("ptx.memory.store", DType.F32, 1, False, "shared"),
+            "keep8": intrinsic("ptx.memory.store", DType.F32, LANES, False, "shared"),
+            "shuffle": intrinsic("ptx.simt.shuffle"),
+            "quotient": intrinsic("ptx.mma.divide"),
+            "shared_address": intrinsic("ptx.mma.shared_address"),
+            "store": stored.function,
+            "ahead": stored.ahead,
             **_meeting(bool(cluster), arch),
             **_copies(arch, params["line"], bool(params["streamed"])),
         }
-        put, extra = epilogue.build(params["epilogue"], rows, "global.cs" if params["streamed"] else "global")
-        scope["ahead"] = epilogue.build_ahead(params["epilogue"])
-        text = source(x, depth, params["grouped"], bool(cluster), rows)
-        body = device("norm_team", f"{PARAMS}, wk, e", text, store=put, **scope)
-        fixed = (types.int64,) * 3 + (types.float32,) + (types.int32,) * (PARAMS.count(",") - 3)
-        signature = types.void(*fixed, *(types.int32,) * unravel_args(depth), *extra)
-        function = entry(body, len(fixed), unravel_args(depth), len(extra))
+        signature = {
+            **parameters("address", "x, statistics, counters"),
+            "eps": "float",
+            **parameters("int", "V, T, K, blocks, items, tiles, held, xn, present, share, lanes"),
+            "wk": unravel_args(depth),
+            "e": stored.kinds,
+        }
         threads = params["threads"]
         together = max(1, (512 if rows == 4 else 256) // threads) if cluster else 1  # as far as registers last
-        return Function(function, signature, threads, together, cluster=cluster or 1)
-
-
-PARAMS = "x, statistics, counters, eps, V, T, K, blocks, items, tiles, held, xn, present, share, lanes"
+        text = lines(x, depth, params["grouped"], bool(cluster), rows)
+        return KernelText(signature, text, scope, threads, together, cluster or 1)
 
 
 def _config(vectors: int, threads: int, cluster: int, teams: int) -> Config:
@@ -272,7 +257,7 @@ def resident_of(smem: int, threads: int, arch: Arch) -> int:
 
 
 def _beside(wide: int, threads: int) -> int:
-    """Numbers in shared memory beside x: sums of each thread, of some of these, and of each group; see `source`."""
+    """Numbers in shared memory beside x: sums of each thread, of some of these, and of each group; see `lines`."""
     return 2 * LANES * wide * (threads + max(1, threads // 8)) + 5 * LANES * wide
 
 
@@ -288,51 +273,40 @@ def _streamed(op: Norm, program: Program, arch: Arch) -> bool:
     return prod(x.padded) * x.dtype.size + prod(y.padded) * y.dtype.size > arch.l2 * 2**20
 
 
-def _meeting(cluster: bool, arch: Arch) -> dict[str, object]:
+def _meeting(cluster: bool, arch: Arch) -> Scope:
     """How the blocks of a team meet: `arrive` with what they pass on, `await_all`, `done` with what others passed on, `leave`;
     and `theirs`, a number in the shared memory of another block of the cluster."""
-    from tccompile.kernels.device_math import inline
-    from tccompile.kernels.ptx import exchange, hopper
-
     if cluster:
-        arrive, wait = hopper.cluster_arrive_at, hopper.cluster_wait_at
-        return {"arrive": arrive, "await_all": wait, "done": arrive, "leave": wait, "theirs": hopper.load_cluster_f32}
+        arrive, wait = intrinsic("ptx.hopper.cluster_arrive_at"), intrinsic("ptx.hopper.cluster_wait_at")
+        theirs = intrinsic("ptx.hopper.load_cluster_f32")
+        return {"arrive": arrive, "await_all": wait, "done": arrive, "leave": wait, "theirs": theirs}
+    return {
+        "arrive": intrinsic("ptx.exchange.arrive", arch.cp_async),
+        "await_all": intrinsic("ptx.exchange.await_all", arch.cp_async),
+        "done": DeviceText("done", "counters, tid", ["pass"], {}),
+        "leave": intrinsic("ptx.exchange.leave"),
+    }
 
-    @inline
-    def nothing(counters, tid):
-        pass
 
-    arrive, await_all = exchange.meeting(arch.cp_async)
-    return {"arrive": arrive, "await_all": await_all, "done": nothing, "leave": exchange.leave}
-
-
-def _copies(arch: Arch, line: int, once: bool) -> dict[str, object]:
+def _copies(arch: Arch, line: int, once: bool) -> Scope:
     """`copy` of 16 bytes to shared memory, `commit` of a group of copies, and `landed0` …: a wait for each group.
 
     line: bytes around them that are to come to L2 at the same time, for other teams, or 0. once: L2 is to give up what is copied
     before others, such as the pixels that are read twice.
     """
-    from tccompile.kernels.device_math import inline
-    from tccompile.kernels.ptx import mma
-
     if arch.cp_async:
-        waits = {f"landed{i}": mma.cp_async_wait(PARTS - 1 - i) for i in range(PARTS)}
-        return {"copy": mma.cp_async_with(line, once), "commit": mma.cp_async_commit, **waits}
-    load_chunk, store_chunk = mma.load_chunk, mma.store_chunk
-
-    @inline
-    def copy_at_once(slot, address, inside):
-        a, b, c, d = load_chunk(address, inside)
-        store_chunk(slot, a, b, c, d)
-
-    @inline
-    def nothing():
-        pass
-
-    return {"copy": copy_at_once, "commit": nothing, **{f"landed{i}": nothing for i in range(PARTS)}}
+        waits = {f"landed{i}": intrinsic("ptx.mma.cp_async_wait", PARTS - 1 - i) for i in range(PARTS)}
+        return {
+            "copy": intrinsic("ptx.mma.cp_async_with", line, once), "commit": intrinsic("ptx.mma.cp_async_commit"), **waits,
+        }  # fmt: skip
+    at_once = ["a, b, c, d = load_chunk(address, inside)", "store_chunk(slot, a, b, c, d)"]
+    chunks = {"load_chunk": intrinsic("ptx.mma.load_chunk"), "store_chunk": intrinsic("ptx.mma.store_chunk")}
+    nothing = DeviceText("nothing", "", ["pass"], {})
+    copy = DeviceText("copy_at_once", "slot, address, inside", at_once, chunks)
+    return {"copy": copy, "commit": nothing, **{f"landed{i}": nothing for i in range(PARTS)}}
 
 
-def source(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> list[str]:
+def lines(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> list[str]:
     """The kernel's text. Thread (t, g) of T × V: pixels first, first + T … of its block's, up to `end`, and vector g.
 
     Of its pixels those below `kept` are in shared memory, the others are read twice.

@@ -28,21 +28,9 @@ from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import (
-    Lines,
-    Parameters,
-    constant,
-    decode,
-    divider,
-    encode,
-    execute,
-    lifted,
-    names,
-    split,
-    types_of,
-)
-from tccompile.kernels.epilogue import Accesses, memory_functions
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, lifted, split
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 THREADS = 256
 TILE = 64
@@ -296,7 +284,7 @@ def _lanes(plan: _Plan) -> list[int]:
     return [n for n in (8, 4, 2, 1) if n == 1 or _modes(plan, n)[0] == "vector"]
 
 
-class PointwiseKernel(Kernel):
+class PointwiseKernel(TextKernel):
     """y = expr over views, in any layout and type."""
 
     name = "pointwise"
@@ -340,13 +328,8 @@ class PointwiseKernel(Kernel):
             blocks = -(-total // THREADS)
         return Work((Launch(code(self.name, **params), (blocks, 1, 1), THREADS, args),))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        text, kinds, accesses = source(**params)
-        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
-        signature = types.void(*types_of(kinds))
-        return Function(kernel, signature, THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        return _tiles(**params) if "dims" in params else _groups(**params)
 
 
 def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
@@ -439,20 +422,17 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-Source = tuple[str, list[str], Accesses]
+Accesses = dict[str, Intrinsic]
+"""The functions by which a text reads and writes memory, by the names that it calls them."""
 
 
-def source(**params: Any) -> Source:
-    """The text of the kernel, the kinds of its parameters ("address", "int" or "float"), and the memory functions it calls."""
-    return _tiles(**params) if "dims" in params else _groups(**params)
-
-
-def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Source:
+def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> KernelText:
     taken, out = Parameters(), Lines()
     expression = decode(expr)
     y_kind, store, y_used, mask = target
     y_type = DType(y_kind)
-    accesses: Accesses = {"put": ("store", y_type, lanes if store == "vector" else 1, store == "guarded")}
+    put = intrinsic("ptx.memory.store", y_type, lanes if store == "vector" else 1, store == "guarded")
+    accesses: Accesses = {"put": put}
     last = len(order) - 1
 
     total = taken.take()
@@ -472,7 +452,7 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Sourc
             atoms.append((factor, _named(atom, taken, accesses)))
         ranges = [(_named_index(index, taken, accesses), taken.take(), taken.take()) for index in valid]
         guarded = bool(ranges) or tail
-        accesses[f"load{k}"] = ("load", dtype, lanes if mode == "vector" else 1, guarded)
+        accesses[f"load{k}"] = intrinsic("ptx.memory.load", dtype, lanes if mode == "vector" else 1, guarded)
         described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
     out.scalars = taken.scalars(expression)
 
@@ -497,9 +477,8 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Sourc
         for i, r in enumerate(results):
             guard = f", {_lane(first, i)} < {padded}" if store == "guarded" else ""
             out.lines.append(f"put({base} + i64({_lane(first, i)}) * (i64({step}) * {y_type.size}), {r}{guard})")
-    body = "".join(f"        {line}\n" for line in out.lines[1:])
-    parameters = ", ".join(f"a{i}" for i in range(len(taken.kinds)))
-    return f"def kernel({parameters}):\n    {out.lines[0]}\n    if {thread} < {total}:\n{body}", taken.kinds, accesses
+    lines = [out.lines[0], f"if {thread} < {total}:", *indented(out.lines[1:])]
+    return KernelText(taken.signature, lines, accesses, THREADS)
 
 
 def _lane(first: str, i: int) -> str:
@@ -562,7 +541,7 @@ def _named(atom: Any, taken: Parameters, accesses: Accesses) -> tuple:
             inner = _named_index(index, taken, accesses)
             return (kind, inner, *(taken.take() for _ in range(4)))
         case ("element", kind, index):
-            accesses[f"element_{kind}"] = ("load", DType(kind), 1, False)
+            accesses[f"element_{kind}"] = intrinsic("ptx.memory.load", DType(kind))
             base = taken.take("address")
             return ("element", kind, base, _named_index(index, taken, accesses), taken.take(), taken.take())
         case (kind, a, b):
@@ -596,7 +575,7 @@ def _atom(out: Lines, atom: Any, coordinates: list[str]) -> str:
     raise AssertionError(atom)
 
 
-def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr: Any) -> Source:
+def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr: Any) -> KernelText:
     """A transpose through shared memory: one tile a block.
 
     dims    dimensions of the tiles: those of neither axis, then the tiles along x's axis, then those along y's
@@ -618,7 +597,10 @@ def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr:
     y_base = out.let(
         y_base + "".join(f" + i64({d}) * (i64({s}) * {y_type.size})" for d, s in zip(rest, y_steps[1:], strict=True))
     )
-    accesses: Accesses = {"load": ("load", x_type, reads, True), "put": ("store", y_type, writes, True)}
+    accesses: Accesses = {
+        "load": intrinsic("ptx.memory.load", x_type, reads, True),
+        "put": intrinsic("ptx.memory.store", y_type, writes, True),
+    }
 
     # Read along x's axis, neighbouring threads neighbouring groups. Value (i, j) of the tile, i along x's axis and j along
     # y's, lies at j * (TILE + 1) + i: both ways the banks differ.
@@ -646,7 +628,5 @@ def _tiles(dims: int, x: str, y: str, reads: int, writes: int, mask: bool, expr:
         inside = f"within(i32({x_first} + {row}), 0, {length}) & within(i32({y_first} + {j}), 0, {padded})"
         where = f"{y_base} + i64({x_first} + {row}) * (i64({y_steps[0]}) * {y_type.size}) + i64({y_first} + {j}) * {y_type.size}"
         out.lines.append(f"put({where}, {', '.join(values)}, {inside})")
-    body = "".join(f"    {line}\n" for line in out.lines)
-    parameters = ", ".join(f"a{k}" for k in range(len(taken.kinds)))
-    shared = f"    tile = cuda.shared.array({TILE * (TILE + 1)}, f32)\n"
-    return f"def kernel({parameters}):\n{shared}{body}", taken.kinds, accesses
+    shared = f"tile = cuda.shared.array({TILE * (TILE + 1)}, f32)"
+    return KernelText(taken.signature, [shared, *out.lines], accesses, THREADS)

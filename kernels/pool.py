@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
@@ -15,16 +16,17 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import Lines, Parameters, divider, execute, names, split, types_of
+from tccompile.kernels.codegen import Lines, Parameters, divider, split
 from tccompile.kernels.loops import LIMIT, refusal
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 THREADS = 128
 UNROLLED = 16
 """Elements of the largest window, or row of a window, whose loop is unrolled."""
 
 
-class PoolKernel(Kernel):
+class PoolKernel(TextKernel):
     """Pool in any layout; fast where channels lie in aligned vectors of 8."""
 
     name = "pool"
@@ -82,93 +84,112 @@ class PoolKernel(Kernel):
         args = (Ptr(op.x), *map(I32, numbers), *spec.args)
         return Work((Launch(params, (-(-rows * groups // THREADS), 1, 1), THREADS, args),))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        store, extra = epilogue.build(params.pop("epilogue"))
-        text, kinds, accesses = source(**params, extra=len(extra))
-        kernel = execute(text, {**names(), **epilogue.memory_functions(accesses), "store": store}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds), *extra), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        stored = epilogue.source(epilogue.Form.decoded(params.pop("epilogue")))
+        return _Writer(_Shape(**params), stored).text()
 
 
-def source(
-    kind: str,
-    x: str,
-    vector: bool,
-    lanes: int,
-    window: tuple[int, int],
-    tail: bool,
-    by_group: bool,
-    order: tuple[int, ...],
-    extra: int,
-) -> tuple[str, list[str], epilogue.Accesses]:
-    """The text of the kernel, the kinds of its parameters before the epilogue's, and the memory functions it calls.
+@dataclass(frozen=True)
+class _Shape:
+    """What the text depends on: a code's parameters, but for the epilogue's.
 
-    order  the axes of the rows, outermost first, then that of the lanes
+    kind      "max" or "mean"
+    x         the name of x's type
+    vector    whether a thread reads its lanes by one access, not each by its own
+    lanes     channels that a thread computes
+    window    extents of the window along H and W; 0 for an axis that a loop goes along
+    tail      whether the last group of lanes has some that x does not have
+    by_group  whether neighbouring threads compute neighbouring groups of lanes of a row, not the same group of neighbouring rows
+    order     the axes of the rows, outermost first, then that of the lanes
     """
-    dtype = DType(x)
-    taken, out = Parameters(), Lines()
-    base, total = taken.take("address"), taken.take()
-    fast, inner = taken.divider(), [taken.divider() for _ in order[1:-1]]
-    channels, *steps = (taken.take() for _ in range(5))
-    axes = [[taken.take() for _ in range(6)] for _ in range(2)]  # stride, pad, dilation, extent, low, high
-    sizes = taken.take(), taken.take()
-    parameters = [*(taken.name.format(i) for i in range(len(taken.kinds))), *(f"e{i}" for i in range(extra))]
 
-    slow, quick = split(out, "t", [fast])
-    m, group = (slow, quick) if by_group else (quick, slow)
-    c = out.let(f"i32({group} * {lanes})")
-    coordinates = dict(zip(order, [*split(out, m, inner), c], strict=True))
-    n, channel, p, q = (coordinates.get(a, "i32(0)") for a in ((0, 1, 2, 3) if len(order) == 4 else (0, 1, -1, 2)))
-    where = out.let(f"{base} + i64({n}) * (i64({steps[0]}) * {dtype.size}) + i64({channel}) * (i64({steps[1]}) * {dtype.size})")
-    starts = [out.let(f"i32({at} * {axes[a][0]} - {axes[a][1]})") for a, at in enumerate((p, q))]
-    head = list(out.lines)
+    kind: str
+    x: str
+    vector: bool
+    lanes: int
+    window: tuple[int, int]
+    tail: bool
+    by_group: bool
+    order: tuple[int, ...]
 
-    guards = [f" & within(i32({c} + {i}), 0, {channels})" if tail else "" for i in range(lanes)]
-    elements = [""] if vector else [f" + i64({i}) * (i64({steps[1]}) * {dtype.size})" if i else "" for i in range(lanes)]
-    accesses: epilogue.Accesses = {"load": ("load", dtype, lanes if vector else 1, True)}
-    acc = [f"s{i}" for i in range(lanes)]
-    first = "f32(-inf)" if kind == "max" else "f32(0)"
-    step = "maximum({s}, select(inside != 0, {v}, f32(-inf)))" if kind == "max" else "{s} + {v}"
 
-    def tap(r: str, s: str) -> list[str]:
-        """Lines that add element (r, s) of the window."""
-        lines = [f"h = i32({starts[0]} + {r} * {axes[0][2]})", f"w = i32({starts[1]} + {s} * {axes[1][2]})"]
+class _Writer:
+    """Writes the kernel's text, and takes the launch's arguments in the order in which `work` gives them.
+
+    axes    for H and W the names of stride, padding, dilation, extent, and of the first and the last place that counts for a mean
+    sizes   the names of the window's extents
+    starts  the names of the places where the window begins
+    where   the address of the channels at H = W = 0
+    """
+
+    def __init__(self, shape: _Shape, stored: epilogue.Source) -> None:
+        self.shape, self.stored, self.x = shape, stored, DType(shape.x)
+        self.taken, self.out = Parameters(), Lines()
+        self.acc = [f"s{i}" for i in range(shape.lanes)]
+
+    def text(self) -> KernelText:
+        shape, taken, out = self.shape, self.taken, self.out
+        base, total = taken.take("address"), taken.take()
+        fast, inner = taken.divider(), [taken.divider() for _ in shape.order[1:-1]]
+        self.channels, *self.steps = (taken.take() for _ in range(5))
+        self.axes = [[taken.take() for _ in range(6)] for _ in range(2)]
+        self.sizes = taken.take(), taken.take()
+        slow, quick = split(out, "t", [fast])
+        m, group = (slow, quick) if shape.by_group else (quick, slow)
+        self.c = out.let(f"i32({group} * {shape.lanes})")
+        self._place(base, dict(zip(shape.order, [*split(out, m, inner), self.c], strict=True)))
+        body = [*out.lines, *self._window(), *(self._mean() if shape.kind == "mean" else [])]
+        body.append(f"store(({''.join(f'{s}, ' for s in self.acc)}), {m}, {self.c}, e)")
+        lines = [f"t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)", f"if t < {total}:", *indented(body)]
+        load = intrinsic("ptx.memory.load", self.x, shape.lanes if shape.vector else 1, True)
+        scope = {"load": load, "store": self.stored.function}
+        return KernelText({**taken.signature, "e": self.stored.kinds}, lines, scope, THREADS)
+
+    def _place(self, base: str, coordinates: dict[int, str]) -> None:
+        """Where the window of the result with these coordinates begins."""
+        out, steps, size = self.out, self.steps, self.x.size
+        axes = (0, 1, 2, 3) if len(self.shape.order) == 4 else (0, 1, -1, 2)
+        n, channel, p, q = (coordinates.get(a, "i32(0)") for a in axes)
+        self.where = out.let(f"{base} + i64({n}) * (i64({steps[0]}) * {size}) + i64({channel}) * (i64({steps[1]}) * {size})")
+        self.starts = [out.let(f"i32({at} * {self.axes[a][0]} - {self.axes[a][1]})") for a, at in enumerate((p, q))]
+
+    def _window(self) -> list[str]:
+        """The maximum or the sum of the window's elements."""
+        window = self.shape.window
+        first = "f32(-inf)" if self.shape.kind == "max" else "f32(0)"
+        body = [f"{s} = {first}" for s in self.acc]
+        if window[0]:
+            return body + [line for r in range(window[0]) for s in range(window[1]) for line in self._tap(str(r), str(s))]
+        body.append(f"for r in range({self.sizes[0]}):")
+        if window[1]:
+            return body + indented([line for s in range(window[1]) for line in self._tap("r", str(s))])
+        return [*body, f"    for s in range({self.sizes[1]}):", *indented(self._tap("r", "s"), 2)]
+
+    def _tap(self, r: str, s: str) -> list[str]:
+        """Adds element (r, s) of the window."""
+        shape, axes, steps, size = self.shape, self.axes, self.steps, self.x.size
+        step = "maximum({s}, select(inside != 0, {v}, f32(-inf)))" if shape.kind == "max" else "{s} + {v}"
+        lines = [f"h = i32({self.starts[0]} + {r} * {axes[0][2]})", f"w = i32({self.starts[1]} + {s} * {axes[1][2]})"]
         lines.append(f"inside = within(h, 0, {axes[0][3]}) & within(w, 0, {axes[1][3]})")
-        lines.append(f"at = {where} + i64(h) * (i64({steps[2]}) * {dtype.size}) + i64(w) * (i64({steps[3]}) * {dtype.size})")
-        for i, (element, guard) in enumerate(zip(elements, guards, strict=False)):
+        lines.append(f"at = {self.where} + i64(h) * (i64({steps[2]}) * {size}) + i64(w) * (i64({steps[3]}) * {size})")
+        for i in range(1 if shape.vector else shape.lanes):
+            element = f" + i64({i}) * (i64({steps[1]}) * {size})" if i else ""
+            guard = f" & within(i32({self.c} + {i}), 0, {self.channels})" if shape.tail else ""
             lines.append(f"x{i} = load(at{element}, inside{guard})")
-        for i, s in enumerate(acc):
-            value = f"x0[{i}]" if vector else f"x{i}"
-            lines.append(f"{s} = " + step.format(s=s, v=value if dtype.is_float else f"to_float({value})"))
+        for i, acc in enumerate(self.acc):
+            value = f"x0[{i}]" if shape.vector else f"x{i}"
+            lines.append(f"{acc} = " + step.format(s=acc, v=value if self.x.is_float else f"to_float({value})"))
         return lines
 
-    body = [f"{s} = {first}" for s in acc]
-    if window[0]:
-        for r in range(window[0]):
-            for s in range(window[1]):
-                body += tap(str(r), str(s))
-    else:
-        body.append(f"for r in range({sizes[0]}):")
-        if window[1]:
-            body += [f"    {line}" for s in range(window[1]) for line in tap("r", str(s))]
-        else:
-            body.append(f"    for s in range({sizes[1]}):")
-            body += [f"        {line}" for line in tap("r", "s")]
-    if kind == "mean":
+    def _mean(self) -> list[str]:
+        """Divides the sums by the number of elements that count."""
+        body = []
         for a in (0, 1):
+            start, (_, _, dilation, _, low, high) = self.starts[a], self.axes[a]
             body.append(f"count{a} = i32(0)")
-            body.append(f"for k in range({sizes[a]}):")
-            inside = f"within(i32({starts[a]} + k * {axes[a][2]}), {axes[a][4]}, {axes[a][5]})"
-            body.append(f"    count{a} = i32(count{a} + {inside})")
-        body.append("count = f32(count0 * count1)")
-        body += [f"{s} = {s} / count" for s in acc]
-    tuple_of = "(" + "".join(f"{s}, " for s in acc) + ")"
-    arguments = "(" + "".join(f"e{i}, " for i in range(extra)) + ")"
-    body.append(f"store({tuple_of}, {m}, {c}, {arguments})")
-    text = f"def kernel({', '.join(parameters)}):\n    t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)\n"
-    text += f"    if t < {total}:\n" + "".join(f"        {line}\n" for line in (*head, *body))
-    return text, taken.kinds, accesses
+            body.append(f"for k in range({self.sizes[a]}):")
+            body.append(f"    count{a} = i32(count{a} + within(i32({start} + k * {dilation}), {low}, {high}))")
+        return [*body, "count = f32(count0 * count1)", *(f"{s} = {s} / count" for s in self.acc)]
 
 
 def _rows(op: Op, program: Program) -> int:

@@ -22,8 +22,6 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.loops import (
     Loops,
-    device,
-    entry,
     exchange,
     is_vector_type,
     loops,
@@ -34,21 +32,8 @@ from tccompile.kernels.loops import (
     unravel_args,
     vectors,
 )
-from tccompile.kernels.spec import (
-    I32,
-    LAUNCH_US,
-    Config,
-    Counters,
-    Function,
-    Kernel,
-    Launch,
-    Ptr,
-    Scratch,
-    Value,
-    Work,
-    code,
-    traffic_us,
-)
+from tccompile.kernels.spec import I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 THREADS = 256
 
@@ -100,7 +85,7 @@ class Shares:
         return -(-self.outputs * self.threads // THREADS)
 
 
-class ReduceKernel(Kernel):
+class ReduceKernel(TextKernel):
     """Every Reduce: sums, products, minima and maxima, in float32 or int64."""
 
     name = "reduce"
@@ -186,37 +171,28 @@ class ReduceKernel(Kernel):
             counters=4 * shares.blocks,
         )
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.parts.split import last_to_arrive
-        from tccompile.kernels.ptx.core import u64
-        from tccompile.kernels.ptx.memory import load, store
-        from tccompile.kernels.ptx.simt import shuffle
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         x, pre = DType(params["x"]), decode(params["pre"])
         acc = DType.F32 if pre.dtype is DType.F32 else DType.I64
-        put, extra = epilogue.build(params["epilogue"])
-        n = params["lanes"] * params["vector"]
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
         scope = {
-            "store": put,
-            "read": load(x, n, guarded=True, space="global.nc"),
-            "load_part": load(acc, params["lanes"]),
-            "store_part": store(acc, params["lanes"]),
+            "store": stored.function,
+            "read": intrinsic("ptx.memory.load", x, params["lanes"] * params["vector"], True, "global.nc"),
+            "load_part": intrinsic("ptx.memory.load", acc, params["lanes"]),
+            "store_part": intrinsic("ptx.memory.store", acc, params["lanes"]),
             "rows": unravel(params["rows"]),
             "inner": unravel(params["inner"]),
-            "last_to_arrive": last_to_arrive(arch.cp_async),
-            "u64": u64,
-            "shuffle": shuffle,
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
+            "shuffle": intrinsic("ptx.simt.shuffle"),
         }
-        body = device("reduce", f"{PARAMS}, wr, wk, e", source(params, x, pre, acc), **scope)
-        fixed = (types.int64,) * 3 + (types.int32,) * (PARAMS.count(",") - 2)
-        loop_args = unravel_args(params["rows"]), unravel_args(params["inner"])
-        signature = types.void(*fixed, *(types.int32,) * sum(loop_args), *extra)
-        return Function(entry(body, len(fixed), *loop_args, len(extra)), signature, THREADS)
-
-
-PARAMS = "x, scratch, counters, outputs, groups, K, chunk, splits, bits, present, xc"
+        signature = {
+            **parameters("address", "x, scratch, counters"),
+            **parameters("int", "outputs, groups, K, chunk, splits, bits, present, xc"),
+            "wr": unravel_args(params["rows"]),
+            "wk": unravel_args(params["inner"]),
+            "e": stored.kinds,
+        }
+        return KernelText(signature, lines(params, x, pre, acc), scope, THREADS)
 
 
 def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
@@ -278,7 +254,7 @@ def _result_type(op: Reduce) -> DType:
     return next((e.dtype for e in walk(op.epilogue.expr) if e.fn == "acc"), _accumulator(op))
 
 
-def source(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
+def lines(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
     """The kernel's source.
 
     Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.

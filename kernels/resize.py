@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
@@ -16,16 +17,17 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import Lines, Parameters, divider, execute, names, split, types_of
+from tccompile.kernels.codegen import Lines, Parameters, divider, split
 from tccompile.kernels.loops import LIMIT, refusal
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 THREADS = 128
 UNROLLED = 16
 """Products of taps up to which the sum is unrolled."""
 
 
-class ResizeKernel(Kernel):
+class ResizeKernel(TextKernel):
     """Resize of any number of axes."""
 
     name = "resize"
@@ -75,91 +77,110 @@ class ResizeKernel(Kernel):
         )  # fmt: skip
         return Work((Launch(params, (-(-total // THREADS), 1, 1), THREADS, (*args, *spec.args)),))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        store, extra = epilogue.build(params.pop("epilogue"))
-        text, kinds, accesses = source(**params, extra=len(extra))
-        kernel = execute(text, {**names(), **epilogue.memory_functions(accesses), "store": store}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds), *extra), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        stored = epilogue.source(epilogue.Form.decoded(params.pop("epilogue")))
+        return _Writer(_Shape(**params), stored).text()
 
 
-def source(
-    x: str, rank: int, axes: tuple[int, ...], lanes: int, taps: tuple[int, ...], vector: bool, extra: int
-) -> tuple[str, list[str], epilogue.Accesses]:
-    """The text of the kernel, the kinds of its parameters before the epilogue's, and the memory functions it calls.
+@dataclass(frozen=True)
+class _Shape:
+    """What the text depends on: a code's parameters, but for the epilogue's.
 
-    axes  the resampled ones, as places in the order of the rows and then the lanes; taps, of each, all 0 for loops
+    x       the name of x's type
+    rank    of the result
+    axes    the resampled axes, as places in the order of the rows and then the lanes
+    lanes   elements of the result that a thread computes
+    taps    of each of those axes; all 0 where loops go along them
+    vector  whether a thread reads its lanes by one access
     """
-    dtype = DType(x)
-    size = dtype.size
-    taken, out = Parameters(), Lines()
-    base, total, group = taken.take("address"), taken.take(), taken.divider()
-    inner = [taken.divider() for _ in range(rank - 2)]
-    steps = [taken.take() for _ in range(rank)]
-    last_lane = taken.take()
-    tables = [[taken.take("address"), taken.take("address"), *(taken.take() for _ in range(5))] for _ in axes]
-    parameters = [*(taken.name.format(i) for i in range(len(taken.kinds))), *(f"e{i}" for i in range(extra))]
-    accesses: epilogue.Accesses = {
-        "load": ("load", dtype, lanes if vector else 1, False),
-        "load_index": ("load", DType.I32, 1, False),
-        "load_weight": ("load", DType.F32, 1, False),
-    }
 
-    m, g = split(out, "t", [group])
-    c = out.let(f"i32({g} * {lanes})")
-    digits = split(out, m, inner) if rank > 1 else []
-    # Groups in y's padding read what the last group reads: their values are not stored.
-    coordinates = [*digits, out.let(f"minimum({c}, {last_lane})")]
-    fixed = [f" + i64({at}) * (i64({steps[d]}) * {size})" for d, at in enumerate(coordinates) if d not in axes]
-    where = out.let(base + "".join(fixed))
-    entries = []  # of each axis: the addresses of the output element's rows in its two tables
-    for d, (index, weights, i_row, _, w_row, _, _) in zip(axes, tables, strict=True):
-        at = coordinates[d]
-        entries.append(
-            (out.let(f"{index} + i64({at}) * (i64({i_row}) * 4)"), out.let(f"{weights} + i64({at}) * (i64({w_row}) * 4)"))
-        )
-    acc = [f"s{i}" for i in range(lanes)]
-    body = [*out.lines, *(f"{s} = f32(0)" for s in acc)]
+    x: str
+    rank: int
+    axes: tuple[int, ...]
+    lanes: int
+    taps: tuple[int, ...]
+    vector: bool
 
-    def tap(k: int, t: str) -> list[str]:
-        """Lines that bring in tap t of axis k."""
-        before = (where, None) if k == 0 else (f"at{k - 1}", f"w{k - 1}")
-        _, _, _, i_step, _, w_step, _ = tables[k]
-        index = f"load_index({entries[k][0]} + i64({t}) * (i64({i_step}) * 4))"
-        lines = [
-            f"at{k} = {before[0]} + {index} * (i64({steps[axes[k]]}) * {size})",
-            f"w{k} = load_weight({entries[k][1]} + i64({t}) * (i64({w_step}) * 4))",
+
+class _Writer:
+    """Writes the kernel's text, and takes the launch's arguments in the order in which `work` gives them.
+
+    steps    the names of x's strides, in the order of the rows and then the lanes
+    tables   for each resampled axis the names of: the addresses of its indices and weights; strides of the indices, by element of
+             the result and by tap, and those of the weights; and taps
+    entries  for each resampled axis the addresses of what its tables have for the thread's element
+    where    the address in x of the element at index 0 along the resampled axes
+    """
+
+    def __init__(self, shape: _Shape, stored: epilogue.Source) -> None:
+        self.shape, self.stored, self.x = shape, stored, DType(shape.x)
+        self.taken, self.out = Parameters(), Lines()
+        self.acc = [f"s{i}" for i in range(shape.lanes)]
+
+    def text(self) -> KernelText:
+        shape, taken, out = self.shape, self.taken, self.out
+        base, total, group = taken.take("address"), taken.take(), taken.divider()
+        inner = [taken.divider() for _ in range(shape.rank - 2)]
+        self.steps = [taken.take() for _ in range(shape.rank)]
+        last_lane = taken.take()
+        self.tables = [[taken.take("address"), taken.take("address"), *(taken.take() for _ in range(5))] for _ in shape.axes]
+        m, g = split(out, "t", [group])
+        c = out.let(f"i32({g} * {shape.lanes})")
+        digits = split(out, m, inner) if shape.rank > 1 else []
+        # Groups in y's padding read what the last group reads: their values are not stored.
+        self._place(base, [*digits, out.let(f"minimum({c}, {last_lane})")])
+        body = [*out.lines, *(f"{s} = f32(0)" for s in self.acc), *(self._unrolled(0) if all(shape.taps) else self._looped())]
+        body.append(f"store(({''.join(f'{s}, ' for s in self.acc)}), {m}, {c}, e)")
+        lines = [f"t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)", f"if t < {total}:", *indented(body)]
+        scope = {
+            "load": intrinsic("ptx.memory.load", self.x, shape.lanes if shape.vector else 1),
+            "load_index": intrinsic("ptx.memory.load", DType.I32),
+            "load_weight": intrinsic("ptx.memory.load", DType.F32),
+            "store": self.stored.function,
+        }
+        return KernelText({**taken.signature, "e": self.stored.kinds}, lines, scope, THREADS)
+
+    def _place(self, base: str, coordinates: list[str]) -> None:
+        out, size = self.out, self.x.size
+        fixed = [
+            f" + i64({at}) * (i64({self.steps[d]}) * {size})" for d, at in enumerate(coordinates) if d not in self.shape.axes
         ]
-        return [*lines, f"w{k} = w{k} * {before[1]}"] if before[1] else lines
+        self.where = out.let(base + "".join(fixed))
+        self.entries = []
+        for d, (index, weights, i_row, _, w_row, _, _) in zip(self.shape.axes, self.tables, strict=True):
+            at = coordinates[d]
+            i = out.let(f"{index} + i64({at}) * (i64({i_row}) * 4)")
+            self.entries.append((i, out.let(f"{weights} + i64({at}) * (i64({w_row}) * 4)")))
 
-    def last() -> list[str]:
-        k = len(axes) - 1
-        lines = [f"x = load(at{k})"]
-        return lines + [f"{s} = {s} + w{k} * x{f'[{i}]' if lanes > 1 else ''}" for i, s in enumerate(acc)]
+    def _tap(self, k: int, t: str) -> list[str]:
+        """The address and the weight with tap t of axis k, from those with the taps of the axes before it."""
+        before = f"at{k - 1}" if k else self.where
+        (indices, weights), (_, _, _, i_step, _, w_step, _) = self.entries[k], self.tables[k]
+        index = f"load_index({indices} + i64({t}) * (i64({i_step}) * 4))"
+        lines = [
+            f"at{k} = {before} + {index} * (i64({self.steps[self.shape.axes[k]]}) * {self.x.size})",
+            f"w{k} = load_weight({weights} + i64({t}) * (i64({w_step}) * 4))",
+        ]
+        return [*lines, f"w{k} = w{k} * w{k - 1}"] if k else lines
 
-    if all(taps):
-        body += _nested(taps, 0, tap, last)
-    else:
-        indent = ""
-        for k in range(len(axes)):
-            body.append(f"{indent}for t{k} in range({tables[k][6]}):")
-            indent += "    "
-            body += [indent + line for line in tap(k, f"t{k}")]
-        body += [indent + line for line in last()]
-    results = "(" + "".join(f"{s}, " for s in acc) + ")"
-    arguments = "(" + "".join(f"e{i}, " for i in range(extra)) + ")"
-    body.append(f"store({results}, {m}, {c}, {arguments})")
-    text = f"def kernel({', '.join(parameters)}):\n    t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)\n"
-    text += f"    if t < {total}:\n" + "".join(f"        {line}\n" for line in body)
-    return text, taken.kinds, accesses
+    def _sum(self) -> list[str]:
+        """Adds the elements at the address, times the weight, once the taps of all axes are in them."""
+        k = len(self.shape.axes) - 1
+        lanes = [f"[{i}]" if self.shape.lanes > 1 else "" for i in range(self.shape.lanes)]
+        return [f"x = load(at{k})", *(f"{s} = {s} + w{k} * x{lane}" for s, lane in zip(self.acc, lanes, strict=True))]
 
+    def _unrolled(self, k: int) -> list[str]:
+        """The taps of axis k and of those after it, one by one."""
+        taps = self.shape.taps
+        if k == len(taps):
+            return self._sum()
+        return [line for t in range(taps[k]) for line in (*self._tap(k, str(t)), *self._unrolled(k + 1))]
 
-def _nested(taps: tuple[int, ...], k: int, tap: Any, last: Any) -> list[str]:
-    """The unrolled loops over the taps of axis k and those after it."""
-    if k == len(taps):
-        return last()
-    return [line for t in range(taps[k]) for line in (*tap(k, str(t)), *_nested(taps, k + 1, tap, last))]
+    def _looped(self) -> list[str]:
+        lines = self._sum()
+        for k in reversed(range(len(self.shape.axes))):
+            lines = [f"for t{k} in range({self.tables[k][6]}):", *indented([*self._tap(k, f"t{k}"), *lines])]
+        return lines
 
 
 def _rows(op: Op, program: Program) -> int:

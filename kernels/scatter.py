@@ -17,10 +17,10 @@ from tccompile.ir.expr import Coord, Element, identity_view, load
 from tccompile.ir.ops import Op, Scatter
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
-from tccompile.kernels.epilogue import Accesses, memory_functions
-from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, indented, inner, refusal, take_dividers
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.codegen import Lines, Parameters, split
+from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, inner, refusal, take_dividers
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 COMBINE = {
     "set": "{1}",
@@ -60,7 +60,7 @@ def _shares(op: Scatter, program: Program) -> _Shares:
     return _Shares(free, sequence, buckets, threads * buckets, steps)
 
 
-class ScatterKernel(Kernel):
+class ScatterKernel(TextKernel):
     """Every Scatter."""
 
     name = "scatter"
@@ -117,59 +117,77 @@ class ScatterKernel(Kernel):
         grid = (-(-shares.threads // THREADS), 1, 1)
         return Work((*first, Launch(code(self.name, **params), grid, THREADS, tuple(args))))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        text, kinds, accesses = source(**params)
-        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        return _Writer(**params).text()
 
 
-def source(combine: str, free: int, sequence: int, axes: Any, updates: str, y: str) -> tuple[str, list[str], Accesses]:
-    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
-    taken, out = Parameters(), Lines()
-    given, stored = DType(updates), DType(y)
-    accesses: Accesses = {"update": ("load", given, 1, False), "put": ("store", stored, 1, False)}
-    if combine != "set":
-        accesses["get"] = ("load", stored, 1, False)
-    threads, steps, mask = taken.take(), taken.take(), taken.take()
-    outer, inside = take_dividers(taken, free + 1), take_dividers(taken, sequence)
-    update, update_steps = taken.take("address"), [taken.take() for _ in range(free + sequence)]
-    target = taken.take("address")
-    described = []
-    for kind in axes:
-        stride = taken.take()
-        if isinstance(kind, str) and kind != "zero":
-            accesses[f"index_{kind}"] = ("load", DType(kind), 1, False)
-            described.append((kind, stride, taken.take("address"), [taken.take() for _ in update_steps], taken.take()))
-        else:
-            described.append((kind, stride, "", [], ""))
-    thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
-    bucket, *here = split(out, thread, outer)
-    body = inner(out)
-    number = body.let("i32(step)")
-    digits = [*here, *(split(body, number, inside) if sequence else [])]
-    where, place = target, "i32(0)"
-    for kind, stride, base, index_steps, extent in described:
-        if isinstance(kind, int):
-            where += f" + i64({here[kind]}) * (i64({stride}) * {stored.size})"
-        elif kind != "zero":
-            value = body.let(f"index_{kind}({address(body, base, digits, index_steps, DType(kind).size)})")
-            value = body.let(f"select({value} < i64(0), {value} + i64({extent}), {value})")
-            value = body.let(f"i32(maximum(minimum({value}, i64({extent}) - i64(1)), i64(0)))")
-            where += f" + i64({value}) * (i64({stride}) * {stored.size})"
-            place = body.let(f"i32({place} * {extent} + {value})")
-    mine = body.let(f"({place} & {mask}) == {bucket}")
-    take = inner(body)
-    where = take.let(where)
-    value = take.loaded(take.let(f"update({address(take, update, digits, update_steps, given.size)})"), given)
-    compute = given.compute
-    if combine != "set":
-        value = take.let(COMBINE[combine].format(take.let(f"get({where})"), value))
-    take.lines.append(f"put({where}, {take.stored(value, compute, stored)})")
-    text = (
-        f"def kernel({', '.join(f'a{k}' for k in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
-        f"{indented(out.lines[1:], 2)}        for step in range({steps}):\n{indented(body.lines, 3)}"
-        f"            if {mine}:\n{indented(take.lines, 4)}"
-    )
-    return text, taken.kinds, accesses
+class _Writer:
+    """Writes the kernel's text, and takes the launch's arguments in the order in which `work` gives them.
+
+    combine         what is done with the element that is there and the update, of COMBINE
+    free, sequence  how many axes of the updates are free, and how many a thread goes through
+    axes            for each axis of y: the free axis that goes through it; "zero" where its index is 0; or the name of the type
+                    of the indices that are read
+    """
+
+    def __init__(self, combine: str, free: int, sequence: int, axes: Any, updates: str, y: str) -> None:
+        self.combine, self.free, self.sequence, self.axes = combine, free, sequence, axes
+        self.updates, self.y = DType(updates), DType(y)
+        self.taken = Parameters()
+        self.scope: dict[str, Intrinsic] = {
+            "update": intrinsic("ptx.memory.load", self.updates),
+            "put": intrinsic("ptx.memory.store", self.y),
+        }
+        if combine != "set":
+            self.scope["get"] = intrinsic("ptx.memory.load", self.y)
+
+    def text(self) -> KernelText:
+        taken, out = self.taken, Lines()
+        threads, steps, mask = taken.take(), taken.take(), taken.take()
+        outer, inside = take_dividers(taken, self.free + 1), take_dividers(taken, self.sequence)
+        update, update_steps = taken.take("address"), [taken.take() for _ in range(self.free + self.sequence)]
+        target = taken.take("address")
+        described = [self._described(kind) for kind in self.axes]
+        thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
+        bucket, *here = split(out, thread, outer)
+        body = inner(out)
+        number = body.let("i32(step)")
+        digits = [*here, *(split(body, number, inside) if self.sequence else [])]
+        where, place = self._place(body, target, digits, described)
+        mine = body.let(f"({place} & {mask}) == {bucket}")
+        take = inner(body)
+        self._update(take, where, address(take, update, digits, update_steps, self.updates.size))
+        first, *rest = out.lines
+        loop = [f"for step in range({steps}):", *indented([*body.lines, f"if {mine}:", *indented(take.lines)])]
+        lines = [first, f"if {thread} < {threads}:", *indented([*rest, *loop])]
+        return KernelText(taken.signature, lines, self.scope, THREADS)
+
+    def _described(self, kind: int | str) -> tuple[int | str, str, str, list[str], str]:
+        """An axis of y: its kind, the name of its stride and, if its indices are read, of their address, strides and limit."""
+        stride = self.taken.take()
+        if isinstance(kind, int) or kind == "zero":
+            return kind, stride, "", [], ""
+        self.scope[f"index_{kind}"] = intrinsic("ptx.memory.load", DType(kind))
+        base = self.taken.take("address")
+        return kind, stride, base, [self.taken.take() for _ in range(self.free + self.sequence)], self.taken.take()
+
+    def _place(self, body: Lines, target: str, digits: list[str], described: list) -> tuple[str, str]:
+        """The update's address in y, and its number among the places that the indices that are read can name."""
+        where, place = target, "i32(0)"
+        for kind, stride, base, index_steps, extent in described:
+            if isinstance(kind, int):
+                where += f" + i64({digits[kind]}) * (i64({stride}) * {self.y.size})"
+            elif kind != "zero":
+                value = body.let(f"index_{kind}({address(body, base, digits, index_steps, DType(kind).size)})")
+                value = body.let(f"select({value} < i64(0), {value} + i64({extent}), {value})")
+                value = body.let(f"i32(maximum(minimum({value}, i64({extent}) - i64(1)), i64(0)))")
+                where += f" + i64({value}) * (i64({stride}) * {self.y.size})"
+                place = body.let(f"i32({place} * {extent} + {value})")
+        return where, place
+
+    def _update(self, take: Lines, where: str, update: str) -> None:
+        where = take.let(where)
+        value = take.loaded(take.let(f"update({update})"), self.updates)
+        if self.combine != "set":
+            value = take.let(COMBINE[self.combine].format(take.let(f"get({where})"), value))
+        take.lines.append(f"put({where}, {take.stored(value, self.updates.compute, self.y)})")

@@ -14,7 +14,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.spec import Config, Function, Kernel, Value, Work
+from tccompile.kernels.spec import Config, Value, Work
+from tccompile.kernels.text import KernelText, TextKernel
 
 _MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", True)
 
@@ -35,7 +36,7 @@ def passes(params: dict[str, Value]) -> two_pass.Passes:
     return LOG_SOFTMAX if params["log"] else SCALED_SOFTMAX if scaled else SOFTMAX
 
 
-class SoftmaxKernel(Kernel):
+class SoftmaxKernel(TextKernel):
     """Every Softmax of floats, in float32."""
 
     name = "softmax"
@@ -60,5 +61,5 @@ class SoftmaxKernel(Kernel):
         assert isinstance(op, Softmax)
         return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,), config=config), 0.0, log=op.log)
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        return two_pass.build(passes(params), params)
+    def source(self, arch: Arch, **params: Value) -> KernelText:
+        return two_pass.text(passes(params), params)

@@ -4,6 +4,8 @@ description  the op, as the model asked for it
 config       what we chose: tile sizes, stages, splits
 code         what is compiled: a kernel's name and the parameters of its `build`; shapes are arguments, not parameters, so
              that many steps share one code
+
+A kernel's code is written in one of two ways: as text (`text.TextKernel`), or as a Python function for Numba (`Kernel.build`).
 """
 
 from __future__ import annotations
@@ -150,8 +152,15 @@ class Function:
     cluster: int = 1  # blocks along x that share a cluster (sm_90 and newer); the grid is a multiple of it
 
 
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
 class Kernel(ABC):
-    """A kernel family. Subclasses state the first three attributes."""
+    """A kernel family. Subclasses state the first three attributes.
+
+    Those that derive from `Kernel` itself write their code as a Python function for Numba, in `build`, and tests run the PTX that
+    it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
+    """
 
     name: str
     realises: type[Op]

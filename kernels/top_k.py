@@ -15,24 +15,23 @@ from tccompile.ir.expr import const
 from tccompile.ir.ops import Op, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, execute, names, split, types_of
-from tccompile.kernels.epilogue import Accesses, memory_functions
+from tccompile.kernels.codegen import Lines, Parameters, split
 from tccompile.kernels.lines import (
     LIMIT,
     THREADS,
     address,
     dividers,
     filled,
-    indented,
     inner,
     outermost_first,
     refusal,
     take_dividers,
 )
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 
-class TopKKernel(Kernel):
+class TopKKernel(TextKernel):
     """Every TopK of floats or integers."""
 
     name = "top_k"
@@ -68,19 +67,14 @@ class TopKKernel(Kernel):
         params = {"rows": len(rows), "x": x.dtype.value, "y": y.dtype.value, "largest": op.largest}
         return Work((*first, Launch(code(self.name, **params), (-(-x.size // THREADS), 1, 1), THREADS, tuple(args))))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        text, kinds, accesses = source(**params)
-        kernel = execute(text, {**names(), **memory_functions(accesses)}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        return _text(**params)
 
 
-def source(rows: int, x: str, y: str, largest: bool) -> tuple[str, list[str], Accesses]:
-    """The kernel's text, the kinds of its parameters, and the memory functions it calls."""
+def _text(rows: int, x: str, y: str, largest: bool) -> KernelText:
+    """A thread counts the elements of its line that come before its own one, and writes its place to that of their number."""
     taken, out = Parameters(), Lines()
     given, stored = DType(x), DType(y)
-    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
     threads, n, k = taken.take(), taken.take(), taken.take()
     digits_of = take_dividers(taken, rows + 1)
     x_base, *x_steps = taken.take("address"), *(taken.take() for _ in range(rows + 1))
@@ -110,9 +104,8 @@ def source(rows: int, x: str, y: str, largest: bool) -> tuple[str, list[str], Ac
     take = inner(body)
     where = address(take, y_base, [*row, "before"], y_steps, stored.size)
     take.lines.append(f"put({where}, i64({own}))")
-    text = (
-        f"def kernel({', '.join(f'a{i}' for i in range(len(taken.kinds)))}):\n    {out.lines[0]}\n    if {thread} < {threads}:\n"
-        f"{indented(out.lines[1:], 2)}        for step in range({n}):\n{indented(body.lines, 3)}"
-        f"        if before < {k}:\n{indented(take.lines, 3)}"
-    )
-    return text, taken.kinds, accesses
+    first, *rest = out.lines
+    found = [f"for step in range({n}):", *indented(body.lines), f"if before < {k}:", *indented(take.lines)]
+    lines = [first, f"if {thread} < {threads}:", *indented([*rest, *found])]
+    scope = {"get": intrinsic("ptx.memory.load", given), "put": intrinsic("ptx.memory.store", stored)}
+    return KernelText(taken.signature, lines, scope, THREADS)

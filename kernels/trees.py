@@ -15,11 +15,10 @@ from tccompile.arch import Arch
 from tccompile.ir.ops import Op, Trees
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Parameters, execute, names, types_of
-from tccompile.kernels.epilogue import Accesses, memory_functions
 from tccompile.kernels.lines import THREADS, refusal
 from tccompile.kernels.loops import power
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Function, Kernel, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 LANES = (1, 8, 32, THREADS)
 """Threads that a row may have."""
@@ -33,7 +32,7 @@ BRANCH_US = 0.45
 COMBINE = {"add": ("{} + {}", "f32(0)"), "min": ("minimum({}, {})", "f32(inf)"), "max": ("maximum({}, {})", "f32(-inf)")}
 
 
-class TreesKernel(Kernel):
+class TreesKernel(TextKernel):
     """Every Trees."""
 
     name = "trees"
@@ -76,89 +75,79 @@ class TreesKernel(Kernel):
         args: tuple[Arg, ...] = (*map(Ptr, (op.x, op.branches, op.leaves, op.y)), *map(I32, numbers))
         return Work((Launch(code(self.name, **params), grid, THREADS, args),))
 
-    def build(self, arch: Arch, **params: Any) -> Function:
-        from numba.cuda import types
-
-        from tccompile.kernels.ptx.core import u64
-        from tccompile.kernels.ptx.memory import floats, read_words
-
-        text, kinds, accesses = source(**params)
-        own = {
-            "words4": read_words(4, "global.nc"),
-            "words2": read_words(2, "global.nc"),
-            "as_float": floats(DType.F32, 1),
-            "u64": u64,
-        }
-        kernel = execute(text, {**names(), **memory_functions(accesses), **own}, "kernel")
-        return Function(kernel, types.void(*types_of(kinds)), THREADS)
+    def source(self, arch: Arch, **params: Any) -> KernelText:
+        return _text(**params)
 
 
-def source(x: str, y: str, combine: str, lanes: int, targets: int) -> tuple[str, list[str], Accesses]:
-    """The kernel's text, the kinds of its parameters, and the memory functions it calls.
+NUMBERS = "rows, columns, padded_rows, padded_columns, features, trees, depth, records, entries, x_row, x_step, y_row, y_step"
 
-    Block: rows blockIdx.x * (256 / lanes) …, targets blockIdx.y * `targets` …
-    """
+
+def _text(x: str, y: str, combine: str, lanes: int, targets: int) -> KernelText:
+    """Block: rows blockIdx.x * (256 / lanes) …, targets blockIdx.y * `targets` …"""
     given, stored = DType(x), DType(y)
-    accesses: Accesses = {"get": ("load", given, 1, False), "put": ("store", stored, 1, False)}
-    taken, numbers = Parameters(), "rows columns padded_rows padded_columns features trees depth records entries"
-    params = [taken.take("address") for _ in range(4)] + [taken.take() for _ in (*numbers.split(), *"abcd")]
+    scope = {
+        "get": intrinsic("ptx.memory.load", given),
+        "put": intrinsic("ptx.memory.store", stored),
+        "words4": intrinsic("ptx.memory.read_words", 4, "global.nc"),
+        "words2": intrinsic("ptx.memory.read_words", 2, "global.nc"),
+        "as_float": intrinsic("ptx.memory.floats", DType.F32, 1),
+    }
+    signature = {**parameters("address", "x, branches, leaves, y"), **parameters("int", NUMBERS)}
     formula, neutral = COMBINE[combine]
     text = f"""
-def kernel({", ".join(params)}):
-    x, branches, leaves, y, {", ".join(numbers.split())}, x_row, x_step, y_row, y_step = {", ".join(params)}
-    shared = cuda.shared.array({targets * THREADS}, f32)
-    tid, part = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)
-    lane = i32(tid & i32({lanes - 1}))
-    row = i32(i32(cuda.blockIdx.x) * i32({THREADS // lanes}) + (tid >> i32({lanes.bit_length() - 1})))
-    first = i32(part * i32({targets}))
-    for k in range({targets}):
-        shared[k * {THREADS} + tid] = {neutral}
-    if row < rows:
-        line = x + i64(row) * (i64(x_row) * {given.size})
-        tree = lane
-        while tree < trees:
-            w0, w1, w2, w3 = words4(u64(branches + i64(tree) * 16))
-            step = i32(0)
-            while w3 == 0 and step < depth:
-                feature = i32(min(i64(w1) >> 4, i64(features - i32(1))))
-                value = get(line + i64(feature) * (i64(x_step) * {given.size}))
-                (limit,) = as_float(w0)
-                side = select(value > limit, i64(4), i64(8))
-                side = select(value == limit, i64(2), side)
-                side = select(value < limit, i64(1), side)
-                child = min(i64(w2), i64(records - i32(2))) + select((i64(w1) & side) != 0, i64(0), i64(1))
-                w0, w1, w2, w3 = words4(u64(branches + child * 16))
-                step = i32(step + i32(1))
-            if w3 != 0:
-                entry = min(i64(w2), i64(entries))
-                end = min(entry + (i64(w3) - 1), i64(entries))
-                while entry < end:
-                    target, bits = words2(u64(leaves + entry * 8))
-                    k = i64(target) - i64(first)
-                    if k >= 0 and k < {targets}:
-                        place = i32(k * {THREADS} + tid)
-                        (weight,) = as_float(bits)
-                        shared[place] = {formula.format("shared[place]", "weight")}
-                    entry = entry + 1
-            tree = i32(tree + i32({lanes}))
-    half = i32({lanes // 2})
-    while half > 0:
-        cuda.syncthreads()
-        if lane < half:
-            for k in range({targets}):
-                place = i32(k * {THREADS} + tid)
-                shared[place] = {formula.format("shared[place]", "shared[place + half]")}
-        half = i32(half >> i32(1))
+shared = cuda.shared.array({targets * THREADS}, f32)
+tid, part = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)
+lane = i32(tid & i32({lanes - 1}))
+row = i32(i32(cuda.blockIdx.x) * i32({THREADS // lanes}) + (tid >> i32({lanes.bit_length() - 1})))
+first = i32(part * i32({targets}))
+for k in range({targets}):
+    shared[k * {THREADS} + tid] = {neutral}
+if row < rows:
+    line = x + i64(row) * (i64(x_row) * {given.size})
+    tree = lane
+    while tree < trees:
+        w0, w1, w2, w3 = words4(u64(branches + i64(tree) * 16))
+        step = i32(0)
+        while w3 == 0 and step < depth:
+            feature = i32(min(i64(w1) >> 4, i64(features - i32(1))))
+            value = get(line + i64(feature) * (i64(x_step) * {given.size}))
+            (limit,) = as_float(w0)
+            side = select(value > limit, i64(4), i64(8))
+            side = select(value == limit, i64(2), side)
+            side = select(value < limit, i64(1), side)
+            child = min(i64(w2), i64(records - i32(2))) + select((i64(w1) & side) != 0, i64(0), i64(1))
+            w0, w1, w2, w3 = words4(u64(branches + child * 16))
+            step = i32(step + i32(1))
+        if w3 != 0:
+            entry = min(i64(w2), i64(entries))
+            end = min(entry + (i64(w3) - 1), i64(entries))
+            while entry < end:
+                target, bits = words2(u64(leaves + entry * 8))
+                k = i64(target) - i64(first)
+                if k >= 0 and k < {targets}:
+                    place = i32(k * {THREADS} + tid)
+                    (weight,) = as_float(bits)
+                    shared[place] = {formula.format("shared[place]", "weight")}
+                entry = entry + 1
+        tree = i32(tree + i32({lanes}))
+half = i32({lanes // 2})
+while half > 0:
     cuda.syncthreads()
-    if row < padded_rows:
-        end_column = padded_columns if part == i32(cuda.gridDim.y) - i32(1) else i32(first + i32({targets}))
-        column = i32(first + lane)
-        while column < end_column:
-            total = f32(0)
-            if row < rows and column < columns:
-                total = shared[i32((column - first) * {THREADS} + (tid - lane))]
-                {"pass" if combine == "add" else f"total = select(total == {neutral}, f32(0), total)"}
-            put(y + i64(row) * (i64(y_row) * {stored.size}) + i64(column) * (i64(y_step) * {stored.size}), total)
-            column = i32(column + i32({lanes}))
+    if lane < half:
+        for k in range({targets}):
+            place = i32(k * {THREADS} + tid)
+            shared[place] = {formula.format("shared[place]", "shared[place + half]")}
+    half = i32(half >> i32(1))
+cuda.syncthreads()
+if row < padded_rows:
+    end_column = padded_columns if part == i32(cuda.gridDim.y) - i32(1) else i32(first + i32({targets}))
+    column = i32(first + lane)
+    while column < end_column:
+        total = f32(0)
+        if row < rows and column < columns:
+            total = shared[i32((column - first) * {THREADS} + (tid - lane))]
+            {"pass" if combine == "add" else f"total = select(total == {neutral}, f32(0), total)"}
+        put(y + i64(row) * (i64(y_row) * {stored.size}) + i64(column) * (i64(y_step) * {stored.size}), total)
+        column = i32(column + i32({lanes}))
 """
-    return text, taken.kinds, accesses
+    return KernelText(signature, text.strip().splitlines(), scope, THREADS)

@@ -23,8 +23,6 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import (
     Loops,
-    device,
-    entry,
     exchange,
     is_vector_type,
     loops,
@@ -34,7 +32,8 @@ from tccompile.kernels.loops import (
     unravel_args,
     vectors,
 )
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Function, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import Called, KernelText, intrinsic, parameters
 
 THREADS = 256
 REGISTERS = 8  # vectors that a thread keeps
@@ -276,52 +275,45 @@ class Passes:
     kept: str = ""
 
 
-PARAMS = "x, inverse, eps, outputs, K, bits, channels, present"
-
-
-def build(passes: Passes, params: dict[str, Any]) -> Function:
+def text(passes: Passes, params: dict[str, Any]) -> KernelText:
     """The kernel for the parameters that `work` gave."""
-    from numba.cuda import types
-
-    from tccompile.kernels.ptx import mma
-    from tccompile.kernels.ptx.core import instruction
-    from tccompile.kernels.ptx.memory import floats, load, load_words
-    from tccompile.kernels.ptx.simt import shuffle
-
     x = DType(params["x"])
     words, block = params["words"], max(THREADS, params["threads"])
     form = epilogue.Form.decoded(params["epilogue"])
-    store, extra = epilogue.build(params["epilogue"], params["rows"])
-    scope = {
-        "store": store,
-        "read": load(x, params["unit"], guarded=True, space="global.nc"),
-        "shuffle": shuffle,
+    stored = epilogue.source(form, params["rows"])
+    scope: dict[str, Called] = {
+        "store": stored.function,
+        "read": intrinsic("ptx.memory.load", x, params["unit"], True, "global.nc"),
+        "shuffle": intrinsic("ptx.simt.shuffle"),
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
     }
     blocks = 1
     if words:
-        changed = [f"xor.b32 ${i}, ${words + i}, ${2 * words};" for i in range(words)]
         scope |= {
-            "read_x": load_words(words, space="global.nc"),
-            "unpack_x": floats(x, params["unit"]),
-            "anew": instruction(" ".join(changed), (types.uint32,) * words, *(types.uint32,) * words, types.int32, pure=True),
-            "power_of_2": instruction("ex2.approx.ftz.f32 $0, $1;", types.float32, types.float32, pure=True),
-            "store_inside": epilogue.build(form.unmasked.encoded, params["rows"])[0],
-            "held_x": load_words(words, space="shared"),
-            "copy": mma.cp_async,
-            "commit": mma.cp_async_commit,
-            "landed": mma.cp_async_wait(0),
-            "shared_address": mma.shared_address,
+            "read_x": intrinsic("ptx.memory.load_words", words, "global.nc"),
+            "unpack_x": intrinsic("ptx.memory.floats", x, params["unit"]),
+            "anew": intrinsic("ptx.memory.anew", words),
+            "power_of_2": intrinsic("ptx.softmax.exp2"),
+            "store_inside": epilogue.source(form.unmasked, params["rows"]).function,
+            "held_x": intrinsic("ptx.memory.load_words", words, "shared"),
+            "copy": intrinsic("ptx.mma.cp_async"),
+            "commit": intrinsic("ptx.mma.cp_async_commit"),
+            "landed": intrinsic("ptx.mma.cp_async_wait", 0),
+            "shared_address": intrinsic("ptx.mma.shared_address"),
         }
         registers = 0 if params["shared"] else params["rows"] * params["held"] * words
         few = registers <= WORDS and len(form.loads) <= LOADS
         blocks = max(1, (1024 if few else 512) // block)
-    body = device("two_pass", f"{PARAMS}, wo, wk, e", source(passes, params), **scope)
-    fixed = (types.int64, types.float32, types.float32, *(types.int32,) * 5)
-    counts = unravel_args(params["kept"], 3), unravel_args(params["inner"], 3)
-    signature = types.void(*fixed, *(types.int32,) * sum(counts), *extra)
-    return Function(entry(body, len(fixed), *counts, len(extra)), signature, block, blocks)
+    signature = {
+        "x": "address",
+        **parameters("float", "inverse, eps"),
+        **parameters("int", "outputs, K, bits, channels, present"),
+        "wo": unravel_args(params["kept"], 3),
+        "wk": unravel_args(params["inner"], 3),
+        "e": stored.kinds,
+    }
+    return KernelText(signature, source(passes, params), scope, block, blocks)
 
 
 def source(passes: Passes, params: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from tccompile.emit.job import CodegenError, SpillError
 from tccompile.emit.ptx import ptx_text
 from tccompile.errors import UsageError
 from tccompile.kernels.spec import Code, Function, code
+from tccompile.kernels.text import Intrinsic
 from tccompile.schedule import digest
 from tests.gpu.cases import program_of
 from tests.small import image
@@ -335,6 +336,41 @@ def test_sources_are_followed(tmp_path, monkeypatch):
     (package / "deep.py").write_text("x = 2\n")
     assert of_kernel() != first
     assert digest.sources_of("tccompile.kernels.pointwise") != digest.sources_of("tccompile.kernels.depthwise")
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("pool", "max_pool_3x3"), ("norm_team", "group_norm"), ("depthwise_sm90", "depthwise_tail"), ("gemv_mma", "gemm_of_one")],
+)
+def test_what_a_kernels_text_calls_is_followed(name, case, monkeypatch):
+    """A change of any module that has a function of the text changes the kernel's key, though the text only names it"""
+    (kernel,) = [k for k in kernels.KERNELS if k.name == name]
+    arch, program = ARCHS["sm_90a"], program_of(case)
+    (op,) = program.ops
+    (launch, *_) = kernel.work(op, program, next(iter(kernel.configs(op, program, arch))), arch).launches
+    called = modules_of(kernel.source(arch, **dict(launch.code.params)).scope)
+    assert "tccompile.kernels.ptx.memory" in called
+    text = digest._text
+
+    def key(changed: str) -> str:
+        monkeypatch.setattr(digest, "_text", lambda module: text(module) + b"\nchanged = 1\n" * (module == changed))
+        digest.sources_of.cache_clear()
+        return digest.sources_of(type(kernel).__module__)
+
+    keys = {key(module) for module in ("", *called)}
+    digest.sources_of.cache_clear()
+    assert len(keys) == 1 + len(called)
+
+
+def modules_of(scope) -> set[str]:
+    """The modules of the intrinsics that a text calls, or what it calls does."""
+    found = set()
+    for called in scope.values():
+        if isinstance(called, Intrinsic):
+            found.add(f"tccompile.kernels.{called.name.rpartition('.')[0]}")
+        else:
+            found |= modules_of(called.scope)
+    return found
 
 
 CODE = """

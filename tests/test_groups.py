@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import onnx
@@ -146,7 +145,7 @@ def test_compiled_code_multiplies_groups_together(groups):
     """mma.sync's kernel as it was compiled, on groups of 4 channels, thread by thread."""
     program = cases.conv("joined", (1, 32, 5, 6), 32, (3, 3), groups=8, ep="bias relu")
     config = {"bm": 16, "bn": 64, "bk": 64, "splits": 1, "groups": groups}
-    check(ConvMma(), program, config, arch=ARCHS["sm_80"], run=partial(machine.run, arch=ARCHS["sm_80"]))
+    check(ConvMma(), program, config, arch=ARCHS["sm_80"], run=machine.run)
 
 
 # --- Plans ---------------------------------------------------------------------------------------------------------------

@@ -27,16 +27,7 @@ _ordered = instruction("fence.acq_rel.gpu;", void)
 
 
 @cache
-def meeting(ordered: bool) -> tuple[Any, Any]:
-    """The device functions `arrive` and `await_all`; `ordered`: by a fence that sm_70 and newer have, and that costs less.
-
-    arrive(counters, tid)             says that all threads of this block are here, after what they wrote before. The blocks must
-                                      run at once
-    await_all(counters, blocks, tid)  waits until `blocks` blocks have arrived; what they wrote before is then seen
-    counters                          two numbers, zero before; each block calls `arrive`, `await_all` and `leave` once, and then
-                                      they are zero again
-    """
-
+def _fence(ordered: bool) -> Any:
     @inline
     def fence():
         if ordered:
@@ -44,30 +35,54 @@ def meeting(ordered: bool) -> tuple[Any, Any]:
         else:
             cuda.threadfence()
 
+    return fence
+
+
+@cache
+def arrive(ordered: bool) -> Any:
+    """The device function (counters, tid): all threads of this block are here, after what they wrote before.
+
+    counters  two numbers, zero before; each block calls `arrive`, `await_all` and `leave` once, and then they are zero again. The
+              blocks must run at once
+    ordered   by a fence that sm_70 and newer have, and that costs less
+    """
+    fence = _fence(ordered)
+
     @inline
-    def arrive(counters, tid):
+    def arrived(counters, tid):
         cuda.syncthreads()
         if tid == 0:
             fence()
             atomic_add(counters, i32(1))
 
+    return arrived
+
+
+@cache
+def await_all(ordered: bool) -> Any:
+    """The device function (counters, blocks, tid): waits until `blocks` blocks have arrived; what they wrote before is then seen.
+
+    ordered, counters  as of `arrive`
+    """
+    fence = _fence(ordered)
+
     @inline
-    def await_all(counters, blocks, tid):
+    def awaited(counters, blocks, tid):
         if tid == 0:
             while _peek(counters) < blocks:
                 pass
             fence()
         cuda.syncthreads()
 
-    return arrive, await_all
+    return awaited
 
 
-_arrive, _await_all = meeting(False)
+_arrive, _await_all = arrive(False), await_all(False)
 
 
 @inline
 def leave(counters, blocks, tid):
-    """Nobody of this block waits any more; the last block to say so clears the counters (see `meeting`)."""
+    """Nobody of this block waits any more; the last block to say so clears the counters (see `arrive`)."""
     if tid == 0 and atomic_add(counters + 4, i32(1)) == blocks - 1:
         atomic_add(counters, i32(-blocks))
         atomic_add(counters + 4, i32(-blocks))

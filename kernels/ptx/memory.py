@@ -84,6 +84,13 @@ def floats(dtype: DType, n: int) -> Any:
 
 
 @cache
+def anew(words: int) -> Any:
+    """The device function (words…, zero) → the same words, if zero is 0, of which the compiler does not know that they are."""
+    changed = " ".join(f"xor.b32 ${i}, ${words + i}, ${2 * words};" for i in range(words))
+    return instruction(changed, (u32,) * words, *(u32,) * words, i32, pure=True)
+
+
+@cache
 def deviations(dtype: DType, n: int) -> Any:
     """The device function (sums, origins, words) → sums: n of deviations of the elements in words, then n of their squares."""
     values = n * dtype.size // 4

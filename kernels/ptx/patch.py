@@ -9,13 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
 from tccompile.kernels.ptx.atoms import Atom
-from tccompile.kernels.ptx.core import f32, i32, packed, u32, unpacked
-from tccompile.kernels.ptx.mma import along_k
+from tccompile.kernels.ptx.core import cuda, f32, i32, inline, intrinsic, ir, packed, types, u32, unpacked
+from tccompile.kernels.ptx.mma import along_k, shared_address
 
 I32 = ir.IntType(32)
 
@@ -27,6 +23,12 @@ def _load(builder: ir.IRBuilder, words: int, address: Any, offset: int) -> list:
     text = f"ld.shared.v{words}.b32 {{{names}}}, [${words}+{offset}];"
     asm = ir.InlineAsm(function, text, ",".join(["=r"] * words + ["r", "~{memory}"]), side_effect=True)
     return unpacked(builder, builder.call(asm, [address]), words)
+
+
+@inline
+def base():
+    """The first address of the block's dynamic shared memory that is a multiple of 16."""
+    return i32((shared_address(cuda.shared.array(0, types.uint8)) + u32(15)) & u32(0xFFFFFFF0))
 
 
 @cache

@@ -1,4 +1,7 @@
-"""What a kernel is made of, as a digest: the code of its module and of all that it imports, without comments and docstrings."""
+"""What a kernel is made of, as a digest: the code of its module and of all that it imports, without comments and docstrings.
+
+A module that a kernel's text calls is not imported by it, but named: `intrinsic("ptx.simt.shuffle")` counts as an import of it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ def _read(source: bytes, module: str, roots: frozenset[str]) -> tuple[str, tuple
     tree = ast.parse(source)
     parts: list[str] = []
     _outline(tree, parts)
-    return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).hexdigest(), tuple(_imports(tree, module, roots))
+    imports = [*_imports(tree, module, roots), *_intrinsics(tree)]
+    return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).hexdigest(), tuple(imports)
 
 
 LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
@@ -101,6 +105,18 @@ def _imports(tree: ast.AST, module: str, roots: frozenset[str]) -> list[str]:
             within = getattr(node, part, ())
             waiting += within if isinstance(within, list) else ()
     return found
+
+
+def _intrinsics(tree: ast.AST) -> list[str]:
+    """The modules that text calls: see `kernels.text.Intrinsic`. A name that is put together begins with the module's."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Name("intrinsic"), [ast.Constant(str(name)), *_]):
+                found.append(name)
+            case ast.Call(ast.Name("intrinsic"), [ast.JoinedStr([ast.Constant(str(name)), *_]), *_]):
+                found.append(name)
+    return [f"tccompile.kernels.{name.rpartition('.')[0]}" for name in dict.fromkeys(found)]
 
 
 @memoised

@@ -3,7 +3,7 @@
 For kernels whose bodies are Python that Numba compiles (`simulator` runs those of generated text). Of the threads that can run,
 those at the lowest address do, so that a warp's come together again where its branches join. What is asynchronous comes as late
 as it may: cp.async when its group is waited for, the copy engine's boxes when nobody can run otherwise. Products of wgmma are
-there at once. Memory is `simulator.Memory`, which knows what may be accessed; shared memory and registers begin as NaN.
+there at once. Memory is `memory.Memory`, which knows what may be accessed; shared memory and registers begin as NaN.
 
 Where grids start before those ahead of them have ended, a thread that has not waited for these may touch nothing but constants.
 """
@@ -24,7 +24,7 @@ from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
-from tests.kernels.simulator import SPACE, Memory
+from tests.kernels.memory import SPACE, Memory
 
 SHARED = 1 << 62
 """Generic addresses of shared memory."""

@@ -3,7 +3,7 @@
     python -m tests.kernels.replay resnet18 more/edgenext_opset17
     python -m tests.kernels.replay vit_b_16 --arch sm_61 --precision fp32
 
-Kernels of generated text only (`simulator`); matrix products and convolutions are left out. Of a large launch some blocks run.
+Kernels of generated text only (`TextKernel`); matrix products and convolutions are left out. Of a large launch some blocks run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.kernels.spec import Config, Work
+from tccompile.kernels.text import TextKernel
 from tccompile.plan.format import Plan
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.schedule.choose import candidates
@@ -68,13 +69,13 @@ def _step(op: Op, program: Program, values: dict[str, np.ndarray], arch: Arch, s
     for c in candidates(op, program, arch):
         name = c.kernel.name
         code = key(op, program), name, tuple(c.config.items())
-        if name in kernels or not simulator.simulated(name):
+        if name in kernels or not isinstance(c.kernel, TextKernel):
             continue
         kernels.add(name)
         work = c.kernel.work(op, program, c.config, arch)
         if code not in seen and not (_shared(work) and _threads(work) > THREADS):
             seen.add(code)
-            yield Step(op, name, c.config, _problem(op, program, values, work))
+            yield Step(op, name, c.config, _problem(op, program, values, work, arch))
 
 
 def _shared(work: Work) -> bool:
@@ -86,7 +87,7 @@ def _threads(work: Work) -> int:
     return sum(int(np.prod(launch.grid)) * launch.block for launch in work.launches)
 
 
-def _problem(op: Op, program: Program, values: dict[str, np.ndarray], work: Work) -> str | None:
+def _problem(op: Op, program: Program, values: dict[str, np.ndarray], work: Work, arch: Arch) -> str | None:
     names = {*op.inputs, op.y}
     names |= {program.tensors[name].storage for name in names}
     tensors = {name: t for name, t in program.tensors.items() if name in names}
@@ -94,7 +95,7 @@ def _problem(op: Op, program: Program, values: dict[str, np.ndarray], work: Work
     own = replace(program, inputs=(), outputs=(), tensors=tensors, constants=constants, ops=(op,))
     some = not _shared(work)
     try:
-        memory = simulator.run(work, own, values, op.y, BLOCKS if some else None)
+        memory = simulator.run(work, own, values, op.y, arch, BLOCKS if some else None)
         if work.launches:
             memory.check_written(once=len(work.launches) == 1, some=some)
     except AssertionError as error:

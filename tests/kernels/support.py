@@ -16,6 +16,7 @@ from tccompile.kernels.spec import Config, Kernel
 from tccompile.plan.format import pack_constant
 from tests.gpu.cases import CASES, program_of
 from tests.kernels import simulator
+from tests.kernels.memory import Memory
 from tests.networks import relative_error
 
 ARCH = ARCHS["sm_80"]
@@ -39,16 +40,19 @@ def check(
     config: Config | None = None,
     once: bool = True,
     arch: Arch = ARCH,
-    run: Callable[..., simulator.Memory] = simulator.run,
+    run: Callable[..., Memory] = simulator.run,
 ) -> None:
-    """Run the program's one op in the simulator: right values, all of y's padded extents written (once), and nothing else."""
+    """Run the program's one op: right values, all of y's padded extents written (once), and nothing else.
+
+    run  `simulator.run`, for a `TextKernel`; or `machine.run`, which runs the PTX of any kernel, if it knows its instructions
+    """
     (op,) = program.ops
     assert kernel.supports(op, program, arch) is None
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     expected = compute(op, program, values | _parts(program, values))
     y = program.tensors[op.y]
     for chosen in [config] if config else kernel.configs(op, program, arch):
-        memory = run(kernel.work(op, program, chosen, arch), program, values, op.y)
+        memory = run(kernel.work(op, program, chosen, arch), program, values, op.y, arch)
         memory.check_written(once)
         assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
 

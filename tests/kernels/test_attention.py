@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -126,7 +125,7 @@ RUN: dict[str, tuple[Any, ...]] = {
 def test_compiled_code_computes(case: str) -> None:
     kernel, arch, config, *programs = RUN[case]
     for program in programs:
-        check(kernel, program, config, arch=ARCHS[arch], run=partial(machine.run, arch=ARCHS[arch]))
+        check(kernel, program, config, arch=ARCHS[arch], run=machine.run)
 
 
 @thorough
@@ -140,7 +139,7 @@ def test_blocks_go_on_with_the_next_rows(config: Config) -> None:
     ):
         (launch,) = SM90.work(program.ops[0], program, config, arch).launches
         assert launch.grid[0] < 6
-        check(SM90, program, config, arch=arch, run=partial(machine.run, arch=arch))
+        check(SM90, program, config, arch=arch, run=machine.run)
 
 
 def test_says_why_not() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def on(blocks: int):
     def run(work, *args):
         (launch,) = work.launches
         assert launch.grid[0] >= blocks
-        return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), *args, ARCH)
+        return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), *args)
 
     return run
 
@@ -95,7 +94,7 @@ def test_values_of_taps_that_are_columns(program, across: int, down: int, blocks
 
 def test_all_blocks_have_work() -> None:
     check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
-          run=partial(machine.run, arch=ARCH))  # fmt: skip
+          run=machine.run)  # fmt: skip
 
 
 def test_computed_weights_come_after_the_launches_before() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -49,12 +47,11 @@ def test_values(program, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("arch", usually(["sm_75", "sm_80"], "sm_80"))
 def test_values_by_machine_code(arch: str) -> None:
     """mma.m16n8k8 and m16n8k16, steps that begin in different taps and rows of whole ones"""
-    run = partial(machine.run, arch=ARCHS[arch])
     for program in (
         conv("planes", (1, 3, 12, 20), 20, (5, 5), stride=2, source="planes"),
         conv("few outputs", (1, 32, 6, 18), 9, (3, 3)),
     ):
-        check(KERNEL, program, {"rows": 4, "columns": 16}, arch=ARCHS[arch], run=run)
+        check(KERNEL, program, {"rows": 4, "columns": 16}, arch=ARCHS[arch], run=machine.run)
 
 
 def test_what_lies_beyond_the_filter_need_not_be_finite() -> None:
@@ -63,7 +60,7 @@ def test_what_lies_beyond_the_filter_need_not_be_finite() -> None:
     values = {name: np.array(recipe.values) for name, recipe in program.constants.items()}
     values["x"][0, 0, 4, 20] = np.inf
     work = KERNEL.work(program.ops[0], program, {"rows": 4, "columns": 16}, ARCH)
-    result = simulator.run(work, program, values, "y").result()
+    result = simulator.run(work, program, values, "y", ARCH).result()
     finite = np.isfinite(result).all(axis=(0, 1))
     assert not finite[3:6, 19:22].any() and finite.sum() == finite.size - 9
 

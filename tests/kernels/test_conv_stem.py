@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def on(blocks: int):
     def run(work, *args):
         (launch,) = work.launches
         assert launch.grid[0] > blocks
-        return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), *args, ARCH)
+        return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), *args)
 
     return run
 
@@ -61,7 +60,7 @@ def test_values(program, columns: int, groups: int, blocks: int) -> None:
 @thorough
 def test_all_blocks_have_work() -> None:
     program = conv("many blocks", (1, 3, 20, 34), 40, (3, 3), stride=2, ep="bias relu", source="planes")
-    check(KERNEL, program, arch=ARCH, run=partial(machine.run, arch=ARCH))
+    check(KERNEL, program, arch=ARCH, run=machine.run)
 
 
 @pytest.mark.parametrize("constant", [True, False])

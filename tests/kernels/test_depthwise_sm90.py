@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -121,7 +120,7 @@ def test_values(program: Program, chosen: Config, arch: Arch) -> None:
 @pytest.mark.parametrize("name", usually(["5x5/2", "items", "slices"], "items"))
 def test_values_as_compiled(name: str) -> None:
     program, chosen, arch = CASES[name]
-    check(KERNEL, program, chosen, arch=arch, run=partial(machine.run, arch=arch))
+    check(KERNEL, program, chosen, arch=arch, run=machine.run)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from tccompile.ir.reference import compute
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.kernels import codegen, epilogue
-from tccompile.kernels.codegen import execute
-from tccompile.kernels.loops import entry
 from tccompile.kernels.spec import F32 as Float
 from tccompile.kernels.spec import I32, Function, Ptr
+from tccompile.kernels.text import KernelText, compiled
 from tests.gpu.cases import NHWC, NWC, Builder
 from tests.gpu.cases import epilogue as epilogue_of
 from tests.kernels import simulator
+from tests.kernels.memory import Memory
 from tests.networks import relative_error
 from tests.tiers import usually
 
@@ -63,16 +63,17 @@ STEP = 2
 """Rows between those that a call stores when it stores several."""
 
 
-def stored(program: Program, lanes: int, at_once: int = 1) -> simulator.Memory:
+def stored(program: Program, lanes: int, at_once: int = 1) -> Memory:
     """What the generated function stores when it gets x as the results, with rubbish beyond the result's channels and rows."""
     (op,) = program.ops
     frame = epilogue.frame_of(op, program)
     spec = epilogue.describe(op, program, frame, lanes)
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
-    memory = simulator.Memory(program, values, op.y)
-    text, kinds, accesses, *_ = epilogue.source(spec.form, at_once)
-    assert [{Ptr: "address", I32: "int", Float: "float"}[type(a)] for a in spec.args] == kinds  # type: ignore[index]
-    store = execute(text, {**simulator.names(), **memory.functions(accesses)}, "store")
+    memory = Memory(program, values, op.y)
+    found = epilogue.source(spec.form, at_once)
+    kinds = {Ptr: "address", I32: "int", Float: "float"}
+    assert [kinds[type(a)] for a in spec.args] == list(found.kinds)  # type: ignore[index]
+    store = simulator.alone(found.function, memory)
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
     shape = program.op_shape(op)
     axes = [a for a in frame if a is not None]
@@ -123,9 +124,9 @@ def test_results_of_two_rows_for_a_kernel_that_stores_them(case: str) -> None:
     axes = [a for a in frame if a is not None]
     lane, by_row = axes[-1], epilogue.loads_by_row(op, program)
     spec = epilogue.describe(op, program, frame, 2)
-    memory = simulator.Memory(program, values, op.y)
-    text, _, accesses, *_ = epilogue.source(spec.form, 2, stores=False)
-    results = execute(text, {**simulator.names(), **memory.functions(accesses)}, "results")
+    memory = Memory(program, values, op.y)
+    found = epilogue.source(spec.form, 2, stores=False)
+    results = simulator.alone(found.function, memory)
     e = tuple(memory.pointer(a) if isinstance(a, Ptr) else a.value for a in spec.args)  # type: ignore[union-attr]
 
     def rows(array: np.ndarray) -> np.ndarray:
@@ -341,13 +342,10 @@ def test_a_stride_beyond_32_bits_is_refused() -> None:
 
 def kernel_of(params: tuple, lanes: int) -> Function:
     """A kernel that stores a row a thread."""
-    from numba import cuda, types
-
-    store, extra = epilogue.build(params)
+    stored = epilogue.source(epilogue.Form.decoded(params))
     acc = ", ".join(f"f32(m + {i})" for i in range(lanes))
-    text = f"def body(rows, e):\n    m = i32(cuda.grid(1))\n    if m < rows:\n        store(({acc},), m, i32(0), e)\n"
-    body = cuda.jit(device=True, inline="always")(execute(text, {**codegen.names(), "store": store}, "body"))
-    return Function(entry(body, 1, len(extra)), types.void(types.int32, *extra), 128)
+    lines = ["m = i32(cuda.grid(1))", "if m < rows:", f"    store(({acc},), m, i32(0), e)"]
+    return compiled(KernelText({"rows": "int", "e": stored.kinds}, lines, {"store": stored.function}, 128))
 
 
 @pytest.mark.parametrize("arch", usually(ARCHS, "sm_61"))

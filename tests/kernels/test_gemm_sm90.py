@@ -191,7 +191,7 @@ def test_compiled_code_computes_every_form(case):
 
 def on_two_blocks(work, *args):
     (launch,) = work.launches
-    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), *args, ARCH)
+    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), *args)
 
 
 # --- What it takes ---------------------------------------------------------------------------------------------------

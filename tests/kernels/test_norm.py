@@ -146,7 +146,7 @@ def check_team(program: Program, config: Config, arch: Arch, held: int, blocks: 
     assert [a.value for a in launch.args if isinstance(a, I32)][6] == held
     launch = replace(launch, grid=(blocks or launch.grid[0], 1, 1))
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
-    memory = simulator.run(replace(work, launches=(launch,)), program, values, op.y)
+    memory = simulator.run(replace(work, launches=(launch,)), program, values, op.y, arch)
     memory.check_written()
     assert relative_error(memory.result(), compute(op, program, values)) <= TOLERANCE[program.tensors[op.y].dtype]
     assert not any(memory.buffers[-1])  # the counters

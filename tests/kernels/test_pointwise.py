@@ -218,7 +218,7 @@ def test_types(source: DType, to: DType) -> None:
     values = {name: recipe.values for name, recipe in program.constants.items()}
     expected = from_storage(to_storage(compute(op, program, values), to), to)
     config = next(KERNEL.configs(op, program, ARCH))
-    memory = simulator.run(KERNEL.work(op, program, config, ARCH), program, values, op.y)
+    memory = simulator.run(KERNEL.work(op, program, config, ARCH), program, values, op.y, ARCH)
     memory.check_written()
     np.testing.assert_array_equal(memory.result(), expected)
 

@@ -46,7 +46,7 @@ def test_a_window_outside_gives_minus_infinity() -> None:
     (op,) = program.ops
     values = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     (config,) = KERNEL.configs(op, program, ARCH)
-    y = simulator.run(KERNEL.work(op, program, config, ARCH), program, values, op.y).result()
+    y = simulator.run(KERNEL.work(op, program, config, ARCH), program, values, op.y, ARCH).result()
     assert (y[:, :, 0] == -np.inf).all() and (y[:, :, 1:-1, 1:-1] == values["x"]).all()
 
 

@@ -22,7 +22,8 @@ from tccompile.kernels.codegen import execute
 from tccompile.kernels.rnn import RNN, SIZES, source
 from tccompile.kernels.spec import I32, Config, Counters, Kernel, Launch, Ptr, Scratch
 from tests.gpu.cases import program_of, rnn
-from tests.kernels.simulator import SPACE, Memory, names
+from tests.kernels.meanings import names
+from tests.kernels.memory import SPACE, Memory
 from tests.kernels.support import cases_of
 from tests.networks import relative_error
 from tests.tiers import usually

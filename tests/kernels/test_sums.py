@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from tccompile.arch import ARCHS, Arch
@@ -12,7 +10,7 @@ from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import GemmMma
 from tccompile.kernels.spec import Config, Kernel
 from tests.gpu.cases import program_of
-from tests.kernels import machine, simulator
+from tests.kernels import machine
 from tests.kernels.support import check
 
 
@@ -36,11 +34,11 @@ def test_generated_text(kernel: str, case: str) -> None:
     (found,) = [k for k in KERNELS if k.name == kernel]
     program, arch = program_of(case), ARCHS["sm_80"]
     for config in configs(found, program, arch):
-        check(found, program, config, once=False, arch=arch, run=simulator.run)
+        check(found, program, config, once=False, arch=arch)
 
 
 def test_machine_code() -> None:
     program, arch = program_of("bytes_gemm_1_row"), ARCHS["sm_75"]
     kernel = GemmMma()
     _, config = configs(kernel, program, arch)
-    check(kernel, program, config, once=False, arch=arch, run=partial(machine.run, arch=arch))
+    check(kernel, program, config, once=False, arch=arch, run=machine.run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def test_values(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["trees_of_one", "trees_max"])
 def test_values_by_the_ptx(case: str) -> None:
-    check(TreesKernel(), program_of(case), {"lanes": 2}, arch=ARCHS["sm_90a"], run=partial(machine.run, arch=ARCHS["sm_90a"]))
+    check(TreesKernel(), program_of(case), {"lanes": 2}, arch=ARCHS["sm_90a"], run=machine.run)
 
 
 def test_a_walk_by_hand() -> None:
@@ -89,7 +88,7 @@ def test_constants_that_lead_astray(change: str) -> None:
     with pytest.raises(PlanError, match="node 'trees_min'"):
         compute(op, program, values)
     config = {"lanes": 32}
-    simulator.run(TreesKernel().work(op, program, config, ARCH), program, values, op.y, blocks=1).check_written(some=True)
+    simulator.run(TreesKernel().work(op, program, config, ARCH), program, values, op.y, ARCH, blocks=1).check_written(some=True)
 
 
 def test_few_rows_share_their_trees_and_many_do_not() -> None:

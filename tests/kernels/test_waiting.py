@@ -16,7 +16,7 @@ from tccompile.kernels import KERNELS, kernel
 from tccompile.kernels.spec import Kernel
 from tests.gpu.cases import program_of
 from tests.kernels import machine
-from tests.kernels.simulator import Memory
+from tests.kernels.memory import Memory
 from tests.tiers import usually
 
 ARCH = ARCHS["sm_90a"]

@@ -1,0 +1,503 @@
+"""What the functions that generated text calls mean, in Python: those of `codegen.names()`, and intrinsics by their names.
+
+A thread waits for others where a meaning is a generator: it yields None at a barrier of the block; (`exchange`, values…) where a
+warp's lanes exchange values, which `exchange` gets of all of them by lane, and goes on with what it gives for its own lane; and
+(`WAIT`, condition, values…) until condition(values…) holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from tccompile.ir.evaluate import NUMPY
+from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.types import DType
+from tests.kernels.copy_engine import CopyEngine
+from tests.kernels.memory import Memory, SharedMemory
+
+WAIT = "wait"
+
+Exchange = Callable[[Mapping[int, tuple]], Mapping[int, Any]]
+
+
+class Place(Protocol):
+    """Where a thread runs: the launch's memory, and what the threads of the block whose turn it is share."""
+
+    memory: Memory
+
+    @property
+    def shared(self) -> SharedMemory: ...
+
+    @property
+    def engine(self) -> CopyEngine: ...
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def thread(self) -> int:
+        """The number of the thread whose turn it is, in its block."""
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What one thread of the block leaves for the others, by names."""
+
+    def shared_of(self, block: int) -> SharedMemory:
+        """What a block of this cluster shares."""
+
+
+class Cluster:
+    """How many threads of a cluster's blocks have come to its barrier, and how often each has waited there."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.arrived = threads, 0
+        self.waits: dict[tuple[int, int], int] = {}
+
+
+# --- The names that every text may call ------------------------------------------------------------------------------
+
+
+def i32(value: Any) -> int:
+    value = int(value)
+    assert -(2**31) <= value < 2**31, "more than 32 bits"
+    return value
+
+
+def _divide(n: int, multiplier: int, shift: int) -> int:
+    assert 0 <= n < 2**31
+    return n * (multiplier & 0xFFFFFFFF) >> shift
+
+
+def _saturated(low: int, high: int) -> Any:
+    return lambda x: 0 if math.isnan(x) else low if x <= low else high if x >= high else int(x)
+
+
+def names() -> dict[str, Any]:
+    """What `codegen.names()` holds, in Python."""
+    builtins = {n: f for n, f in NUMPY.items() if n not in ("where", "logical_not")}
+    return {
+        **builtins,
+        **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
+        "select": lambda c, a, b: a if c else b,
+        "within": lambda i, low, high: int(low <= i < high),
+        "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
+        "divide": _divide, "f32": np.float32, "i32": i32, "i64": int, "u64": int, "boolean": bool,
+        "inf": math.inf, "nan": math.nan,
+    }  # fmt: skip
+
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def _space(place: Place, space: str) -> Memory | SharedMemory:
+    return place.shared if space == "shared" else place.memory
+
+
+def load(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    kind = np.float32 if dtype.is_float else int
+
+    def read(address: int, inside: int = 1) -> Any:
+        if not inside:
+            return kind(0) if n == 1 else (kind(0),) * n
+        stored = _space(place, space).bytes(address, dtype.size * n).view(dtype.numpy)
+        values = tuple(kind(v) for v in from_storage(stored, dtype))
+        return values[0] if n == 1 else values
+
+    return read if guarded else lambda address: read(address)
+
+
+def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    kind = np.float32 if dtype.is_float else np.int64
+
+    def write(address: int, *values: Any) -> None:
+        if guarded:
+            *values, inside = values
+            if not inside:
+                return
+        assert len(values) == n
+        _space(place, space).write(address, to_storage(np.array(values, kind), dtype))
+
+    return write
+
+
+def load_words(place: Place, n: int, space: str = "global") -> Any:
+    def read(address: int, inside: int) -> tuple[int, ...]:
+        return read_words(place, n, space)(address) if inside else (0,) * n
+
+    return read
+
+
+def read_words(place: Place, n: int, space: str = "global") -> Any:
+    return lambda address: tuple(map(int, _space(place, space).bytes(address, 4 * n).view(np.uint32)))
+
+
+def store_words(place: Place, n: int) -> Any:
+    def write(address: int, *words: int) -> None:
+        assert len(words) == n
+        place.shared.write(address, np.array(words, np.uint32))
+
+    return write
+
+
+def prefetch(place: Place) -> Any:
+    """Only what exists is to be asked for."""
+
+    def asked(address: int) -> None:
+        place.memory.bytes(address, 1)
+
+    return asked
+
+
+def copy_async(place: Place, *how: Any) -> Any:
+    """What is copied has landed at once."""
+
+    def copy(slot: int, address: int, inside: int) -> None:
+        place.shared.write(slot, np.array(place.memory.words(address) if inside else (0,) * 4, np.uint32))
+
+    return copy
+
+
+def shared_address(place: Place) -> Any:
+    return lambda array: place.shared.first
+
+
+def _floats(dtype: DType, words: tuple[int, ...]) -> tuple[np.float32, ...]:
+    return tuple(map(np.float32, from_storage(np.array(words, np.uint32).view(dtype.numpy), dtype)))
+
+
+def floats(place: Place, dtype: DType, n: int) -> Any:
+    return lambda *words: _floats(dtype, words)
+
+
+def deviations(place: Place, dtype: DType, n: int) -> Any:
+    def added(sums: tuple, origins: tuple, words: tuple) -> tuple:
+        away = [v - o for v, o in zip(_floats(dtype, words), origins, strict=True)]
+        return tuple(s + d for s, d in zip(sums, [*away, *(d * d for d in away)], strict=True))
+
+    return added
+
+
+def scaled(place: Place, dtype: DType, n: int) -> Any:
+    def values(words: tuple, means: tuple, scales: tuple) -> tuple:
+        return tuple((v - m) * s for v, m, s in zip(_floats(dtype, words), means, scales, strict=True))
+
+    return values
+
+
+# --- Arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _dot(acc: Any, a: tuple, b: tuple) -> Any:
+    for x, y in zip(a, b, strict=True):
+        acc = np.float32(np.float64(x) * np.float64(y) + np.float64(acc))
+    return acc
+
+
+def multiply_add(place: Place, n: int) -> Any:
+    return lambda acc, a, b: tuple(_dot(z, (x,), (y,)) for z, x, y in zip(acc, a, b, strict=True))
+
+
+def take(place: Place, n: int) -> Any:
+    return lambda words, a, b: tuple(w & a & b & 0xFFFFFFFF for w in words)
+
+
+def halves(place: Place) -> Any:
+    return lambda a, b: int(np.array([a, b], np.float16).view(np.uint32)[0])
+
+
+def part(place: Place, n: int, columns: int) -> Any:
+    return lambda acc, number: acc[number * (columns // 2) : (number + 1) * (columns // 2)]
+
+
+# --- Blocks that wait for each other ---------------------------------------------------------------------------------
+
+
+def last_to_arrive(place: Place, in_order: bool) -> Any:
+    def arrived(counter: int, parts: int) -> Generator[None, None, bool]:
+        yield
+        if place.thread == 0:
+            last = place.memory.atomic_add(counter, 1) == parts - 1
+            if last:
+                place.memory.atomic_add(counter, -parts)
+            place.notes["last"] = last
+        yield
+        return place.notes["last"]
+
+    return arrived
+
+
+def arrive(place: Place, ordered: bool) -> Any:
+    def arrived(counters: int, tid: int) -> Generator[None]:
+        yield
+        if tid == 0:
+            place.memory.atomic_add(counters, 1)
+
+    return arrived
+
+
+def await_all(place: Place, ordered: bool) -> Any:
+    def awaited(counters: int, blocks: int, tid: int) -> Generator[None]:
+        yield  # so that all threads of a block see the same number
+        while place.memory.atomic_add(counters, 0) < blocks:
+            yield
+
+    return awaited
+
+
+def leave(place: Place) -> Any:
+    def left(counters: int, blocks: int, tid: int) -> None:
+        if tid == 0 and place.memory.atomic_add(counters + 4, 1) == blocks - 1:
+            place.memory.atomic_add(counters, -blocks)
+            place.memory.atomic_add(counters + 4, -blocks)
+
+    return left
+
+
+def cluster_arrive(place: Place) -> Any:
+    def arrived(*unused: int) -> None:
+        place.cluster.arrived += 1
+
+    return arrived
+
+
+def cluster_wait(place: Place) -> Any:
+    def waited(*unused: int) -> Generator[None]:
+        cluster, me = place.cluster, (id(place.shared), place.thread)
+        turn = cluster.waits[me] = cluster.waits.get(me, 0) + 1
+        yield  # so that all threads of a block see the same number
+        while cluster.arrived < turn * cluster.threads:
+            yield
+
+    return waited
+
+
+def load_cluster(place: Place) -> Any:
+    def read(address: int, block: int) -> np.float32:
+        other = place.shared_of(block)
+        return other.bytes(address - place.shared.first + other.first, 4).view(np.float32)[0]
+
+    return read
+
+
+# --- The tensor copy engine ------------------------------------------------------------------------------------------
+
+
+def of_engine(name: str) -> Callable[..., Any]:
+    """The meaning that is the engine's method of that name."""
+    return lambda place, *how: lambda *args: getattr(place.engine, name)(*args)
+
+
+def barrier_wait(place: Place) -> Any:
+    def wait(at: int, parity: int) -> Generator[tuple]:
+        yield WAIT, place.engine.completed, at, parity
+
+    return wait
+
+
+# --- Exchanges within a warp -----------------------------------------------------------------------------------------
+
+
+def exchanged(exchange: Exchange) -> Any:
+    """The function of a thread that takes part in an exchange."""
+
+    def asked(*values: Any) -> Generator[tuple, Any, Any]:
+        return (yield exchange, *values)
+
+    return asked
+
+
+def by(exchange: Exchange) -> Callable[..., Any]:
+    """The meaning that is this exchange, whatever its parameters."""
+    return lambda place, *how: exchanged(exchange)
+
+
+def multiply_patch(place: Place, instruction: str, mi: int, groups: int, blocks: int) -> Any:
+    return exchanged(lambda asked: products_of_patch(asked, mi, groups, blocks))
+
+
+def read_matrices(place: Place, n: int) -> Any:
+    return exchanged(lambda asked: place.engine.matrices(asked, n))
+
+
+def put_turned(place: Place) -> Any:
+    return exchanged(lambda asked: place.engine.put_turned(asked))
+
+
+def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
+
+
+def product(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """mma.m16n8k16 or, of half the words, m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane (g, t) of 8 × 4."""
+    a, b, acc = (np.zeros(shape, np.float32) for shape in ((16, 16), (16, 8), (16, 8)))
+    places = {i: (i % 32 // 4, i % 4 * 2) for i in asked}
+    for i, (g, t) in places.items():
+        values = asked[i]
+        halves = [np.array([w], np.uint32).view(np.float16).astype(np.float32) for w in values[4:]]
+        blocks = len(halves) // 3
+        for j in range(2 * blocks):
+            a[g + j % 2 * 8, t + j // 2 * 8 :][:2] = halves[j]
+        for j in range(blocks):
+            b[t + 8 * j :, g][:2] = halves[2 * blocks + j]
+        for j in range(2):
+            acc[g + 8 * j, t : t + 2] = values[2 * j : 2 * j + 2]
+    acc += a @ b
+    return {i: (*acc[g, t : t + 2], *acc[g + 8, t : t + 2]) for i, (g, t) in places.items()}
+
+
+def products_of_patch(asked: Mapping[int, tuple], mi: int, groups: int, blocks: int) -> dict[int, Any]:
+    """`ptx.patch.multiply`, block by block of 16 pixels by 8 columns."""
+    out = {i: list(acc) for i, (acc, _, _) in asked.items()}
+    lanes = 2 * blocks
+    for number in range(groups * blocks):
+        group, block = divmod(number, blocks)
+        for i in range(mi):
+            first = (i * groups + group) * 2 * lanes + 2 * block
+            at = [first, first + 1, first + lanes, first + lanes + 1]
+            words = {
+                lane: (*(out[lane][k] for k in at), *x[4 * i : 4 * i + 4], *w[2 * number : 2 * number + 2])
+                for lane, (_, x, w) in asked.items()
+            }
+            for lane, values in product(words).items():
+                for k, value in zip(at, values, strict=True):
+                    out[lane][k] = value
+    return {lane: tuple(values) for lane, values in out.items()}
+
+
+def sparse_product(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """mma.sp of 2 or 4 times 8 of K: a word of the left operand has two of four neighbours, `which` says at which places."""
+    taps = len(next(iter(asked.values()))[1])
+    a, b = np.zeros((16, 8 * taps), np.float32), np.zeros((8 * taps, 8), np.float32)
+    halves = [np.array(words, np.uint32).view(np.float16).astype(np.float32) for _, *pair, _ in asked.values() for words in pair]
+    for n, (i, (*_, which)) in enumerate(asked.items()):
+        g, t = i % 32 // 4, i % 4
+        left, right = halves[2 * n], halves[2 * n + 1]
+        near, far = which & 3, which >> 2 & 3
+        assert near < far and which & 0xFFFFFFFF == 0x11111111 * (4 * far + near), "places that are not in order, or not the same"
+        for word in range(taps):
+            row, four = g + 8 * (word % 2), word // 2 * 16 + 4 * t
+            a[row, four + near], a[row, four + far] = left[2 * word : 2 * word + 2]
+            b[8 * word + 2 * t : 8 * word + 2 * t + 2, g] = right[2 * word : 2 * word + 2]
+    product, out = a @ b, {}
+    for i, (acc, *_) in asked.items():
+        g, t = i % 32 // 4, i % 4
+        out[i] = tuple(acc[2 * r + k] + product[g + 8 * r, 2 * t + k] for r in range(2) for k in range(2))
+    return out
+
+
+def diagonal_products(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    """`mma.multiply_diagonal`: for each of `tiles` words of a vector one product."""
+    results: dict[int, list] = {i: list(acc) for i, (acc, *_) in asked.items()}
+    tiles = len(asked[min(asked)][0]) // 4
+    for t in range(tiles):
+        at = [2 * t, 2 * t + 1, 2 * (tiles + t), 2 * (tiles + t) + 1]
+        given = {i: (*(acc[k] for k in at), *a[t::tiles], *b[t::tiles]) for i, (acc, a, b) in asked.items()}
+        for i, values in product(given).items():
+            for k, v in zip(at, values, strict=True):
+                results[i][k] = v
+    return {i: tuple(values) for i, values in results.items()}
+
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+def nothing(place: Place, *how: Any) -> Any:
+    """Of what there is nothing to wait for here."""
+    return lambda *args: None
+
+
+def same(place: Place) -> Any:
+    return lambda value: value
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The meaning that is this function, wherever it runs."""
+    return lambda place, *how: function
+
+
+def places(place: Place, offsets: tuple[tuple[int, ...], ...]) -> Any:
+    return lambda base, t: [base + of_lanes[t] for of_lanes in offsets]
+
+
+def pixels(place: Place, mi: int, half: int) -> Any:
+    def read(at: int) -> list[int]:
+        rows = [read_words(place, 2, "shared")(at + half * row) for row in range(2 * mi)]
+        return [rows[2 * i + row][k] for i in range(mi) for k in range(2) for row in range(2)]
+
+    return read
+
+
+def weights(place: Place, blocks: int) -> Any:
+    each = 2 * min(blocks, 2)
+    read = read_words(place, each, "shared")
+    return lambda at: [word for i in range(0, 2 * blocks, each) for word in read(at + 128 * i)]
+
+
+MEANINGS: dict[str, Callable[..., Any]] = {
+    "parts.split.last_to_arrive": last_to_arrive,
+    "ptx.exchange.arrive": arrive,
+    "ptx.exchange.await_all": await_all,
+    "ptx.exchange.leave": leave,
+    "ptx.hopper.barrier_arrive": of_engine("barrier_arrive"),
+    "ptx.hopper.barrier_expect": of_engine("barrier_expect"),
+    "ptx.hopper.barrier_init": of_engine("barrier_init"),
+    "ptx.hopper.barrier_wait": barrier_wait,
+    "ptx.hopper.base": plain(lambda: 0),
+    "ptx.hopper.boxes_read": of_engine("boxes_read"),
+    "ptx.hopper.cluster_arrive_at": cluster_arrive,
+    "ptx.hopper.cluster_wait_at": cluster_wait,
+    "ptx.hopper.computed": same,
+    "ptx.hopper.copy_box4": of_engine("copy_box"),
+    "ptx.hopper.fence_barrier_init": nothing,
+    "ptx.hopper.fence_copies": nothing,
+    "ptx.hopper.let_later_grids_start": nothing,
+    "ptx.hopper.load_cluster_f32": load_cluster,
+    "ptx.hopper.part": part,
+    "ptx.hopper.prefetch_map": nothing,
+    "ptx.hopper.read_matrices": read_matrices,
+    "ptx.hopper.store_box4": of_engine("store_box"),
+    "ptx.hopper.store_turned_x2": put_turned,
+    "ptx.hopper.sync_warp": nothing,
+    "ptx.hopper.uniform": same,
+    "ptx.hopper.wait_for_earlier_grids": nothing,
+    "ptx.memory.anew": plain(lambda *words: words[:-1]),
+    "ptx.memory.deviations": deviations,
+    "ptx.memory.floats": floats,
+    "ptx.memory.load": load,
+    "ptx.memory.load_words": load_words,
+    "ptx.memory.prefetch": prefetch,
+    "ptx.memory.read_words": read_words,
+    "ptx.memory.scaled": scaled,
+    "ptx.memory.store": store,
+    "ptx.mma.cp_async": copy_async,
+    "ptx.mma.cp_async_commit": nothing,
+    "ptx.mma.cp_async_wait": nothing,
+    "ptx.mma.cp_async_with": copy_async,
+    "ptx.mma.divide": plain(lambda a, b: a // b),
+    "ptx.mma.halves": halves,
+    "ptx.mma.load_chunk": lambda place: load_words(place, 4),
+    "ptx.mma.multiply_diagonal": by(diagonal_products),
+    "ptx.mma.multiply_sparse": by(sparse_product),
+    "ptx.mma.shared_address": shared_address,
+    "ptx.mma.store_chunk": lambda place: store_words(place, 4),
+    "ptx.mma.store_shared_words": store_words,
+    "ptx.mma.take": take,
+    "ptx.mma.warp_multiply": by(product),
+    "ptx.mma.zeros": lambda place, n: lambda: (np.float32(0),) * n,
+    "ptx.patch.base": plain(lambda: 0),
+    "ptx.patch.keep": plain(lambda words, inside: words if inside else [0] * len(words)),
+    "ptx.patch.multiply": multiply_patch,
+    "ptx.patch.pixels": pixels,
+    "ptx.patch.places": places,
+    "ptx.patch.weights": weights,
+    "ptx.simt.dot": lambda place, n: _dot,
+    "ptx.simt.multiply_add": multiply_add,
+    "ptx.simt.shuffle": by(shuffled),
+    "ptx.softmax.exp2": plain(np.exp2),
+}
+"""By the names of `text.Intrinsic`: a function of the place and of what the intrinsic's own one takes."""
