@@ -14,21 +14,20 @@ from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Value, Work
 from tccompile.kernels.text import KernelText, TextKernel
+from tccompile.kernels.two_pass_text import Passes, Reduction
 
-_SUM = ("{} + {}", "f32(0)")
+_SUM, _ABSORBING_SUM = Reduction("{} + {}", "f32(0)", False), Reduction("{} + {}", "f32(0)", True)
 _INVERSE = "f32(1) / sqrt({s} * inverse + eps)"
 PASSES = {
-    True: two_pass.Passes(
-        first=(*_SUM, True),
+    True: Passes(
+        first=_ABSORBING_SUM,
         between="{r} * inverse",
         term="({v} - {r}) * ({v} - {r})",
-        second=(*_SUM, False),
+        second=_SUM,
         after=_INVERSE,
         out="({v} - {r}) * {s}",
     ),
-    False: two_pass.Passes(
-        first=(*_SUM, True), between="{r}", term="{v} * {v}", second=(*_SUM, True), after=_INVERSE, out="{v} * {s}"
-    ),
+    False: Passes(first=_ABSORBING_SUM, between="{r}", term="{v} * {v}", second=_ABSORBING_SUM, after=_INVERSE, out="{v} * {s}"),
 }
 """By `Norm.centred`: the second sum is that of squares, with the mean taken out first or not."""
 

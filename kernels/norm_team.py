@@ -28,23 +28,12 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
+from tccompile.kernels.norm_team_text import PARTS, Writer
 from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import DeviceText, KernelText, Scope, TextKernel, intrinsic, parameters
 
 RECORD = 8
 """Bytes of what blocks pass on of a group: the sums of deviations and of their squares."""
-
-PARTS = 4
-"""Groups of copies to shared memory: the first are summed up while the last are on their way."""
-
-BATCH = 9
-"""Pairs of other blocks' records that a thread reads at once from memory."""
-
-AT_ONCE = 4
-"""Sums in shared memory that a thread reads at once."""
-
-ORIGINS = ((3, 7), (8, 29), (13, 53))
-"""Pixels of an origin: so many sixteenths of them and so many more, away from an image's edge."""
 
 TEAMS = (1, 2, 4, 8, 16, 32)
 """Teams that are no clusters, where there are not as many as items."""
@@ -196,8 +185,8 @@ class NormTeam(TextKernel):
         }
         threads = params["threads"]
         together = max(1, (512 if rows == 4 else 256) // threads) if cluster else 1  # as far as registers last
-        text = lines(x, depth, params["grouped"], bool(cluster), rows)
-        return KernelText(signature, text, scope, threads, together, cluster or 1)
+        lines = Writer(x, depth, params["grouped"], bool(cluster), rows).lines()
+        return KernelText(signature, lines, scope, threads, together, cluster or 1)
 
 
 def _config(vectors: int, threads: int, cluster: int, teams: int) -> Config:
@@ -257,7 +246,7 @@ def resident_of(smem: int, threads: int, arch: Arch) -> int:
 
 
 def _beside(wide: int, threads: int) -> int:
-    """Numbers in shared memory beside x: sums of each thread, of some of these, and of each group; see `lines`."""
+    """Numbers in shared memory beside x: sums of each thread, of some of these, and of each group; see `norm_team_text`."""
     return 2 * LANES * wide * (threads + max(1, threads // 8)) + 5 * LANES * wide
 
 
@@ -304,257 +293,3 @@ def _copies(arch: Arch, line: int, once: bool) -> Scope:
     nothing = DeviceText("nothing", "", ["pass"], {})
     copy = DeviceText("copy_at_once", "slot, address, inside", at_once, chunks)
     return {"copy": copy, "commit": nothing, **{f"landed{i}": nothing for i in range(PARTS)}}
-
-
-def lines(x: DType, depth: int, grouped: bool, cluster: bool, rows: int) -> list[str]:
-    """The kernel's text. Thread (t, g) of T × V: pixels first, first + T … of its block's, up to `end`, and vector g.
-
-    Of its pixels those below `kept` are in shared memory, the others are read twice.
-    Shared memory, in rows of W = 8 V floats, one for each channel: from P on sums of deviations, a row for each t, and as many of
-    squares; from A on those of T / subs rows of these together, subs rows, and as many; from O, M and R on a row of origins, of
-    means and of scales; from E on sums of groups, two rows, for the others of the cluster. Then x: vectors at `slots` and steps
-    of it, for k < kept. Sums of a group are added up by `lanes` threads of a warp.
-    """
-    lanes, each_row, size = range(LANES), range(rows), x.size
-
-    def indented(lines: list[str], levels: int = 1) -> list[str]:
-        return ["    " * levels + line for line in lines]
-
-    def address(k: str) -> str:
-        offset = f"i64({k}) * i64(wk[0])" if depth == 1 else f"inner({k}, wk)"
-        return f"base + {offset} * i64({size})"
-
-    def fetch(words: str, k: str, inside: str) -> str:
-        return f"{words} = read_words({address(k)}, i32({inside}))"
-
-    copies = [
-        "k, part, slot = first, i32(0), slots",
-        f"while part < {PARTS}:",
-        "    part = i32(part + 1)",
-        "    stop = i32(min(kept, i32(begin + part * quarter)))",
-        "    while k < stop:",
-        f"        at = {address('k')}",
-        *(f"        copy(i32(slot + {b}), at + i64({b}), bytes_inside)" for b in range(0, LANES * size, 16)),
-        "        k = i32(k + T)",
-        "        slot = i32(slot + step)",
-        "    commit()",
-    ]
-
-    def stream(far: str, body: list[str]) -> list[str]:
-        """Text that reads `rows` pixels k, k + T … from memory, as w0 …, those at `far` meanwhile, and goes on with these."""
-
-        def ahead(k: str) -> list[str]:
-            lines = []
-            for r in each_row:
-                at = f"k{r} = i32({k} + i32({r}) * T)"
-                lines += [at, fetch(f"next{r}", f"max(k{r}, i32(0))", f"i32(kept <= k{r} and k{r} < end) & inside")]
-            return lines
-
-        return [
-            *ahead("k"),
-            "while k >= kept and k < end:",
-            *(f"    w{r} = next{r}" for r in each_row),
-            f"    far = i32({far})",
-            *indented([*ahead("far"), *body]),
-            "    k = far",
-        ]
-
-    def added(first: str, step: str, limit: str, place: str) -> list[str]:
-        """Text that adds up the sums at `place` of {r}, for r = first, first + step …, some at a time: s1 and s2."""
-        text = [f"r = {first}", f"while r < {limit}:"]
-        for u in range(AT_ONCE):
-            text += [f"    r{u} = i32(r + i32({u}) * {step})", f"    at = i32({place.format(r=f'min(r{u}, i32({limit} - 1))')})"]
-            text += [f"    a{u}, b{u} = own(at), own(i32(at + far))"]
-        for u in range(AT_ONCE):
-            inside = f"r{u} < {limit}"
-            text += [f"    s1 += select({inside}, a{u}, f32(0))", f"    s2 += select({inside}, b{u}, f32(0))"]
-        return [*text, f"    r = i32(r + i32({AT_ONCE}) * {step})"]
-
-    together = [  # of `lanes` neighbours
-        "half = lanes >> i32(1)",
-        "while half > 0:",
-        "    o1 = shuffle(s1, half)",
-        "    o2 = shuffle(s2, half)",
-        "    s1, s2, half = s1 + o1, s2 + o2, half >> i32(1)",
-    ]
-    pixels = [f"i64(min(i32(K - 1), i32((K >> 4) * i32({m}) + i32({o}))))" for m, o in ORIGINS]
-    offsets = [f"{p} * i64(wk[0])" if depth == 1 else f"inner(i32({p}), wk)" for p in pixels]
-    asked = [
-        "at = i32(quotient(ch, share) * share) if share > 1 else ch",
-        "there = i32(ch < W and i32(i32(item - image * tiles) * W + at) < present)",
-        *(f"e{i} = element(start + ({o} + i64(at)) * i64({size}), there)" for i, o in enumerate(offsets)),
-    ]
-    load = [  # origins are asked for first: behind the pixels they would come last; each is the median of three
-        "ch = tid",
-        *asked,
-        "if t == 0:",
-        "    ahead(c, e)",
-        *copies,
-        "while ch < W:",
-        "    keep(i32(O + ch * 4), maximum(minimum(e0, e1), minimum(maximum(e0, e1), e2)))",
-        "    ch = i32(ch + threads)",
-        "    if ch < W:",
-        *indented(asked, 2),
-        "cuda.syncthreads()",
-    ]
-    statistics = [
-        "part = i32(0)",
-        f"h, sums = own8(i32(O + g * 32)), ({'f32(0), ' * 2 * LANES})",
-        f"while part < {PARTS}:",
-        *(line for p in range(PARTS) for line in (f"    if part == {p}:", f"        landed{p}()")),
-        "    k, slot = i32(first + part * quarter), i32(slots + part * quarter_bytes)",
-        "    part = i32(part + 1)",
-        "    stop = i32(min(kept, i32(begin + part * quarter)))",
-        "    while k < stop:",
-        "        two = i32(k + T < stop)",
-        "        a, b = held_words(slot, i32(1)), held_words(i32(slot + step), two)",
-        "        sums = deviations(sums, h, a)",
-        "        if two != 0:",
-        "            sums = deviations(sums, h, b)",
-        "        k = i32(k + 2 * T)",
-        "        slot = i32(slot + 2 * step)",
-    ]
-    if not cluster:  # a cluster holds all of them
-        taken_up = [(f"if k + i32({r}) * T < end:", f"    sums = deviations(sums, h, w{r})") for r in each_row]
-        statistics += ["k = i32(kept + t)", *stream(f"k + i32({rows}) * T", [line for pair in taken_up for line in pair])]
-    if grouped:
-        of_rows = added("i32(0)", "i32(1)", "subs", "A + ({r} * W + group * share + i) * 4")
-        of_group = ["i = lane", "while i < share and in_group != 0:", *indented(of_rows), "    i = i32(i + lanes)"]
-    else:
-        of_group = ["if in_group != 0:", *indented(added("lane", "lanes", "subs", "A + ({r} * W + group) * 4"))]
-    # Of the block: sums of threads, of some rows of threads' and of all, for each channel, and those of groups.
-    lane_sums = [", ".join(f"sums[{i + first}]" for i in lanes) for first in (0, LANES)]
-    record = "statistics + ((i64(item) * i64(G) + i64(group)) * i64(pairs) * i64(2) + i64({})) * i64(8)"
-    pass_on = ["keep(i32(E + group * 4), s1)", "keep(i32(E + (W + group) * 4), s2)"]
-    block_statistics = [
-        f"keep8(i32(P + tid * 32), {lane_sums[0]})",
-        f"keep8(i32(P + (threads + tid) * 32), {lane_sums[1]})",
-        "cuda.syncthreads()",
-        "ch, far = own_ch, i32(threads * 32)",
-        "while ch < W:",
-        "    s1, s2 = f32(0), f32(0)",
-        *indented(added("sub", "subs", "T", "P + ({r} * W + ch) * 4")),
-        "    at = i32(A + (sub * W + ch) * 4)",
-        "    keep(at, s1)",
-        "    keep(i32(at + subs * W * 4), s2)",
-        "    ch = i32(ch + threads)",
-        "cuda.syncthreads()",
-        "first_group, far = i32(0), i32(subs * W * 4)",
-        "while first_group < G:",
-        "    group = i32(first_group + own_group)",
-        "    in_group = i32(own_group < at_once and group < G)",
-        "    s1, s2 = f32(0), f32(0)",
-        *indented(of_group),
-        *indented(together),
-        "    if lane == 0 and in_group != 0:",
-        *indented(pass_on if cluster else [f"put2({record.format('block')}, s1, s2)"], 2),
-        "    first_group = i32(first_group + at_once)",
-    ]
-    if cluster:
-        taken = [
-            "while i < B and in_group != 0:",
-            "    s1 += theirs(i32(E + group * 4), i)",
-            "    s2 += theirs(i32(E + (W + group) * 4), i)",
-            "    i = i32(i + lanes)",
-        ]
-    else:
-        taken = [f"at = {record.format('0')}", "while i < pairs and in_group != 0:"]
-        for u in range(BATCH):
-            taken += [f"    r{u} = i32(i + i32({u}) * lanes)"]
-            taken += [f"    a{u}, b{u}, c{u}, d{u} = get4(at + i64(r{u}) * i64(16), i32(r{u} < pairs))"]
-        for u in range(BATCH):
-            other = f"i32(2 * r{u} + 1) < B"  # a number of blocks may be odd
-            taken += [f"    s1 += a{u} + select({other}, c{u}, f32(0))", f"    s2 += b{u} + select({other}, d{u}, f32(0))"]
-        taken += [f"    i = i32(i + i32({BATCH}) * lanes)"]
-    known = [
-        "origin = own(i32(O + ch * 4))",
-        "keep(i32(M + ch * 4), origin + d)",
-        "keep(i32(R + ch * 4), scale)",
-    ]
-    whole = [
-        "first_group, inverse = i32(0), f32(1) / (f32(K) * f32(share))",
-        "while first_group < G:",
-        "    group = i32(first_group + own_group)",
-        "    in_group = i32(own_group < at_once and group < G)",
-        "    s1, s2 = f32(0), f32(0)",
-        "    i = lane",
-        *indented([*taken, *together]),
-        "    d = s1 * inverse",
-        "    scale = f32(1) / sqrt(maximum(s2 - s1 * d, f32(0)) * inverse + eps)",
-        "    i = lane",
-        "    while i < share and in_group != 0:",
-        "        ch = i32(group * share + i)",
-        *indented(known, 2),
-        "        i = i32(i + lanes)",
-        "    first_group = i32(first_group + at_once)",
-        "done(counter, tid)",
-        "cuda.syncthreads()",
-    ]
-
-    def write(words: str, limit: str) -> str:
-        results = " + ".join(f"scaled({words.format(r=r)}, means, scales)" for r in each_row)
-        return f"store({results}, i32(image * K + k), T, i32(image * K + {limit}), c, e)"
-
-    apply = ["means, scales = own8(i32(M + g * 32)), own8(i32(R + g * 32))"]
-    if not cluster:
-        apply += [
-            "k = i32(kept + t)",
-            f"k = i32(k + (quotient(i32(max(end - k, i32(0)) + {rows} * T - 1), i32({rows} * T)) - 1) * {rows} * T)",  # the last
-            *stream(f"k - i32({rows}) * T", [write("w{r}", "end")]),
-        ]
-    held = "held_words(i32(slot + i32({r}) * step), i32(k + i32({r}) * T < kept))"
-    apply += [
-        "k, slot = first, slots",
-        "while k < kept:",
-        f"    {write(held, 'kept')}",
-        f"    k = i32(k + i32({rows}) * T)",
-        f"    slot = i32(slot + i32({rows}) * step)",
-    ]
-    return [
-        "tid, block, grid = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.gridDim.x)",
-        "shared = cuda.shared.array(0, f32)",
-        "threads, W = i32(T * V), i32(V * 8)",
-        "t = quotient(tid, V)",
-        "g = i32(tid - t * V)",
-        "subs = i32(max(i32(1), T >> 3))",
-        "sub = quotient(tid, W) if T >= 8 else i32(0)",
-        "own_ch = i32(tid - sub * W) if sub < subs else W",
-        "G, at_once = quotient(W, share), quotient(threads, lanes)",
-        "own_group = quotient(tid, lanes)",
-        "lane = i32(tid - own_group * lanes)",
-        "P = i32(shared_address(shared))",
-        "A = i32(P + threads * 64)",
-        "O = i32(A + subs * W * 8)",
-        "M = i32(O + W * 4)",
-        "R = i32(M + W * 4)",
-        "E = i32(R + W * 4)",
-        f"slots = i32(E + W * 8 + tid * {LANES * size})",
-        f"step = i32(threads * {LANES * size})",
-        # Its share of an item's pixels. A GPU that runs fewer blocks has smaller teams, or teams that take more items.
-        "B = i32(min(blocks, grid))",
-        "pairs = i32(B + 1) >> 1",
-        "team, teams = quotient(block, B), quotient(grid, B)",
-        "block = i32(block - team * B)",
-        "chunk = quotient(i32(K + B - 1), B)",
-        "begin = i32(min(K, i32(block * chunk)))",
-        "end = i32(min(K, i32(begin + chunk)))",
-        "kept = i32(min(end, i32(begin + held)))",
-        f"quarter = quotient(i32(held + {PARTS} * T - 1), i32({PARTS} * T))",  # of what shared memory has room for
-        "quarter, quarter_bytes = i32(quarter * T), i32(quarter * step)",
-        "first = i32(begin + t)",
-        "item = team if team < teams else items",
-        "while item < items:",
-        "    image = quotient(item, tiles)",
-        "    c = i32(((item - image * tiles) * V + g) * 8)",
-        f"    base = x + (i64(image) * i64(xn) + i64(c)) * i64({size})",
-        f"    start = x + (i64(image) * i64(xn) + i64(item - image * tiles) * i64(W)) * i64({size})",
-        "    inside = i32(c < present)",
-        "    bytes_inside = i32(inside << 4)",
-        "    counter = counters + i64(item) * i64(8)",
-        *indented([*load, *statistics, *block_statistics]),
-        "    arrive(counter, tid)",
-        "    await_all(counter, B, tid)",
-        *indented([*whole, *apply]),
-        "    leave(counter, B, tid)",
-        "    item = i32(item + teams)",
-    ]

@@ -16,21 +16,20 @@ from tccompile.kernels import epilogue, two_pass
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.spec import Config, Value, Work
 from tccompile.kernels.text import KernelText, TextKernel
+from tccompile.kernels.two_pass_text import Passes, Reduction
 
-_MAXIMUM, _SUM = ("larger({}, {})", "f32(-inf)", False), ("{} + {}", "f32(0)", True)
+_MAXIMUM, _SUM = Reduction("larger({}, {})", "f32(-inf)", False), Reduction("{} + {}", "f32(0)", True)
 
 _EXP = "quick_exp({v} - {r})"
 _SCALED_EXP = "power_of_2({v} * f32(1.4426950408889634) - {r})"
 """With {r} the maximum times the same, in one multiply-add: by what that is rounded, all terms and their sum are off alike."""
 
-SOFTMAX = two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}")
-SCALED_SOFTMAX = two_pass.Passes(
-    _MAXIMUM, "{r} * f32(1.4426950408889634)", _SCALED_EXP, _SUM, "f32(1) / {s}", f"{_SCALED_EXP} * {{s}}"
-)
-LOG_SOFTMAX = two_pass.Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}")
+SOFTMAX = Passes(_MAXIMUM, "{r}", _EXP, _SUM, "f32(1) / {s}", f"{_EXP} * {{s}}", "{v} * {s}")
+SCALED_SOFTMAX = Passes(_MAXIMUM, "{r} * f32(1.4426950408889634)", _SCALED_EXP, _SUM, "f32(1) / {s}", f"{_SCALED_EXP} * {{s}}")
+LOG_SOFTMAX = Passes(_MAXIMUM, "{r}", _EXP, _SUM, "log({s})", "{v} - {r} - {s}")
 
 
-def passes(params: dict[str, Value]) -> two_pass.Passes:
+def passes(params: dict[str, Value]) -> Passes:
     """Those of a code: scaled where exponentials are computed twice, and the maximum is no float32, which might overflow."""
     scaled = params["words"] and params["x"] == DType.F16.value
     return LOG_SOFTMAX if params["log"] else SCALED_SOFTMAX if scaled else SOFTMAX

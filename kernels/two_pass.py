@@ -12,8 +12,8 @@ where they are kept, it holds one element of each of `unit` outputs ("across").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tccompile.arch import Arch
@@ -23,19 +23,17 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import (
     Loops,
-    exchange,
     is_vector_type,
     loops,
     power,
-    tree,
     unravel,
     unravel_args,
     vectors,
 )
 from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, intrinsic, parameters
+from tccompile.kernels.two_pass_text import THREADS, Passes, Shape, Writer, exchanged
 
-THREADS = 256
 REGISTERS = 8  # vectors that a thread keeps
 WORDS, LOADS = 32, 3  # that these may be, and an epilogue may read, for 64 registers: 1024 threads a multiprocessor; else half
 
@@ -87,12 +85,7 @@ class Shares:
     @property
     def smem(self) -> int:
         """Bytes of a block's dynamic shared memory: what `exchange` needs, and the vectors of all threads"""
-        return 4 * (_exchanged(self.threads) + self.threads * self.held * self.words) if self.shared else 0
-
-
-def _exchanged(threads: int) -> int:
-    """Numbers of shared memory that sums of one output over so many threads, all of a block, pass through, in two passes."""
-    return 2 * threads // 32
+        return 4 * (exchanged(self.threads) + self.threads * self.held * self.words) if self.shared else 0
 
 
 def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, config: Config | None = None) -> Shares:
@@ -256,34 +249,15 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
     return Work((launch,))
 
 
-@dataclass(frozen=True)
-class Passes:
-    """The op in text: `{v}` an element, `{r}` and `{s}` the results of the first and second pass.
-
-    first, second  how a pass combines; its identity; and whether what is not there leaves its result alone: zeros that of the
-                   first pass, the first pass' identity that of the second
-    between, after what is done to the results: of `{r}`, and of `{s}`; inverse (1 / count) and eps may be used
-    kept           the output, if registers hold the second pass' terms as `{v}`; empty if they are of no use
-    """
-
-    first: tuple[str, str, bool]
-    between: str
-    term: str
-    second: tuple[str, str, bool]
-    after: str
-    out: str
-    kept: str = ""
-
-
 def text(passes: Passes, params: dict[str, Any]) -> KernelText:
     """The kernel for the parameters that `work` gave."""
-    x = DType(params["x"])
-    words, block = params["words"], max(THREADS, params["threads"])
+    shape = Shape(x=DType(params["x"]), **{f.name: params[f.name] for f in fields(Shape) if f.name != "x"})
+    x, words = shape.x, shape.words
     form = epilogue.Form.decoded(params["epilogue"])
-    stored = epilogue.source(form, params["rows"])
+    stored = epilogue.source(form, shape.rows)
     scope: dict[str, Called] = {
         "store": stored.function,
-        "read": intrinsic("ptx.memory.load", x, params["unit"], True, "global.nc"),
+        "read": intrinsic("ptx.memory.load", x, shape.unit, True, "global.nc"),
         "shuffle": intrinsic("ptx.simt.shuffle"),
         "kept": unravel(params["kept"], 3),
         "inner": unravel(params["inner"], 3),
@@ -292,19 +266,19 @@ def text(passes: Passes, params: dict[str, Any]) -> KernelText:
     if words:
         scope |= {
             "read_x": intrinsic("ptx.memory.load_words", words, "global.nc"),
-            "unpack_x": intrinsic("ptx.memory.floats", x, params["unit"]),
+            "unpack_x": intrinsic("ptx.memory.floats", x, shape.unit),
             "anew": intrinsic("ptx.memory.anew", words),
             "power_of_2": intrinsic("ptx.softmax.exp2"),
-            "store_inside": epilogue.source(form.unmasked, params["rows"]).function,
+            "store_inside": epilogue.source(form.unmasked, shape.rows).function,
             "held_x": intrinsic("ptx.memory.load_words", words, "shared"),
             "copy": intrinsic("ptx.mma.cp_async"),
             "commit": intrinsic("ptx.mma.cp_async_commit"),
             "landed": intrinsic("ptx.mma.cp_async_wait", 0),
             "shared_address": intrinsic("ptx.mma.shared_address"),
         }
-        registers = 0 if params["shared"] else params["rows"] * params["held"] * words
+        registers = 0 if shape.shared else shape.rows * shape.held * words
         few = registers <= WORDS and len(form.loads) <= LOADS
-        blocks = max(1, (1024 if few else 512) // block)
+        blocks = max(1, (1024 if few else 512) // shape.block)
     signature = {
         "x": "address",
         **parameters("float", "inverse, eps"),
@@ -313,180 +287,4 @@ def text(passes: Passes, params: dict[str, Any]) -> KernelText:
         "wk": unravel_args(params["inner"], 3),
         "e": stored.kinds,
     }
-    return KernelText(signature, source(passes, params), scope, block, blocks)
-
-
-def source(passes: Passes, params: dict[str, Any]) -> list[str]:
-    """The kernel's source.
-
-    Thread t of T: vectors t, t + T … of `rows` outputs from o, each as many outputs after the one before as a block has at once.
-    """
-    unit, across, held, sure, rows, threads = (params[name] for name in ("unit", "across", "held", "sure", "rows", "threads"))
-    block, words, converted = max(THREADS, threads), params["words"], held and not params["words"]
-    staged = params["shared"]
-    x = DType(params["x"])
-    accumulators, ahead = unit if across else 1, 4 if words else 2
-    which = (lambda i: i) if across else (lambda i: 0)
-    if threads:
-        lines = [
-            f"tid, T, apart = i32(cuda.threadIdx.x), i32({threads}), i32({block // threads})",
-            f"t = tid & i32({threads - 1})",
-            f"o = i32(i32(cuda.blockIdx.x) * i32({rows}) * apart + tid // i32({threads}))",
-        ]
-        if staged:
-            lines.append("shared = cuda.shared.array(0, f32)")
-            lines.append(f"slots = i32(i32(shared_address(shared)) + i32({4 * _exchanged(threads)}) + tid * i32({4 * words}))")
-        elif threads > 32:
-            lines.append(f"shared = cuda.shared.array({2 * rows * accumulators * block // 32}, f32)")
-    else:
-        lines = [
-            "tid, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
-            "T = i32(1) << bits",
-            "stride = i32(256) >> bits",
-            "t = tid // stride",
-            "o = block * stride + (tid & (stride - 1))",
-            f"shared = cuda.shared.array({THREADS * accumulators}, f32)",
-        ]
-    for u in range(rows):
-        number = f"o + i32({u}) * apart" if u else "o"
-        lines.append(f"end{u} = K if {number} < outputs else i32(0)")
-        lines.append(f"x_{u}, m_{u}, c_{u} = kept(i32(min({number}, outputs - 1)), wo)")
-
-    def indented(text: list[str]) -> list[str]:
-        return [f"    {line}" for line in text]
-
-    def place(j: int, at: str) -> list[str]:
-        """Where vector k = `at` lies: x{j}, m{j}, c{j} from the output's own."""
-        if words:
-            return [f"k{j} = i32({at} + i32({j * threads}))", f"c{j} = i64({at}) * i64({unit}) + i64({j * threads * unit})"]
-        at = f"{at} + i32({j}) * T"
-        return [f"k{j} = i32({at})", f"x{j}, m{j}, c{j}_ = inner(k{j}, wk)", f"c{j} = i32(c_0 + c{j}_)"]
-
-    def read(u: int, j: int, full: bool) -> str:
-        name, function, n = ("w", "read_x", unit * x.size // 4) if words else ("v", "read", unit)
-        names = ", ".join(f"{name}{u}_{j}_{i}" for i in range(n))
-        if staged:
-            return f"{names} = held_x(i32(slot + i32({4 * words * threads * j})), i32(1))"
-        inside = "i32(1)" if words and full else f"i32(k{j} < end{u} and c{j} < present)"
-        return f"{names} = {function}(x + (x_{u} + {'c' if words else 'x'}{j}) * i64({x.size}), {inside})"
-
-    def unpack(j: int, turn: int) -> list[str]:
-        """The elements of vector j, of all outputs, out of its words.
-
-        In later passes of words that look changed, by zeros that only the launch knows: else ptxas would find that it has these
-        elements already, and keep them in the registers that words are to save.
-        """
-        out = []
-        for u in range(rows if words else 0):
-            given = ", ".join(f"w{u}_{j}_{i}" for i in range(words))
-            if held and turn and not staged:
-                taken = ", ".join(f"a{i}" for i in range(words))
-                out.append(f"{taken} = anew({given}, bits >> i32({20 + turn}))")
-                given = taken
-            out.append(f"{', '.join(f'v{u}_{j}_{i}' for i in range(unit))} = unpack_x({given})")
-        return out
-
-    def mask(u: int, j: int, full: bool) -> list[str]:
-        """Elements that are not there become the first pass' identity."""
-        if across or full or (params["whole"] and passes.first[2]):
-            return []
-        if params["whole"]:
-            out = [f"there = k{j} < end{u}"]
-            return out + [f"v{u}_{j}_{i} = select(there, v{u}_{j}_{i}, {passes.first[1]})" for i in range(unit)]
-        out = [f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)"]
-        return out + [f"v{u}_{j}_{i} = select(left > i32({i}), v{u}_{j}_{i}, {passes.first[1]})" for i in range(unit)]
-
-    def combine(u: int, j: int, full: bool, name: str, term: str, how: tuple[str, str, bool]) -> list[str]:
-        """Vector j of output u into its accumulators: lane by lane, or pairwise where all of the vector belongs to one output."""
-        out, values = [], []
-        for i in range(unit):
-            value = term.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}")
-            if converted and passes.kept and name == "s":
-                out.append(f"v{u}_{j}_{i} = {value}")
-                value = f"v{u}_{j}_{i}"
-            values.append(value)
-        if across:
-            for i, value in enumerate(values):
-                out.append(f"{name}{u}_{i} = {how[0].format(f'{name}{u}_{i}', f'select(k{j} < end{u}, {value}, {how[1]})')}")
-            return out
-        if name == "s" and not how[2] and not full:
-            out.append(f"left = i32(channels - c{j}) if k{j} < end{u} else i32(0)")
-            values = [f"select(left > i32({0 if params['whole'] else i}), {value}, {how[1]})" for i, value in enumerate(values)]
-        while len(values) > 1:
-            pairs = [how[0].format(*values[i : i + 2]) for i in range(0, len(values), 2)]
-            names = [f"p{i}" for i in range(len(pairs))]
-            out += [f"{n} = {pair}" for n, pair in zip(names, pairs, strict=True)]
-            values = names
-        return [*out, f"{name}{u}_0 = {how[0].format(f'{name}{u}_0', values[0])}"]
-
-    def finish(name: str, how: str, turn: int) -> list[str]:
-        """Every thread of an output gets its result."""
-        accs = [f"{name}{u}_{i}" for u in range(rows) for i in range(accumulators)]
-        if not threads:
-            back = [f"{a} = shared[{i * THREADS} + tid - t * stride]" for i, a in enumerate(accs)]
-            return [*tree(accs, how, THREADS), *back, "cuda.syncthreads()"]
-        first = turn * len(accs) * (block // 32)
-        if threads <= THREADS:
-            return exchange(accs, how, threads, block, first)
-        # One output a block, of up to 32 warps: each lane takes the result of one of these, and all warps add them up again.
-        places = [f"shared[i32({first + i * (block // 32)}) + {{}}]" for i in range(len(accs))]
-        share = [f"    {p.format('(tid >> i32(5))')} = {a}" for p, a in zip(places, accs, strict=True)]
-        take = [f"{a} = {p.format(f'(tid & i32({block // 32 - 1}))')}" for p, a in zip(places, accs, strict=True)]
-        within = exchange(accs, how, 32, block)
-        return [*within, "if tid & i32(31) == 0:", *share, "cuda.syncthreads()", *take, *exchange(accs, how, block // 32, block)]
-
-    def write(j: int, full: bool) -> list[str]:
-        text = passes.kept if converted and passes.kept else passes.out
-        results = [
-            text.format(v=f"v{u}_{j}_{i}", r=f"r{u}_{which(i)}", s=f"s{u}_{which(i)}") for u in range(rows) for i in range(unit)
-        ]
-        where = f"i32({'m_0' if words else f'm_0 + m{j}'}){'' if rows == 1 else ', apart, outputs'}"
-        store = "store_inside" if words and full else "store"
-        return [f"if k{j} < end0:", f"    {store}(({', '.join(results)},), {where}, c{j}, e)"]
-
-    def over(turn: int, body: Callable[[int, bool], list[str]]) -> list[str]:
-        """`body(j, full)` for each vector of the thread, some at a time unless in registers; `full`: all its lanes are there."""
-        if held and not staged:
-            return [line for j in range(held) for line in (*unpack(j, turn), *body(j, j < sure))]
-
-        def some(count: int, full: int) -> list[str]:
-            out = [line for j in range(count) for line in place(j, "k")]
-            out += [read(0, j, False) for j in range(count)]
-            return out + [line for j in range(count) for line in (*unpack(j, turn), *body(j, j < full))]
-
-        if not staged:
-            return ["k = t", "while k < end0:", *indented(some(ahead, 0)), f"    k = i32(k + i32({ahead}) * T)"]
-        loops_, rest = divmod(sure, ahead)
-        next_ = [f"k = i32(k + i32({ahead * threads}))", f"slot = i32(slot + i32({4 * words * ahead * threads}))"]
-        whole = [f"while k < i32({loops_ * ahead * threads}):", *indented(some(ahead, ahead)), *indented(next_)] if loops_ else []
-        return ["k, slot = t, slots", *whole, *some(held - loops_ * ahead, rest)]
-
-    if staged:
-        lines += [
-            "k, slot = t, slots",
-            f"while k < i32({held * threads}):",
-            f"    at = x + (x_0 + i64(k) * i64({unit})) * i64({x.size})",
-            f"    inside = i32(i32(k < end0 and k * i32({unit}) < present) << i32(4))",
-            *(f"    copy(i32(slot + i32({b})), at + i64({b}), inside)" for b in range(0, 4 * words, 16)),
-            f"    k, slot = i32(k + i32({threads})), i32(slot + i32({4 * words * threads}))",
-            "commit()",
-            "landed()",
-        ]
-    elif held:
-        for j in range(held):
-            lines += place(j, "t")
-            lines += [read(u, j, j < sure) for u in range(rows)]
-    parts = (("r", "{v}", passes.first, passes.between), ("s", passes.term, passes.second, passes.after))
-    for turn, (name, term, how, then) in enumerate(parts):
-        lines += [f"{name}{u}_{i} = {how[1]}" for u in range(rows) for i in range(accumulators)]
-
-        def add(j: int, full: bool, of: tuple[str, str, tuple[str, str, bool]] = (name, term, how)) -> list[str]:
-            first = mask if of[0] == "r" or not converted else lambda *_: []
-            return [line for u in range(rows) for line in (*first(u, j, full), *combine(u, j, full, *of))]
-
-        lines += over(turn, add)
-        lines += finish(name, how[0], turn)
-        for u in range(rows):
-            for i in range(accumulators):
-                lines.append(f"{name}{u}_{i} = {then.format(r=f'{name}{u}_{i}', s=f'{name}{u}_{i}')}")
-    return lines + over(len(parts), write)
+    return KernelText(signature, Writer(passes, shape).lines(), scope, shape.block, blocks)
