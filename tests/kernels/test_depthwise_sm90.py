@@ -12,7 +12,8 @@ from tccompile.emit.compile import resources
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import depthwise_sm90
-from tccompile.kernels.depthwise_sm90 import STEPS, STRIPS, SWIZZLED, DepthwiseSm90, Walk, share, walk_of, walks, width
+from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
+from tccompile.kernels.depthwise_sm90_walk import STEPS, STRIPS, SWIZZLED, Walk, share, walk_of, walks, width
 from tccompile.kernels.spec import Config, TiledMap
 from tests.gpu.cases import conv, program_of
 from tests.kernels import machine
