@@ -150,11 +150,11 @@ def warp_multiply(atom: Atom) -> Any:
 def multiply_fragment(name: str) -> Any:
     """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""
     atom = ATOMS[name]
-    a, b = atom.words_a, atom.words_b
+    a, b, acc = atom.words_a, atom.words_b, i32 if atom.acc == "s32" else f32
     words = [f"${i}" for i in range(8, 8 + a + b)]
     text = f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
     text += f"{{{', '.join(words[a:])}}}, {{$4, $5, $6, $7}};"
-    return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * (a + b), pure=True)
+    return instruction(text, (acc,) * 4, *(acc,) * 4, *(u32,) * (a + b), pure=True)
 
 
 @cache

@@ -16,6 +16,7 @@ import numpy as np
 from tccompile.ir.evaluate import NUMPY
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
+from tccompile.kernels.ptx.atoms import ATOMS
 from tests.kernels.copy_engine import CopyEngine
 from tests.kernels.memory import Memory, SharedMemory
 
@@ -320,6 +321,11 @@ def multiply_patch(place: Place, instruction: str, mi: int, groups: int, blocks:
     return exchanged(lambda asked: products_of_patch(asked, mi, groups, blocks))
 
 
+def multiply_fragment(place: Place, name: str) -> Any:
+    atom = ATOMS[name]
+    return exchanged(lambda asked: product(asked, atom.a, atom.acc))
+
+
 def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
@@ -332,22 +338,33 @@ def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
 
 
-def product(asked: Mapping[int, tuple]) -> dict[int, Any]:
-    """mma.m16n8k16 or, of half the words, m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane (g, t) of 8 × 4."""
-    a, b, acc = (np.zeros(shape, np.float32) for shape in ((16, 16), (16, 8), (16, 8)))
-    places = {i: (i % 32 // 4, i % 4 * 2) for i in asked}
+ELEMENTS = {"f16": np.float16}
+"""What the types of operands that are multiplied are in NumPy."""
+
+
+def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32") -> dict[int, Any]:
+    """An mma.sync of a warp, 16 rows by 8 columns, over so many times 16 bytes of K as the words have.
+
+    Each lane gives 4 accumulators, then its words of a and those of b. Lane (g, t) of 8 × 4 has of every 16 bytes of K the t-th
+    word, of a's rows g and g + 8 and of b's column g, and accumulators of columns 2t and 2t + 1 of these rows (PTX ISA, "Matrix
+    fragments for mma.m16n8k16", and for m16n8k8 and m16n8k32).
+    """
+    dtype = np.dtype(ELEMENTS[kind])
+    each = 4 // dtype.itemsize  # elements of a word
+    blocks = (len(next(iter(asked.values()))) - 4) // 3
+    number = np.float32 if acc == "f32" else np.int64
+    a, b, c = (np.zeros(shape, number) for shape in ((16, 4 * each * blocks), (4 * each * blocks, 8), (16, 8)))
+    places = {i: (i % 32 // 4, i % 4) for i in asked}
     for i, (g, t) in places.items():
         values = asked[i]
-        halves = [np.array([w], np.uint32).view(np.float16).astype(np.float32) for w in values[4:]]
-        blocks = len(halves) // 3
+        words = [np.array([w & 0xFFFFFFFF], np.uint32).view(dtype).astype(number) for w in values[4:]]
         for j in range(2 * blocks):
-            a[g + j % 2 * 8, t + j // 2 * 8 :][:2] = halves[j]
+            a[g + j % 2 * 8, (4 * (j // 2) + t) * each :][:each] = words[j]
         for j in range(blocks):
-            b[t + 8 * j :, g][:2] = halves[2 * blocks + j]
-        for j in range(2):
-            acc[g + 8 * j, t : t + 2] = values[2 * j : 2 * j + 2]
-    acc += a @ b
-    return {i: (*acc[g, t : t + 2], *acc[g + 8, t : t + 2]) for i, (g, t) in places.items()}
+            b[(4 * j + t) * each :, g][:each] = words[2 * blocks + j]
+        c[g, 2 * t : 2 * t + 2], c[g + 8, 2 * t : 2 * t + 2] = values[:2], values[2:4]
+    c += a @ b
+    return {i: (*c[g, 2 * t : 2 * t + 2], *c[g + 8, 2 * t : 2 * t + 2]) for i, (g, t) in places.items()}
 
 
 def products_of_patch(asked: Mapping[int, tuple], mi: int, groups: int, blocks: int) -> dict[int, Any]:
@@ -482,6 +499,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.halves": halves,
     "ptx.mma.load_chunk": lambda place: load_words(place, 4),
     "ptx.mma.multiply_diagonal": by(diagonal_products),
+    "ptx.mma.multiply_fragment": multiply_fragment,
     "ptx.mma.multiply_sparse": by(sparse_product),
     "ptx.mma.shared_address": shared_address,
     "ptx.mma.store_chunk": lambda place: store_words(place, 4),
