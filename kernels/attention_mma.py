@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tccompile.arch import KIB, Arch
+from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -26,7 +26,7 @@ from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.ptx.atoms import ATOMS, warp_atom
+from tccompile.kernels.ptx.atoms import ATOMS, of_warpgroups, warp_atom
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -156,7 +156,7 @@ class AttentionMma(Kernel):
         resident = _resident(chunks, bn, few, parts > 1, op.mask is not None, arch)
         together = min(resident, -(-blocks // arch.sms))
         # Fitted to 30 times on an H200; other generations' rate is an estimate.
-        rate = (0.37 if arch.mma == "wgmma" else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
+        rate = (0.37 if of_warpgroups(arch) else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
         each_us = 2.0 * (FEW if few else BM) * bn * CHUNK * sum(chunks) / rate
         if op.mask is not None:
             each_us += bn * (0.012 if program.tensors[op.mask].shape[2] > 1 else 0.001)
@@ -209,7 +209,7 @@ class AttentionMma(Kernel):
         chunks = params["chunks"]
         return build(
             params["instruction"],
-            arch.cp_async,
+            arch.has(Feature.ASYNC_COPIES),
             (chunks[0], chunks[1]),
             params["bn"],
             params["few"],

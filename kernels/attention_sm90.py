@@ -33,6 +33,7 @@ from tccompile.kernels.loops import refusal
 from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand
 from tccompile.kernels.parts.part import Part
+from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import (
     F32,
     I32,
@@ -229,7 +230,7 @@ class AttentionSm90(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Attention)
-        if arch.mma != "wgmma":
+        if not of_warpgroups(arch):
             return f"{arch.name} has no wgmma instructions"
         if reason := unfit(op, program):
             return reason

@@ -33,6 +33,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
 SIDE = 8
@@ -206,7 +207,7 @@ class ConvHalo(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if arch.mma != "wgmma":
+        if not of_warpgroups(arch):
             return f"{arch.name} has no wgmma instructions"
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
         if x.rank != 4 or op.groups > 1 or max(op.strides) > 1 or max(op.dilations) > 1 or prod(w.shape[2:]) == 1:

@@ -29,6 +29,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
 
 PIXEL = 4
@@ -169,7 +170,7 @@ class ConvStem(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if arch.mma != "wgmma":
+        if not of_warpgroups(arch):
             return f"{arch.name} has no wgmma instructions"
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
         if x.rank != 4 or op.groups > 1 or max(op.dilations) > 1 or op.strides[1] > 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -72,7 +72,7 @@ class Depthwise(TextKernel):
         waits = r if r > MOST_UNROLLED or not unrolled(op, program)[0][0] else 1
         latency = max(1.0, turns) * (0.1 * waits + 0.0013 * instructions)
         parts = (traffic_us(op, program, arch), issue, loading, latency)
-        start = EARLY_START_US if arch.tma else LAUNCH_US
+        start = EARLY_START_US if arch.has(Feature.EARLY_START) else LAUNCH_US
         return start + FROM_L2 * (max(parts) + 0.3 * (sum(parts) - max(parts)))  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -90,7 +90,7 @@ class Depthwise(TextKernel):
         rectangles = n * bands * tiles
         units = -(-rectangles // abreast) * groups
         taps, step = unrolled(op, program)
-        ahead = arch.tma and taps != (0, 0) and (rows, columns, lanes) != CROWDED
+        ahead = arch.has(Feature.EARLY_START) and taps != (0, 0) and (rows, columns, lanes) != CROWDED
         numbers = (
             *(units, rectangles, rows, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands)),
             *(p, q, height, width, *_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),

@@ -20,7 +20,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.ptx.atoms import of_warpgroups, warp_atom
 from tccompile.kernels.spec import LAUNCH_US, Config, Value, memory_us, traffic_us
 from tccompile.kernels.text import KernelText, intrinsic, parameters
 
@@ -69,7 +69,7 @@ class DepthwiseMma(Depthwise):
         products = columns // 2 * taps[0] * taps[1] * lanes // 2
         reads = stride * ((columns - 1) * stride + taps[1])
         others = 40 + 5 * reads + lanes * stride * ((columns - 2) * stride + taps[1]) + 24 * columns
-        rate = arch.tensor_tflops * 1e6 / arch.sms * (MMA_SYNC if arch.mma == "wgmma" else 0.9)
+        rate = arch.tensor_tflops * 1e6 / arch.sms * (MMA_SYNC if of_warpgroups(arch) else 0.9)
         each = 2048 * products / rate + (0.6 * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * 0.85)
         busy = 0.85 * warps / arch.sms * steps * each + 0.13 * steps
         latency = 0.6 + steps * (0.18 + 2 * each)

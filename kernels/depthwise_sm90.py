@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, hypot
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -70,8 +70,10 @@ class DepthwiseSm90(TextKernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
+        if not arch.has(Feature.TENSOR_COPIES):
+            return f"{arch.name} has no tensor copy engine"
         if arch.name != "sm_90a":
-            return f"{arch.name}: the kernel is made for sm_90a, its copy engine and its registers"
+            return f"{arch.name}: the kernel's tiles are made for sm_90a, its shared memory and its registers"
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
         if not op.groups == x.shape[1] == w.shape[0]:
             return "it is no depthwise convolution: groups, input channels and output channels differ"

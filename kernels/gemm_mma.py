@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tccompile.arch import KIB, Arch
+from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -38,7 +38,7 @@ from tccompile.kernels.implicit_gemm import (
     time_us,
     unfit,
 )
-from tccompile.kernels.ptx.atoms import BITS, Atom, warp_atom
+from tccompile.kernels.ptx.atoms import BITS, Atom, atoms, warp_atom
 from tccompile.kernels.spec import (
     I32,
     Arg,
@@ -150,7 +150,7 @@ BY_SHAPE = {(t.bm, t.bn, t.depth): t for t in TILES}
 
 def stages_of(tile: Tile, arch: Arch) -> int:
     """Steps of operands in shared memory: as many as leave room for the tile's blocks, four at most; 0 if too few fit."""
-    if not arch.cp_async:  # the registers that copies pass through leave room for 8 blocks of accumulators
+    if not arch.has(Feature.ASYNC_COPIES):  # the registers that copies pass through leave room for 8 blocks of accumulators
         return 2 if tile.smem(2) <= arch.smem_block and tile.mi * tile.nj <= 8 else 0
     for blocks in (tile.blocks, 1):
         room = min(arch.smem_block, arch.smem_sm // blocks - 1 * KIB)  # each block costs the system 1 KiB
@@ -183,7 +183,7 @@ def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int) -> Rates:
     peak = arch.tensor_tflops * 1e6 / arch.sms
     return Rates(
         flops_us=min(flops, 0.9 * peak),
-        step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.cp_async else 0.3),
+        step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
         least_us=MEMORY_US / (stages_of(tile, arch) - 1),
         start_us=0.7,
         store_us=(1.9 + 3.2 * loads) * tile.bm * tile.bn / (128 * 128),
@@ -329,7 +329,7 @@ class _Mma(OneWay):
     tensor_cores = True
 
     def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
-        if arch.mma is None:
+        if not atoms(arch):
             return f"{arch.name} has no Tensor Cores"
         problem = describe(way, program)
         if isinstance(problem, str):
@@ -404,7 +404,7 @@ class _Mma(OneWay):
         atom = warp_atom(arch, a, b, quads=True)
         assert atom is not None
         how = {name: params[name] for name in ("stages", "linear", "k_major", "split")}
-        return build_tile(Form(atom, arch.cp_async, BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
+        return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
 
 
 def _tile(problem: Problem, config: Config) -> Tile:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -345,7 +345,7 @@ class _Simt(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         tile, x, w = BY_SHAPE[params["bm"], params["bn"]], DType(params["x"]), DType(params["w"])
         form = Form(tile, x, w, params["chunk"], params["split"], params["lanes"])
-        return build_tile(form, arch.cp_async, params["epilogue"])
+        return build_tile(form, arch.has(Feature.ASYNC_COPIES), params["epilogue"])
 
 
 def _tile(config: Config) -> Tile:

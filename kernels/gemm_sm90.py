@@ -35,6 +35,7 @@ from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, til
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
+from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, traffic_us
 
 CHEAPEST = 16
@@ -216,7 +217,7 @@ class Hopper(OneWay):
         self.name, self.realises = name, realises
 
     def refusal(self, way: Op, program: Program, arch: Arch) -> str | None:
-        if arch.mma != "wgmma":
+        if not of_warpgroups(arch):
             return f"{arch.name} has no wgmma instructions"
         problem = describe(way, program)
         if isinstance(problem, str):

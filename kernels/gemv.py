@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -222,7 +222,7 @@ class _Gemv(TextKernel):
             "store": stored.function,
             "read_part": intrinsic("ptx.memory.load", DType.F32),
             "store_part": intrinsic("ptx.memory.store", DType.F32),
-            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.has(Feature.FENCES)),
         }
         if self.tensor_cores:
             scope["read"] = intrinsic("ptx.mma.load_chunk")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm, prod
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -120,7 +120,7 @@ class NormSplit(TextKernel):
         scope |= {
             "put8": intrinsic("ptx.memory.store", DType.F32, LANES),
             "put": intrinsic("ptx.memory.store", DType.F32),
-            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.has(Feature.FENCES)),
         }
         signature = {
             **parameters("address", "x, parts, stats, counters"),

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, lcm, prod
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import walk
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
@@ -80,7 +80,7 @@ class NormTeam(TextKernel):
                 config, s = shares(vectors, threads, 0, teams)
                 if s.held >= min(s.threads, s.chunk) and 3 * s.held > s.chunk and s.vectors * s.threads % 32 == 0:
                     yield config
-        if not arch.tma:
+        if not arch.has(Feature.CLUSTERS):
             return
         for vectors, threads in ((v, t) for v in wide(4, 8) for t in (128, 256, 512) if v <= t):
             config, s = shares(vectors, threads, CLUSTER, 0)
@@ -130,7 +130,7 @@ class NormTeam(TextKernel):
                 grouped=share > 1,
                 threads=config["threads"],
                 cluster=config["cluster"],
-                line=min(256, power(row // 2 + 1)) if s.tiles > 1 and row >= 128 and arch.cp_async else 0,
+                line=min(256, power(row // 2 + 1)) if s.tiles > 1 and row >= 128 and arch.has(Feature.ASYNC_COPIES) else 0,
                 rows=_rows(spec),
                 streamed=_streamed(op, program, arch),
                 epilogue=spec.params,
@@ -270,8 +270,8 @@ def _meeting(cluster: bool, arch: Arch) -> Scope:
         theirs = intrinsic("ptx.hopper.load_cluster_f32")
         return {"arrive": arrive, "await_all": wait, "done": arrive, "leave": wait, "theirs": theirs}
     return {
-        "arrive": intrinsic("ptx.exchange.arrive", arch.cp_async),
-        "await_all": intrinsic("ptx.exchange.await_all", arch.cp_async),
+        "arrive": intrinsic("ptx.exchange.arrive", arch.has(Feature.ASYNC_COPIES)),
+        "await_all": intrinsic("ptx.exchange.await_all", arch.has(Feature.ASYNC_COPIES)),
         "done": DeviceText("done", "counters, tid", ["pass"], {}),
         "leave": intrinsic("ptx.exchange.leave"),
     }
@@ -283,7 +283,7 @@ def _copies(arch: Arch, line: int, once: bool) -> Scope:
     line: bytes around them that are to come to L2 at the same time, for other teams, or 0. once: L2 is to give up what is copied
     before others, such as the pixels that are read twice.
     """
-    if arch.cp_async:
+    if arch.has(Feature.ASYNC_COPIES):
         waits = {f"landed{i}": intrinsic("ptx.mma.cp_async_wait", PARTS - 1 - i) for i in range(PARTS)}
         return {
             "copy": intrinsic("ptx.mma.cp_async_with", line, once), "commit": intrinsic("ptx.mma.cp_async_commit"), **waits,

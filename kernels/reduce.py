@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import Expr, walk
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
@@ -182,7 +182,7 @@ class ReduceKernel(TextKernel):
             "store_part": intrinsic("ptx.memory.store", acc, params["lanes"]),
             "rows": unravel(params["rows"]),
             "inner": unravel(params["inner"]),
-            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.cp_async),
+            "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.has(Feature.FENCES)),
             "shuffle": intrinsic("ptx.simt.shuffle"),
         }
         signature = {

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -171,7 +171,7 @@ def configs(op: Op, program: Program, axes: tuple[int, ...], arch: Arch, groups:
     plain = shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
     for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k, shares.straight):
         if way["shared"]:
-            if arch.cp_async and describe(op, program, axes, groups, way).smem <= arch.smem_block:
+            if arch.has(Feature.ASYNC_COPIES) and describe(op, program, axes, groups, way).smem <= arch.smem_block:
                 yield way
         elif way["rows"] == 1 or plain:
             yield way

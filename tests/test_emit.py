@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tccompile import kernels
-from tccompile.arch import ARCHS, Arch
+from tccompile.arch import ARCHS, Arch, Feature
 from tccompile.emit import cache, many, numba, ptxas, toolchain, workers
 from tccompile.emit import compile as compiling
 from tccompile.emit.compile import compile_code, resources
@@ -194,7 +194,7 @@ def test_grids_wait_for_those_before(arch: str) -> None:
     """After the arithmetic at the kernel's beginning, where the generation has an instruction for it; what each kernel touches
     before that: tests/kernels/test_waiting.py"""
     (text,) = texts("chain", "pointwise", ARCHS[arch])
-    tma = ARCHS[arch].tma
+    tma = ARCHS[arch].has(Feature.EARLY_START)
     assert text.count("griddepcontrol.wait;") == text.count("griddepcontrol.launch_dependents;") == int(tma)
     assert not (tma and "ld.global.nc" in text)
     if tma:
@@ -623,7 +623,7 @@ class Asking(Toy):
     def build(self, arch, n=1, fault=""):
         from tccompile.kernels.ptx.core import cuda, types
 
-        add = 1 if arch.cp_async else 2
+        add = 1 if arch.has(Feature.ASYNC_COPIES) else 2
 
         def kernel(x, count):
             values = cuda.shared.array(32, types.float32)

@@ -101,6 +101,11 @@ def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> l
     return sorted(there, key=lambda x: -x.m * x.n * x.k)
 
 
+def of_warpgroups(arch: Arch) -> bool:
+    """Whether a generation has products of whole warpgroups, which run on while the warps do: wgmma."""
+    return any(x.warpgroup for x in atoms(arch))
+
+
 def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -> Atom | None:
     """The largest product of operands in registers that a warp makes as a whole; with `quads`, or that its quad-pairs make."""
     groups = (8, 32) if quads else (32,)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.emit import cache, numba, ptxas, toolchain
 from tccompile.emit.job import CodegenError, Job, Resources, SpillError
 from tccompile.emit.ptx import ptx_text
@@ -105,10 +105,13 @@ def _key(code: Code, arch: Arch, kind: str) -> str:
 
 
 class _Known:
-    """A generation for `Kernel.build`, with the figures that it has looked up."""
+    """A generation for `Kernel.build`, with the figures that it has looked up and the features that it has asked for."""
 
     def __init__(self, arch: Arch):
-        self._arch, self.figures = arch, dict[str, Any]()
+        self._arch, self.figures, self.features = arch, dict[str, Any](), dict[Feature, bool]()
+
+    def has(self, feature: Feature) -> bool:
+        return self.features.setdefault(feature, self._arch.has(feature))
 
     def __getattr__(self, name: str) -> Any:
         return self.figures.setdefault(name, getattr(self._arch, name))
@@ -121,10 +124,12 @@ class _Lowered:
     function: Function
     library: Any
     figures: Mapping[str, Any]
+    features: Mapping[Feature, bool]
     cc: tuple[Any, ...]
 
     def suits(self, arch: Arch) -> bool:
         alike = all(getattr(arch, name) == value for name, value in self.figures.items())
+        alike = alike and all(arch.has(feature) == there for feature, there in self.features.items())
         return alike and numba.alike(self.cc, arch.target)
 
 
@@ -140,6 +145,6 @@ def _lowered(code: Code, arch: Arch) -> _Lowered:
     if found is None:
         known = _Known(arch)
         function = kernel_named(code.kernel).build(cast(Arch, known), **dict(code.params))
-        found = _Lowered(function, numba.library(function, arch), known.figures, arch.target)
+        found = _Lowered(function, numba.library(function, arch), known.figures, known.features, arch.target)
         made.append(found)
     return found

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Feature
 from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.ir.program import Program
@@ -104,7 +104,7 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
                 launch.smem,
                 args,
                 launch.cooperative,
-                early=arch.tma and not launch.cooperative,
+                early=arch.has(Feature.EARLY_START) and not launch.cooperative,
             )
             for launch, args in zip(choice.work.launches, placement.args[number], strict=True)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.emit import numba
 from tccompile.emit.job import CodegenError
 from tccompile.kernels.spec import Function
@@ -21,7 +21,7 @@ def ptx_text(function: Function, arch: Arch, name: str, library: Any = None) -> 
     if function.cluster > 1:
         text = re.sub(r"(?m)^(\.maxntid.*)$", rf"\1\n.explicitcluster\n.reqnctapercluster {function.cluster}, 1, 1", text)
     text = _stable(text, name)
-    return _waiting(text) if arch.tma else text
+    return _waiting(text) if arch.has(Feature.EARLY_START) else text
 
 
 _NUMBERED = re.compile(r"[\w$]*(?:_Z\w*|_cudapy_\w+|\$cst\$\w+)[\w$]*")

@@ -25,6 +25,7 @@ from tccompile.ir.expr import identity_view
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
+from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
 
@@ -236,7 +237,7 @@ def choose(
 
 def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:
     """Why Tensor Cores do not compute a Conv or Gemm: how long they would take, or else the rule that does not hold."""
-    if arch.mma is None:
+    if not atoms(arch):
         return f"{arch.name} has none"
     by_tensor_cores = [n for n, c in enumerate(ranked) if c.kernel.tensor_cores]
     if measured := [times[n].us for n in by_tensor_cores if n in times]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tccompile.arch import ARCHS, Arch
+from tccompile.arch import ARCHS, Arch, Feature
 from tccompile.emit import toolchain
 from tccompile.emit.job import CodegenError, Progress
 from tccompile.emit.many import remake
@@ -135,7 +135,7 @@ def _parts(
     yield "block", placed.block, launch.block
     yield "shared memory", placed.smem, launch.smem
     yield "cooperative", placed.cooperative, launch.cooperative
-    yield "early", placed.early, arch.tma and not launch.cooperative
+    yield "early", placed.early, arch.has(Feature.EARLY_START) and not launch.cooperative
     args = layout.args(launch, step.scratch, step.counters)
     yield "a number of arguments", len(placed.args), len(args)
     for k, (ours, theirs) in enumerate(zip(placed.args, args, strict=False)):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tccompile.arch import Arch
+from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
 from tccompile.kernels import kernel as kernel_named
@@ -998,7 +998,7 @@ def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, 
     memory = Memory(program, values, y, work.scratch, work.counters)
     with np.errstate(all="ignore"):
         for launch in work.launches:
-            machine = Machine(launch, ptx_of(launch.code, arch), memory, early=arch.tma)
+            machine = Machine(launch, ptx_of(launch.code, arch), memory, early=arch.has(Feature.EARLY_START))
             for number in range(math.prod(launch.grid)):
                 machine.run_block(number)
     return memory

@@ -8,20 +8,26 @@ from pathlib import Path
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.kernels.ptx.atoms import ATOMS, atoms, warp_atom
+from tccompile.kernels.ptx.atoms import ATOMS, atoms, of_warpgroups, warp_atom
 
 ROOT = Path(__file__).parents[2]
+
+
+BEST: dict[str, list[str]] = {"sm_61": [], "sm_70": ["mma.m8n8k4"], "sm_75": ["mma.m16n8k8"], "sm_90a": ["wgmma"]}
+"""The largest product of generations that have another one than Ampere."""
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda a: a.name)
 def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
     names = [atom.name for atom in atoms(arch)]
-    assert names[:1] == ([arch.mma] if arch.mma else [])
+    assert names[:1] == BEST.get(arch.name, ["mma.m16n8k16"])
+    assert bool(names) == (arch.tensor_tflops > 0)
     assert all(ATOMS[name].since <= arch.cc for name in names)
     assert ("wgmma" in names) == (arch.suffix == "a")
     found, whole = warp_atom(arch, quads=True), warp_atom(arch)
-    assert (found and found.name) == ("mma.m16n8k16" if arch.mma == "wgmma" else arch.mma)
-    assert whole == (None if arch.mma == "mma.m8n8k4" else found)
+    assert of_warpgroups(arch) == (arch.name == "sm_90a")
+    assert [found and found.name] == (["mma.m16n8k16"] if of_warpgroups(arch) else names[:1] or [None])
+    assert whole == (None if names[:1] == ["mma.m8n8k4"] else found)
     assert {x.k for x in atoms(arch, sparse=True)} == ({16, 32} if arch.cc >= (8, 0) else set())
     assert atoms(arch, "f32", "f32") == []
     for kind, k in (("bf16", 16), ("tf32", 8)):

@@ -54,7 +54,8 @@ def test_supports(program: Program) -> None:
 @pytest.mark.parametrize(
     "program, arch, reason",
     [
-        (depthwise(), "sm_80", "made for sm_90a"),
+        (depthwise(), "sm_80", "sm_80 has no tensor copy engine"),
+        (depthwise(), "sm_100", "made for sm_90a"),
         (program_of("conv_groups_4"), "sm_90a", "no depthwise convolution"),
         (depthwise(dtype=DType.F32), "sm_90a", "float32"),
         (depthwise(to="fp32"), "sm_90a", "y is float32"),
@@ -69,8 +70,8 @@ def test_supports(program: Program) -> None:
         (conv("narrow", (1, 8, 9, 1), 8, (3, 3), stride=2, groups=8), "sm_90a", "narrower than the stride"),
     ],
     ids=[
-        "sm_80", "groups", "fp32", "to fp32", "dilated", "9x9", "stride 3", "a line", "input", "odd", "unpadded", "residual",
-        "narrow",
+        "sm_80", "sm_100", "groups", "fp32", "to fp32", "dilated", "9x9", "stride 3", "a line", "input", "odd", "unpadded",
+        "residual", "narrow",
     ],
 )  # fmt: skip
 def test_says_why_not(program: Program, arch: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
@@ -30,14 +30,14 @@ from tccompile.kernels.gemm_mma import (
 )
 from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, Problem, describe, scalars, split_steps, tiles
 from tccompile.kernels.parts.fragments import QUADS, WARP
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.ptx.atoms import atoms, warp_atom
 from tccompile.kernels.spec import I32, Counters, Scratch
 from tests.kernels import machine
 from tests.networks import relative_error
 from tests.tiers import usually
 
 NHWC = (0, 2, 3, 1)
-WITH_TENSOR_CORES = [a for a in ARCHS.values() if a.mma]
+WITH_TENSOR_CORES = [a for a in ARCHS.values() if atoms(a)]
 
 
 def program_of(op: Op, *tensors: Tensor) -> Program:
@@ -416,7 +416,7 @@ def test_compiles_without_spills(name, tile, linear, k_major, split):
     arch, tile = ARCHS[name], BY_SHAPE[tile]
     atom = warp_atom(arch, quads=True)
     assert atom
-    form = Form(atom, arch.cp_async, tile, stages_of(tile, arch), linear, k_major, split)
+    form = Form(atom, arch.has(Feature.ASYNC_COPIES), tile, stages_of(tile, arch), linear, k_major, split)
     function = build_tile(form, heavy_epilogue())
     ptx = ptx_text(function, arch, "kernel")
     _, used = assemble(ptx, arch.name)  # raises on spills
@@ -424,4 +424,4 @@ def test_compiles_without_spills(name, tile, linear, k_major, split):
     per_block = {"mma.m8n8k4": 4, "mma.m16n8k8": 4, "mma.m16n8k16": 2}[atom.name]
     copies = ptx.count(atom.text()) / (tile.mi * tile.nj * per_block * (tile.depth // 32))
     assert copies >= 1 and copies == int(copies)  # LLVM may unroll the loop over steps
-    assert ("cp.async.cg" in ptx) == arch.cp_async
+    assert ("cp.async.cg" in ptx) == arch.has(Feature.ASYNC_COPIES)

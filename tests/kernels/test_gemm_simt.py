@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.ir.ops import Conv
@@ -114,7 +114,7 @@ def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
     tile, arch = BY_SHAPE[shape], ARCHS[name]
-    ptx = ptx_text(build_tile(Form(tile, x, w, chunk, split, lanes), arch.cp_async, params), arch, "kernel")
+    ptx = ptx_text(build_tile(Form(tile, x, w, chunk, split, lanes), arch.has(Feature.ASYNC_COPIES), params), arch, "kernel")
     _, used = assemble(ptx, name)
     assert used.stack == 0
     assert ptx.count("fma.rn.f32") >= tile.rows * tile.columns * BK

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tccompile.arch import ARCHS, Arch
+from tccompile.arch import ARCHS, Arch, Feature
 from tccompile.emit.compile import resources
 from tccompile.ir.ops import Norm
 from tccompile.ir.program import Program
@@ -238,7 +238,9 @@ def test_only_a_kernel_that_knows_how_leaves_the_mean_in() -> None:
                 assert own != other, kernel.name
 
 
-@pytest.mark.parametrize("arch", [*(a for a in ARCHS.values() if a.tma), replace(ARCHS["sm_120"], threads_sm=768)], ids=str)
+@pytest.mark.parametrize(
+    "arch", [*(a for a in ARCHS.values() if a.has(Feature.CLUSTERS)), replace(ARCHS["sm_120"], threads_sm=768)], ids=str
+)
 def test_clusters_are_counted_as_the_generation_has_room_for_them(arch: Arch) -> None:
     """Its threads too, of which there are 2048 a multiprocessor on some alone"""
     program = norm("norm", (40, 64, 40, 40), (2, 3), 0, NHWC)
