@@ -316,8 +316,6 @@ def split(out: Lines, number: str, dividers: list[tuple[str, str, str]]) -> list
 
 def names() -> dict[str, Any]:
     """What generated text may call. Imports Numba."""
-    from numba import cuda
-
     from tccompile.kernels import device_math
     from tccompile.kernels.ptx.core import f32, i32, u64
 

@@ -84,8 +84,7 @@ class ConvDirect(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
+        from tccompile.kernels.ptx.core import types
         from tccompile.kernels.ptx.memory import load
 
         x, w, vector = DType(params["x"]), DType(params["w"]), params["vector"]

@@ -305,10 +305,8 @@ class ConvHalo(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
         from tccompile.kernels.ptx import hopper
-        from tccompile.kernels.ptx.core import f32, instruction, u32, u64, void
+        from tccompile.kernels.ptx.core import f32, instruction, types, u32, u64, void
 
         patch = Patch(*(params[field.name] for field in fields(Patch)))
         rows = 1 if patch.spread else 2

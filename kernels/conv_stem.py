@@ -255,10 +255,8 @@ class ConvStem(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
         from tccompile.kernels.ptx import hopper, memory, mma
-        from tccompile.kernels.ptx.core import i32, instruction, u64
+        from tccompile.kernels.ptx.core import i32, instruction, types, u64
 
         stem, x = stem_of(params), DType(params["x"])
         results, extra = epilogue.build_results(params["epilogue"])

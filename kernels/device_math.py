@@ -11,8 +11,6 @@ from typing import Any
 
 from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, types, u32, u64
 
-__all__ = ["inline"]
-
 i64, boolean = types.int64, types.boolean
 
 

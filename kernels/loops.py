@@ -82,7 +82,7 @@ def unravel_args(depth: int, tensors: int = 1) -> tuple[str, ...]:
 
 def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:
     """The device function of this text; it may call what `codegen.names()` and `scope` hold."""
-    from numba import cuda
+    from tccompile.kernels.ptx.core import cuda
 
     text = f"def {name}({params}):\n" + "".join(f"    {line}\n" for line in lines)
     return cuda.jit(device=True, inline="always")(execute(text, {**names(), **scope}, name))

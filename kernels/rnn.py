@@ -232,11 +232,9 @@ class _Rnn(Kernel):
         return Work((launch,), scratch=scratch, counters=8)
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from numba.cuda import types
-
         from tccompile.kernels.codegen import names
         from tccompile.kernels.ptx import exchange, memory, mma
-        from tccompile.kernels.ptx.core import i32, instruction, u32
+        from tccompile.kernels.ptx.core import i32, instruction, types, u32
 
         text, addresses, numbers = source(**params)
         shape = _shape_of(params)

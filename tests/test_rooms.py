@@ -88,3 +88,18 @@ def test_no_modules_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -
         for name in leaves:
             del left[name]
     assert not left, f"in circles, or above them: {sorted(left)}"
+
+
+DOORS = {"tccompile.kernels.ptx.core", "tccompile.emit.numba"}
+"""The modules that know the compiler of Python for GPUs: as what kernels are written in, and as what compiles them."""
+
+
+def test_numba_is_behind_two_doors() -> None:
+    """So that another compiler takes its place there, and nowhere else"""
+    behind = set()
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            behind |= {name for n in names if n.partition(".")[0] in ("numba", "numba_cuda", "llvmlite")}
+    assert behind == DOORS

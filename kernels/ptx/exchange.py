@@ -9,13 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda
-from numba.cuda import types
-
 from tccompile.ir.types import DType
-from tccompile.kernels.device_math import inline
 from tccompile.kernels.ptx.atomics import atomic_add
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32, u64, void
+from tccompile.kernels.ptx.core import cuda, f32, i32, inline, instruction, types, u32, u64, void
 from tccompile.kernels.ptx.memory import pack, unpack
 
 i64 = types.int64

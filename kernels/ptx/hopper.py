@@ -8,14 +8,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba import cuda
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
-from tccompile.kernels.device_math import inline
 from tccompile.kernels.ptx.atoms import ATOMS
-from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u16, u32, u64, unpacked, void
+from tccompile.kernels.ptx.core import (
+    cuda,
+    f32,
+    i32,
+    inline,
+    instruction,
+    intrinsic,
+    ir,
+    packed,
+    types,
+    u16,
+    u32,
+    u64,
+    unpacked,
+    void,
+)
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba.cuda import types
-
 from tccompile.ir.types import DType
-from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, u32, u64, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, types, u32, u64, void
 
 i64 = types.int64
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
 from tccompile.kernels.ptx.atoms import ATOMS, Atom
-from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, intrinsic, ir, packed, types, u32, u64, unpacked, void
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 

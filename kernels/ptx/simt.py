@@ -5,12 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
-from tccompile.kernels.device_math import inline
-from tccompile.kernels.ptx.core import f32, i32, instruction, u32, void
+from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, ir, types, u32, void
 
 I32, F32 = ir.IntType(32), ir.FloatType()
 

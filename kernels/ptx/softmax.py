@@ -10,12 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
 from tccompile.ir.types import DType
-from tccompile.kernels.ptx.core import f32, i32, instruction, packed, u32, u64, unpacked
+from tccompile.kernels.ptx.core import f32, i32, instruction, intrinsic, ir, packed, types, u32, u64, unpacked
 
 F32, I32 = ir.FloatType(), ir.IntType(32)
 
@@ -60,7 +56,7 @@ def highest(groups: int) -> Any:
 
 def row_maximum() -> Any:
     """The device function x → the greatest x of a row's four threads."""
-    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx.core import inline
 
     one, two = _neighbour[1], _neighbour[2]
 
@@ -74,7 +70,7 @@ def row_maximum() -> Any:
 
 def row_sum() -> Any:
     """The device function x → the sum of a row's four threads."""
-    from tccompile.kernels.device_math import inline
+    from tccompile.kernels.ptx.core import inline
 
     one, two = _neighbour[1], _neighbour[2]
 

@@ -16,9 +16,8 @@ from tests.tiers import usually
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("arch", usually(["sm_61", "sm_90a"], "sm_61"))
 def test_every_type_in_every_width(arch: str, guarded: bool) -> None:
-    from numba.cuda import types
-
     from tccompile.kernels.ptx import memory
+    from tccompile.kernels.ptx.core import types
 
     scope, lines = {}, []
     for dtype in ELEMENTS:
