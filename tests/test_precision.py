@@ -171,7 +171,7 @@ def test_values_that_drown_are_scaled():
     with pytest.raises(UnsupportedError, match="beyond 65504"):  # 3e7 is folded into the weights
         without_code(model, ("sm_80",))
     plan = without_code(model, ("sm_80",), precision="mixed")
-    signs = {name in plan.entries[0].program.constants: np.sign(s.scale) for name, s in storage(plan).items()}
+    signs = {name in plan.entries[0].program.constants: np.sign(np.log2(s.scale)) for name, s in storage(plan).items()}
     assert signs == {True: -1, False: 1}
     assert max(errors(plan, model, inputs).values()) <= 1e-3
 
@@ -184,7 +184,7 @@ def test_weights_that_fp16_does_not_hold_are_scaled(size):
     model = n.model((1, 8, 9, 9), n(n(x, "Flatten"), "MatMul", n.weight(16 * 81, 8, gain=size)))
     plan = without_code(model, ("sm_80",), precision="mixed")
     scaled = [s.scale for name, s in storage(plan).items() if name in plan.entries[0].program.constants]
-    assert len(scaled) == 2 and all((s < 0) == (size > 1) for s in scaled)
+    assert len(scaled) == 2 and all((s < 1) == (size > 1) for s in scaled)
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
     assert {t.dtype for t in operands(plan.entries[0].program)} == {DType.F16}
 
@@ -199,7 +199,7 @@ def test_values_too_far_apart_for_fp16_stay_in_fp32():
     model = n.model((1, 16, 16), probabilities, n(masked, "Max", np.array(-4, np.float32)))
     plan = without_code(model, ("sm_80",), precision="mixed")
     (wide,) = [s for name, s in storage(plan).items() if plan.entries[0].program.tensors[name].dtype is DType.F32]
-    assert wide.reason.startswith("fp32: values up to 1.0e+30, most around ") and wide.scale == 0
+    assert wide.reason.startswith("fp32: values up to 1.0e+30, most around ") and wide.scale == 1.0
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
     assert on_tensor_cores(plan) == 1
 
@@ -473,8 +473,9 @@ def test_a_scale_changes_no_value(network):
     program = to_program(model, {}, Options(precision="fp32"), Dump(None))
     choice, rng = _Choice(program), np.random.default_rng(8)
     owners = sorted({t.storage for t in program.tensors.values() if choice.is_free(t.storage)})
-    for _ in range(3):
-        scaled = _scaled(program, {owner: int(rng.integers(-3, 4)) * 8 for owner in owners})
+    for draw in range(6):  # powers of two, as are chosen, and any numbers
+        factors = 2.0 ** (8 * rng.integers(-3, 4, len(owners))) if draw < 3 else rng.uniform(0.01, 100, len(owners))
+        scaled = _scaled(program, dict(zip(owners, factors.tolist(), strict=True)))
         verify(scaled)
         inputs = seeded(program, 1)
         expected, got = (evaluate(p, inputs, sources(model)) for p in (program, scaled))
@@ -489,7 +490,7 @@ def test_equal_scales_cost_nothing():
     program = to_program(model, {}, Options(precision="fp32"), Dump(None))
     conv = next(op for op in program.ops if isinstance(op, Conv))
     for y, factors in ((16, 0), (8, 1)):
-        scaled = next(op for op in _scaled(program, {conv.x: 16, conv.y: y}).ops if isinstance(op, Conv))
+        scaled = next(op for op in _scaled(program, {conv.x: 2.0**16, conv.y: 2.0**y}).ops if isinstance(op, Conv))
         assert sum(e.fn == "mul" for e in walk(scaled.epilogue.expr)) == factors
         assert scaled.epilogue.loads[0].tensor.endswith(f"*2^{y}")
 
@@ -543,9 +544,7 @@ def test_calibration_reads_real_inputs(tmp_path):
     images = np.random.default_rng(0).uniform(0, 255, (3, 1, 8, 10, 10)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=images)
     options = Options(calibrate=tmp_path / "data.npz")
-    assert [s.scale for s in to_program(model, {}, options, Dump(None)).storage.values()] and min(
-        s.scale for s in to_program(model, {}, options, Dump(None)).storage.values()
-    ) < 0
+    assert min(s.scale for s in to_program(model, {}, options, Dump(None)).storage.values()) < 1.0
     np.savez(tmp_path / "data.npz", x=images[:, :, :4])
     with pytest.raises(InputError, match="neither alone nor in a row"):
         to_program(model, {}, options, Dump(None))

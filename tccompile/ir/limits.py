@@ -26,8 +26,8 @@ from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 RANK = 16
 SIZE = 1 << 40
 """Elements of a tensor, bytes of an arena: fewer."""
-SCALE = 126
-"""A tensor is scaled by a power of two of at most this exponent, which float32 holds."""
+SCALE = 2.0**126
+"""The most that a tensor is scaled by, and the inverse of the least: float32 holds both, and the inverse of what lies between."""
 DEPTH = 128
 """Expressions, indices and recipes nest less deep."""
 
@@ -61,7 +61,7 @@ def check_program(program: Program) -> None:
     for name, storage in program.storage.items():
         own = name in program.tensors and program.tensors[name].base is None and program.tensors[name].dtype.is_float
         require(own, f"the storage of {name!r}, which is no float tensor with storage of its own")
-        require(abs(storage.scale) <= SCALE, f"tensor {name!r} is scaled by 2**{storage.scale}")
+        require(1.0 / SCALE <= storage.scale <= SCALE, f"tensor {name!r} is scaled by {storage.scale}")
     for name, forms in program.forms.items():
         for form in forms:
             _check_form(name, form, program)

@@ -117,8 +117,14 @@ def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tup
 class Storage:
     """How a tensor is stored other than its neighbours, and why.
 
-    scale  what lies in memory is the value times 2**scale
+    scale  what lies in memory is the value times this, any positive number
     """
 
     reason: str
-    scale: int = 0
+    scale: float = 1.0
+
+
+def factor_text(factor: float) -> str:
+    """A factor as people read it: 2^-8, or its shortest decimal number if it is no power of two."""
+    significand, exponent = math.frexp(factor)
+    return f"2^{exponent - 1}" if significand == 0.5 else repr(factor)

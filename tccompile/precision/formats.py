@@ -41,7 +41,7 @@ from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import Storage, Tensor
+from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.growth import MIXED, growth
@@ -101,7 +101,7 @@ def precision(
     choice.widen_equal()
     choice.close()
     program = _with_copies(program, choice)
-    program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale})
+    program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale != 1.0})
     program = with_storage(program, lambda t: choice.dtype(t, program.constants))
     return without_dead_code(replace(program, storage=choice.storage))
 
@@ -127,7 +127,7 @@ def _terms(op: Op, w: Tensor) -> int:
 
 def storage_note(program: Program, mode: str) -> str:
     """How floats are stored, in a line."""
-    scaled = sum(s.scale != 0 for s in program.storage.values())
+    scaled = sum(s.scale != 1.0 for s in program.storage.values())
     note = f"floats between inputs and outputs are stored in {'fp32' if mode == 'fp32' else 'fp16'}"
     if not program.storage:
         return note
@@ -150,7 +150,7 @@ class _Choice:
     program: Program
     storage: dict[str, Storage] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
-    lost: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
     exact: set[int] = field(default_factory=set)
     even: set[str] = field(default_factory=set)
     sensitive: set[tuple[str, str]] = field(default_factory=set)
@@ -225,10 +225,10 @@ class _Choice:
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
         if values.estimated:
             what = f"{what}, by an estimate from the weights"
-        scale = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
-        scale = max(min(scale, 48), -120)
-        scaled, largest = v * 2.0**scale, values.largest * 2.0**scale
-        ends = largest > 2.0**STEP or float(np.float16(largest)) * 2.0**-scale > float(np.finfo(np.float32).max)  # rounded up
+        power = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
+        scale = 2.0 ** max(min(power, 48), -120)
+        scaled, largest = v * scale, values.largest * scale
+        ends = largest > 2.0**STEP or float(np.float16(largest)) / scale > DType.F32.largest  # rounded up
         if owner in self.wide:
             self.lost[owner] = scale
         elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
@@ -241,7 +241,7 @@ class _Choice:
             self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")
             self.lost[owner] = scale
         else:
-            self.storage[owner] = Storage(f"fp16 times 2^{scale}: {what}", scale)
+            self.storage[owner] = Storage(f"fp16 times {factor_text(scale)}: {what}", scale)
 
     def widen_steep(self) -> None:
         """fp32 for results of functions in which a range that was seen says little of others, their sums and copies."""
@@ -310,7 +310,7 @@ class _Choice:
                 continue
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
-            far = far or any(self.lost.get(o, 0) < -STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
+            far = far or any(self.lost.get(o, 1.0) < 2.0**-STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)
@@ -360,8 +360,9 @@ def _with_copies(program: Program, choice: _Choice) -> Program:
                 short = replace(t, name=f"{name}.fp16", base=None, offset=0)
                 if short.name not in tensors:
                     tensors[short.name] = short
-                    if scale := choice.lost.get(t.storage, 0):
-                        choice.storage[short.name] = Storage(f"a copy in fp16 times 2^{scale} for Tensor Cores", scale)
+                    if (scale := choice.lost.get(t.storage, 1.0)) != 1.0:
+                        reason = f"a copy in fp16 times {factor_text(scale)} for Tensor Cores"
+                        choice.storage[short.name] = Storage(reason, scale)
                     if name in constants:
                         constants[short.name] = constants[name]
                         choice.operands.add(short.name)
@@ -376,78 +377,78 @@ def _with_copies(program: Program, choice: _Choice) -> Program:
 # --- Scales ----------------------------------------------------------------------------------------------------------
 
 
-def _scaled(program: Program, scales: Mapping[str, int]) -> Program:
-    """The program with each tensor's memory holding its values times 2**scale, given by the tensor that owns the storage."""
+def _scaled(program: Program, scales: Mapping[str, float]) -> Program:
+    """The program with each tensor's memory holding its values times a scale, given by the tensor that owns the storage."""
     if not scales:
         return program
     scaler = _Scaler(program, scales)
     ops = tuple(map(scaler.op, program.ops))
     for name in program.constants:
-        if e := scales.get(name):
-            scaler.constants[name] = _times_constant(program, name, e)
+        if name in scales:
+            scaler.constants[name] = _times_constant(program, name, scales[name])
     return without_dead_code(replace(program, tensors=scaler.tensors, constants=scaler.constants, ops=ops))
 
 
-def _times_constant(program: Program, name: str, e: int) -> Recipe:
-    return transform("mul", program.constants[name], Literal(np.array(2.0**e, np.float32)))
+def _times_constant(program: Program, name: str, factor: float) -> Recipe:
+    return transform("mul", program.constants[name], Literal(np.array(factor, np.float32)))
 
 
 class _Scaler:
     """Moves the scales of the tensors that an op reads and writes into its expressions."""
 
-    def __init__(self, program: Program, scales: Mapping[str, int]):
+    def __init__(self, program: Program, scales: Mapping[str, float]):
         self.program, self.scales = program, scales
         self.tensors, self.constants = dict(program.tensors), dict(program.constants)
         self.loads: list[View] = []
 
-    def scale(self, name: str) -> int:
-        return self.scales.get(self.program.tensors[name].storage, 0)
+    def scale(self, name: str) -> float:
+        return self.scales.get(self.program.tensors[name].storage, 1.0)
 
     def op(self, op: Op) -> Op:
         own, y = [self.scale(name) for name in op.operands], self.scale(op.y)
-        if not any(own) and not y and not any(self.scale(v.tensor) for v in op.views):
+        if all(scale == 1.0 for scale in (*own, y, *(self.scale(v.tensor) for v in op.views))):
             return op
-        self.loads = [replace(v, fill=v.fill * 2.0 ** self.scale(v.tensor)) for v in op.views]
-        acc = -sum(own)
+        self.loads = [replace(v, fill=v.fill * self.scale(v.tensor)) for v in op.views]
+        acc = 1.0 / math.prod(own)
         if isinstance(op, Attention):
             q, k, v, *_ = own
-            op, acc = replace(op, scale=op.scale * 2.0 ** -(q + k)), -v
-        if isinstance(op, Norm) and acc:
-            op, acc = replace(op, eps=op.eps * 4.0 ** own[0]), 0  # (x - mean) / sqrt(variance + eps) with all of it scaled
-        if isinstance(op, Reduce) and acc and (op.pre != ACC or op.combine == "mul"):
-            op, acc = replace(op, pre=substitute(op.pre, {ACC: self.times(ACC, acc)})), 0
+            op, acc = replace(op, scale=op.scale / (q * k)), 1.0 / v
+        if isinstance(op, Norm) and acc != 1.0:
+            op, acc = replace(op, eps=op.eps * own[0] ** 2), 1.0  # (x - mean) / sqrt(variance + eps) with all of it scaled
+        if isinstance(op, Reduce) and acc != 1.0 and (op.pre != ACC or op.combine == "mul"):
+            op, acc = replace(op, pre=substitute(op.pre, {ACC: self.times(ACC, acc)})), 1.0
         leaf: dict[Expr, Expr] = {}
         for x in walk(op.epilogue.expr):
-            if x.fn == "acc" and acc:
+            if x.fn == "acc" and acc != 1.0:
                 leaf[x] = self.times(x, acc)
-            elif x.fn == "load" and (e := self.scale(op.views[x.value].tensor)):  # type: ignore[index]
-                leaf[x] = call("mul", x, 2.0**-e)
+            elif x.fn == "load" and (scale := self.scale(op.views[x.value].tensor)) != 1.0:  # type: ignore[index]
+                leaf[x] = call("mul", x, 1.0 / scale)
         expr = substitute(op.epilogue.expr, leaf)
-        expr = self.times(cast(expr, DType.F32), y) if y else expr
+        expr = self.times(cast(expr, DType.F32), y) if y != 1.0 else expr
         return replace(op, epilogue=replace(tidy(expr, self.loads), shuffle=op.epilogue.shuffle))
 
-    def times(self, x: Expr, e: int) -> Expr:
-        """x * 2**e"""
-        taken = self._taken(x, e)
-        return call("mul", x, 2.0**e) if taken is None else taken
+    def times(self, x: Expr, factor: float) -> Expr:
+        """x * factor"""
+        taken = self._taken(x, factor)
+        return call("mul", x, factor) if taken is None else taken
 
-    def _taken(self, x: Expr, e: int) -> Expr | None:
-        """x * 2**e without one operation more, or None: the factor goes where another is, or into a constant."""
+    def _taken(self, x: Expr, factor: float) -> Expr | None:
+        """x * factor without one operation more, or None: the factor goes where another is, or into a constant."""
 
         def into(*places: int) -> Expr | None:
-            new = {i: self._taken(x.args[i], e) for i in places}
+            new = {i: self._taken(x.args[i], factor) for i in places}
             if any(a is None for a in new.values()):
                 return None
             return replace(x, args=tuple(new.get(i) or a for i, a in enumerate(x.args)))
 
         match x.fn:
             case "const":
-                return const(x.value * 2.0**e)  # type: ignore[operator]
+                return const(x.value * factor)  # type: ignore[operator]
             case "load":
-                return self._constant(self.loads[x.value], e)  # type: ignore[index]
+                return self._constant(self.loads[x.value], factor)  # type: ignore[index]
             case "mul":
                 for i in (0, 1):
-                    if x.args[1 - i].fn == "const" and x.args[1 - i].value * 2.0**e == 1.0:  # type: ignore[operator]
+                    if x.args[1 - i].fn == "const" and x.args[1 - i].value * factor == 1.0:  # type: ignore[operator]
                         return x.args[i]
                 return into(1) or into(0)
             case "relu" | "leaky_relu" | "neg" | "abs" | "div":
@@ -458,14 +459,15 @@ class _Scaler:
                 return into(1, 2)
         return None
 
-    def _constant(self, view: View, e: int) -> Expr | None:
-        """What the view reads of a constant times 2**e, from a constant of its own."""
+    def _constant(self, view: View, factor: float) -> Expr | None:
+        """What the view reads of a constant times `factor`, from a constant of its own."""
         t = self.tensors[view.tensor]
-        if view.tensor not in self.program.constants or self.scale(view.tensor) or t.dtype is not DType.F32 or t.size > SMALL:
+        ours = view.tensor in self.program.constants and self.scale(view.tensor) == 1.0
+        if not ours or t.dtype is not DType.F32 or t.size > SMALL:
             return None
-        name = f"{view.tensor}*2^{e}"
+        name = f"{view.tensor}*{factor_text(factor)}"
         if name not in self.constants:
             self.tensors[name] = replace(t, name=name)
-            self.constants[name] = _times_constant(self.program, view.tensor, e)
-        self.loads.append(replace(view, tensor=name, fill=view.fill * 2.0**e))
+            self.constants[name] = _times_constant(self.program, view.tensor, factor)
+        self.loads.append(replace(view, tensor=name, fill=view.fill * factor))
         return load(len(self.loads) - 1)

@@ -11,7 +11,7 @@ import numpy as np
 from tccompile.errors import VerificationError
 from tccompile.ir.ops import Op
 from tccompile.ir.storage import from_storage
-from tccompile.ir.tensor import Storage, Tensor
+from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
 from tccompile.runtime.driver import Device, Handle, Memory
 
@@ -88,9 +88,9 @@ def check_finite(op: Op, tensor: Tensor, stored: np.ndarray, values: Callable[[]
     what = "NaN" if np.isnan(from_storage(stored, tensor.dtype)).any() else "an infinity"
     where = f"node {op.nodes[0]!r} writes {what} into {tensor.name!r} {tensor.shape} {tensor.dtype.value}"
     if tensor.dtype is DType.F16 and largest > 65504:
-        scale = storage.scale if storage else 0
-        end = f"float16 {f'times 2^{-scale} ' if scale else ''}ends at {65504 / 2.0**scale:.6g}"
-        way = f"its largest magnitude is {largest / 2.0**scale:.4g}, {end}: compile with --calibrate INPUT, or --precision fp32"
+        scale = storage.scale if storage else 1.0
+        end = f"float16 {f'times {factor_text(1.0 / scale)} ' if scale != 1.0 else ''}ends at {65504 / scale:.6g}"
+        way = f"its largest magnitude is {largest / scale:.4g}, {end}: compile with --calibrate INPUT, or --precision fp32"
     else:
         way = f"its largest finite magnitude is {largest:.4g}: the model itself computes it, or an input holds it"
     raise VerificationError(f"{where}; {way}")

@@ -136,8 +136,8 @@ def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Or
     def observe(name: str, stored: np.ndarray) -> None:
         t = program.tensors[name]
         if name in reference and t.dtype.is_float and reference[name].shape == t.shape:
-            scale = program.storage[t.storage].scale if t.storage in program.storage else 0
-            values = numbers(stored, program, name) * 2.0**-scale
+            scale = program.storage[t.storage].scale if t.storage in program.storage else 1.0
+            values = numbers(stored, program, name) / scale
             found[name] = Layer(number, nodes[name], name, t.dtype.value, relative_error(values, reference[name]))
 
     CpuEngine(plan, plan.entries[number], plan.entries[number].sections[0], observe=observe).run(feeds)
