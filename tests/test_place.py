@@ -222,9 +222,9 @@ def test_arguments():
             Address("io", "y", 0),
         )
         assert ours[6:8] == (Int(-3), Float(0.5))
-        assert ours[8] == Map("tiled", Address("arena", "", cat + 16 + 32), (8, 6), (48,), (1, 1), 64, box=(8, 6))
+        assert ours[8] == Map("tiled", DType.F16, Address("arena", "", cat + 16 + 32), (8, 6), (48,), (1, 1), 64, box=(8, 6))
         assert ours[9] == Map(
-            "im2col", Address("weights", "w2", 0), (8, 1, 1, 8), (16, 16, 16), (1, 2), 128,
+            "im2col", DType.F16, Address("weights", "w2", 0), (8, 1, 1, 8), (16, 16, 16), (1, 2), 128,
             lower=(-1, -2), upper=(-3, -4), channels=8, pixels=64,
         )  # fmt: skip
     assert len(seen) == len(program.ops)

@@ -295,9 +295,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_another_format_version_is_named():
-    other = FILE[:8] + struct.pack("<I", 8) + FILE[12:]
+    other = FILE[:8] + struct.pack("<I", 9) + FILE[12:]
     with pytest.raises(
-        PlanError, match=f"has plan format 8, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+        PlanError, match=f"has plan format 9, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
     ):
         from_bytes(other)
 
@@ -476,6 +476,9 @@ LIMITS = [
     ((*ARGS, 6, "value"), "infinity", "expected a number, got 'infinity'"),
     ((*ARGS, 7, "extents"), [8, 1 << 31], "of 'arena' are none"),
     ((*ARGS, 7, "extents"), [8, 37], "of 'arena' are none"),
+    ((*ARGS, 7, "dtype"), "float32", "of 'arena' are none"),  # rows of 32 bytes where there are 16
+    ((*ARGS, 7, "dtype"), "int8", "a tensor map"),  # a box of 8 bytes
+    ((*ARGS, 7, "dtype"), "int64", "a tensor map"),
     ((*ARGS, 7, "box"), [8, 512], "a tensor map"),
     ((*ARGS, 7, "box"), [4, 8], "a tensor map"),
     ((*ARGS, 7, "box"), [40, 8], "a tensor map"),

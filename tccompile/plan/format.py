@@ -35,7 +35,7 @@ from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -71,10 +71,12 @@ class Float:
 class Map:
     """The address of a tensor map, encoded when the plan is loaded. Never of a model input or output.
 
-    kind  "tiled" or "im2col"; lower, upper, channels and pixels are the latter's, box the former's
+    kind   "tiled" or "im2col"; lower, upper, channels and pixels are the latter's, box the former's
+    dtype  the type of the elements that it copies, one of MAPPED
     """
 
     kind: str
+    dtype: DType
     address: Address
     extents: tuple[int, ...]
     strides: tuple[int, ...]
@@ -88,6 +90,11 @@ class Map:
 
 
 PlanArg = Address | Int | Float | Map
+
+MAPPED: Mapping[DType, str] = {
+    DType.F16: "FLOAT16", DType.BF16: "BFLOAT16", DType.F32: "FLOAT32", DType.I8: "UINT8", DType.U8: "UINT8",
+}  # fmt: skip
+"""What the driver calls the types of a tensor map's elements (CUtensorMapDataType); it copies all of 8 bits alike."""
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
@@ -609,9 +616,11 @@ CORNER = 1 << 7
 def _check_map(m: Map) -> tuple[Address, int]:
     """Hold a tensor map to what the driver takes (cuTensorMapEncodeTiled, …Im2col); the bytes that it spans."""
     dims, im2col = len(m.extents), m.kind == "im2col"
-    inner = 2 * (m.channels if im2col else m.box[0] if m.box else 0)
+    size = m.dtype.size if m.dtype in MAPPED else 0
+    inner = size * (m.channels if im2col else m.box[0] if m.box else 0)
     fits = (
-        m.kind in ("tiled", "im2col")
+        size > 0
+        and m.kind in ("tiled", "im2col")
         and (dims == 4 if im2col else 1 <= dims <= 5)
         and len(m.strides) == dims - 1
         and len(m.box) == (0 if im2col else dims)
@@ -631,7 +640,7 @@ def _check_map(m: Map) -> tuple[Address, int]:
     )
     if not fits:
         raise PlanError(f"a tensor map that the hardware does not have: {m}")
-    return m.address, m.extents[0] * 2 + sum((n - 1) * s for n, s in zip(m.extents[1:], m.strides, strict=True))
+    return m.address, m.extents[0] * size + sum((n - 1) * s for n, s in zip(m.extents[1:], m.strides, strict=True))
 
 
 # --- The file --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationEr
 from tccompile.ir.ops import Op
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
-from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
+from tccompile.plan.format import MAPPED, Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import IO_ALIGN, LEGACY, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib, open_device
 from tccompile.runtime.finite import Scan, check_finite
@@ -297,7 +297,7 @@ class GpuEngine:
         wide, narrow = cu.cuuint64_t, cu.cuuint32_t
         extents, strides = [wide(n) for n in m.extents], [wide(n) for n in m.strides]
         where = self._address(m.address)
-        halves = cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+        dtype = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}")
         rest = (
             cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"),
@@ -307,15 +307,15 @@ class GpuEngine:
         rank = len(extents)
         if m.kind == "tiled":
             box, steps = [narrow(n) for n in m.box], [narrow(n) for n in m.steps]
-            encoded = cu.cuTensorMapEncodeTiled(halves, rank, where, extents, strides, box, steps, *rest)
+            encoded = cu.cuTensorMapEncodeTiled(dtype, rank, where, extents, strides, box, steps, *rest)
         else:
             steps = [narrow(n) for n in (1, *m.steps, 1)]
             corners = list(m.lower), list(m.upper)
             encoded = cu.cuTensorMapEncodeIm2col(
-                halves, rank, where, extents, strides, *corners, m.channels, m.pixels, steps, *rest
+                dtype, rank, where, extents, strides, *corners, m.channels, m.pixels, steps, *rest
             )
         words = np.frombuffer(bytes((ctypes.c_uint8 * 128).from_address(encoded.getPtr())), np.uint64).copy()
-        bytes_spanned = m.extents[-1] * m.strides[-1] if m.strides else 2 * m.extents[0]
+        bytes_spanned = m.extents[-1] * m.strides[-1] if m.strides else m.dtype.size * m.extents[0]
         if self.device.driver_version <= 13010 and bytes_spanned < SMALL_MAP:
             words[1] &= np.uint64(~(1 << 21) & (2**64 - 1))
         return words.tobytes()

@@ -198,11 +198,12 @@ class Layout:
             case spec.F32(value):
                 return Float(value)
             case TiledMap(name, more, extents, strides, box, steps, swizzle):
-                return Map("tiled", self.address(name, more), extents, strides, steps, swizzle, box=box)
+                dtype = self.program.tensors[name].dtype
+                return Map("tiled", dtype, self.address(name, more), extents, strides, steps, swizzle, box=box)
             case Im2colMap(name, extents, strides, lower, upper, steps, channels, pixels, swizzle):
-                address = self.address(name)
+                dtype, address = self.program.tensors[name].dtype, self.address(name)
                 return Map(
-                    "im2col", address, extents, strides, steps, swizzle,
+                    "im2col", dtype, address, extents, strides, steps, swizzle,
                     lower=lower, upper=upper, channels=channels, pixels=pixels,
                 )  # fmt: skip
 

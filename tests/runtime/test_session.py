@@ -159,7 +159,7 @@ def test_a_tensor_map_that_the_driver_refuses(fake):
     entry = whole.entries[0]
     steps = list(entry.sections[0].steps)
     launch = steps[0].launches[0]
-    tensor_map = Map("tiled", Address("arena", "", 0), (8, 2), (16,), (1, 1), 0, (8, 2))
+    tensor_map = Map("tiled", DType.F16, Address("arena", "", 0), (8, 2), (16,), (1, 1), 0, (8, 2))
     steps[0] = replace(steps[0], launches=(replace(launch, args=(*launch.args, tensor_map)),))
     entry = replace(entry, sections=(replace(entry.sections[0], steps=tuple(steps)),))
     with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -740,10 +740,11 @@ def test_tensor_maps(fake, version, height, cleared):
     api = fake(version=version)
     seen: list[tuple] = []
     api.kernels = {"tc_add": ((P, P), lambda *a: seen.append(a)), "tc_scale": KERNELS["tc_scale"]}
-    tiled = Map("tiled", Address("arena", "", 256), (64, height), (128,), (1, 1), 128, box=(64, 8))
+    tiled = Map("tiled", DType.F32, Address("arena", "", 256), (32, height), (128,), (1, 1), 128, box=(32, 8))
     im2col = Map(
-        "im2col", Address("weights", "w", 0), (8, 5, height, 1), (16, 80, 80 * height), (2, 2), 64, (), (-1, -1), (1, 1), 8, 4
-    )
+        "im2col", DType.F16, Address("weights", "w", 0), (8, 5, height, 1), (16, 80, 80 * height), (2, 2), 64,
+        lower=(-1, -1), upper=(1, 1), channels=8, pixels=4,
+    )  # fmt: skip
     base = plan()
     s = base.entries[0].sections[0]
     launch = replace(s.steps[0].launches[0], args=(tiled, im2col))
@@ -751,9 +752,11 @@ def test_tensor_maps(fake, version, height, cleared):
     session = Session(replace(base, entries=(replace(base.entries[0], sections=(s,)),)), "gpu")
     arena = session._engines[0].memory.address
     (kind, args), (kind2, args2) = api.maps  # each once
-    assert kind == "tiled" and args[1:7] == (2, arena + 256, [64, height], [128], [64, 8], [1, 1])
+    assert kind == "tiled" and args[:7] == (
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 2, arena + 256, [32, height], [128], [32, 8], [1, 1],
+    )  # fmt: skip
     assert args[8] == "CU_TENSOR_MAP_SWIZZLE_128B"
-    assert kind2 == "im2col" and args2[3:] == (
+    assert kind2 == "im2col" and args2[0] == "CU_TENSOR_MAP_DATA_TYPE_FLOAT16" and args2[3:] == (
         [8, 5, height, 1], [16, 80, 80 * height], [-1, -1], [1, 1], 8, 4, [1, 2, 2, 1],
         "CU_TENSOR_MAP_INTERLEAVE_NONE", "CU_TENSOR_MAP_SWIZZLE_64B", "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
         "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
