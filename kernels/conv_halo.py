@@ -33,13 +33,18 @@ from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.parts.layout import BARRIER, Region, SharedLayout, barriers, ring_barriers
+from tccompile.kernels.parts.operands import ROW
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
+
+SIZE = 2
+"""Bytes of an element of the image and the weights."""
 
 SIDE = 8
 """Pixels along both sides of what one wgmma takes."""
 
-DEPTH = 64
+DEPTH = ROW // SIZE
 """Channels of a box: a pixel is 128 bytes, the widest swizzle."""
 
 TILES = ((8, 8), (16, 8), (8, 16), (16, 16))
@@ -144,22 +149,22 @@ class Patch:
     @property
     def box(self) -> int:
         """Bytes."""
-        return self.pitch * self.rows * 2 * DEPTH
+        return self.pitch * self.rows * ROW
 
     @property
     def slot(self) -> int:
         """Bytes of a buffer, all that products read: swizzles repeat after 1 KiB."""
-        return self.blocks * SIDE**2 * 2 * DEPTH if self.spread else -(-self.box // KIB) * KIB
+        return self.blocks * SIDE**2 * ROW if self.spread else -(-self.box // KIB) * KIB
 
     @property
     def tap(self) -> int:
         """Bytes of a tap's weights, of 64 channels."""
-        return self.columns * 2 * DEPTH
+        return self.columns * ROW
 
     @property
     def filters(self) -> int:
         """Bytes of all taps' weights, of 64 channels."""
-        return self.wide * 2 * DEPTH if self.spread else self.taps * self.tap
+        return self.wide * ROW if self.spread else self.taps * self.tap
 
     @property
     def weights(self) -> int:
@@ -188,10 +193,20 @@ class Patch:
             return self.wide * self.parts // 4
         return self.boxes_out * self.box_out if self.boxed else 0
 
+    def layout(self, stages: int) -> SharedLayout:
+        """Shared memory: weights, the warpgroups' rings of so many buffers each, results, and barriers one after the other."""
+        return SharedLayout(
+            Region("weights", self.weights),
+            Region("ring", GROUPS * stages * self.slot, KIB),
+            Region("results", WARPS * self.staged),
+            barriers("weights there", self.chunks),
+            *ring_barriers("ring", GROUPS * stages),
+            barriers("landed", WARPS if self.added else 0),
+        )
+
     def smem(self, stages: int) -> int:
-        """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        barriers = self.chunks + 2 * GROUPS * stages + (WARPS if self.added else 0)
-        return self.weights + GROUPS * stages * self.slot + WARPS * self.staged + 8 * barriers + KIB
+        """Bytes to ask for in a launch."""
+        return self.layout(stages).smem
 
     def stages(self, arch: Arch) -> int:
         """Buffers of a warpgroup's ring, at most `MOST_STAGES`; 0 if there is no room for two."""
@@ -319,8 +334,8 @@ class ConvHalo(Kernel):
             "multiply_last": hopper.multiply(patch.wide, steps(patch, patch.last), (True, True)),
             "ended": hopper.wgmma_wait_all,
             "ended_before": instruction(f"wgmma.wait_group.sync.aligned {patch.blocks};", void),
-            "left": types.uint64(hopper.descriptor(128, 0, (SIDE if patch.spread else patch.pitch) * 2 * DEPTH)),
-            "right": types.uint64(hopper.descriptor(128, 0, SIDE * 2 * DEPTH)),
+            "left": types.uint64(hopper.descriptor(128, 0, (SIDE if patch.spread else patch.pitch) * ROW)),
+            "right": types.uint64(hopper.descriptor(128, 0, SIDE * ROW)),
             "u64": u64,
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
@@ -414,7 +429,7 @@ def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:
     if patch.spread:
         return tuple((32 * i, 32 * i) for i in range(sixteens))
     places = [(r, s, i) for r in range(patch.height) for s in range(patch.width) for i in range(sixteens)]
-    return tuple(((r * patch.pitch + s) * 2 * DEPTH + 32 * i, (r * patch.width + s) * patch.tap + 32 * i) for r, s, i in places)
+    return tuple(((r * patch.pitch + s) * ROW + 32 * i, (r * patch.width + s) * patch.tap + 32 * i) for r, s, i in places)
 
 
 def _map(t: Tensor, channels: int, box: tuple[int, ...], swizzle: int) -> TiledMap:
@@ -445,67 +460,109 @@ def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle:
 def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
     """The kernel's source. x, y: maps of (channels, columns, rows, images); w: as `_map_weights` has it; z: as y, what is added
     to it."""
-    chunks, taps, blocks = patch.chunks, patch.taps, range(patch.blocks)
-    buffers, ring = GROUPS * stages, patch.weights
-    staged = ring + buffers * patch.slot
-    barriers = staged + WARPS * patch.staged
+    at = patch.layout(stages)
+    count = patch.chunks + 2 * GROUPS * stages + WARPS * patch.added
+    return [
+        f"{numbers_of(patch)} = numbers",
+        "tid = i32(cuda.threadIdx.x)",
+        "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
+        "memory = base()",
+        f"there = i32(memory + i32({at['weights there']}))",
+        f"full, empty = i32(there + i32({at['ring full'] - at['weights there']})), "
+        f"i32(there + i32({at['ring empty'] - at['weights there']}))",
+        "if tid == 0:",
+        *(f"    barrier_init(i32(there + i32({BARRIER * i})), i32(1))" for i in range(count)),
+        "    fence_barrier_init()",
+        *(f"    prefetch_map({name})" for name in ("xwy" if patch.boxed else "xw")),
+        "cuda.syncthreads()",
+        *image_walk.begin(patch.columns),
+        "slot = i32(0)",
+        "group = i32(warp >> i32(2))",
+        f"if group == i32({GROUPS}):",
+        f"    if tid == i32({GROUP * GROUPS}):",
+        *(f"        {line}" for line in _produce(patch, stages, at, constant)),
+        "else:",
+        *(f"    {line}" for line in _consume(patch, stages, at)),
+    ]
 
-    def onward(indent: str) -> list[str]:
-        """Text that goes one buffer on."""
-        text = ["slot = i32(slot + i32(1))", f"if slot == i32({stages}):", "    slot, parity = i32(0), i32(parity ^ i32(1))"]
-        return [indent + t for t in text]
 
-    weights = []
-    for chunk in range(chunks):
-        weights.append(f"barrier_expect(i32(there + i32({8 * chunk})), i32({taps * patch.tap}))")
+def _onward(stages: int, indent: str) -> list[str]:
+    """Text that goes one buffer of a warpgroup's ring on."""
+    text = ["slot = i32(slot + i32(1))", f"if slot == i32({stages}):", "    slot, parity = i32(0), i32(parity ^ i32(1))"]
+    return [indent + t for t in text]
+
+
+def _ask_for_weights(patch: Patch, at: SharedLayout) -> list[str]:
+    """Text of the one thread that has the weights of a block's output channels copied, for each 64 input channels a barrier."""
+    text = []
+    for chunk in range(patch.chunks):
+        barrier = f"i32(there + i32({BARRIER * chunk}))"
+        text.append(f"barrier_expect({barrier}, i32({patch.taps * patch.tap}))")
         if patch.spread:
-            at = f"i32(memory + i32({chunk * patch.filters}))"
-            weights.append(f"copy_box({at}, w, i32(there + i32({8 * chunk})), i32({DEPTH * chunk}), i32(0), first)")
+            to = f"i32(memory + i32({at['weights'] + chunk * patch.filters}))"
+            text.append(f"copy_box({to}, w, {barrier}, i32({DEPTH * chunk}), i32(0), first)")
             continue
-        for tap in range(taps):
-            at = f"i32(memory + i32({(chunk * taps + tap) * patch.tap}))"
+        for tap in range(patch.taps):
+            to = f"i32(memory + i32({at['weights'] + (chunk * patch.taps + tap) * patch.tap}))"
             k = f"i32(i32({tap}) * padded + i32({DEPTH * chunk}))"
-            weights.append(f"copy_box({at}, w, i32(there + i32({8 * chunk})), {k}, first, i32(0))")
-    produce = [
+            text.append(f"copy_box({to}, w, {barrier}, {k}, first, i32(0))")
+    return text
+
+
+def _produce(patch: Patch, stages: int, at: SharedLayout, constant: bool) -> list[str]:
+    """Text of the thread that asks for copies: weights, then tile by tile, for the two warpgroups in turn, boxes of the image."""
+    weights = _ask_for_weights(patch, at)
+    return [
         *(weights if constant else []),
         "wait_for_earlier_grids()",
         *([] if constant else weights),
         "parity, other, other_parity, number = i32(1), i32(0), i32(1), i32(0)",
         "while tile < tiles:",
         *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
-        f"    for chunk in range({chunks}):",
+        f"    for chunk in range({patch.chunks}):",
         f"        buffer = i32(number * i32({stages}) + slot)",
         "        barrier_wait(i32(empty + buffer * i32(8)), parity)",
         "        barrier = i32(full + buffer * i32(8))",
         f"        barrier_expect(barrier, i32({patch.box}))",
-        f"        at, c = i32(memory + i32({ring}) + buffer * i32({patch.slot})), i32(i32(chunk) * i32({DEPTH}))",
+        f"        at, c = i32(memory + i32({at['ring']}) + buffer * i32({patch.slot})), i32(i32(chunk) * i32({DEPTH}))",
         "        copy_box4(at, x, barrier, c, i32(column - left_pad), i32(row - top), image)",
-        *onward("        "),
+        *_onward(stages, "        "),
         "    slot, parity, other, other_parity, number = other, other_parity, slot, parity, i32(number ^ i32(1))",
         "    tile = i32(tile + stride)",
     ]
 
-    def multiply(name: str, indent: str) -> list[str]:
-        text = [
-            "barrier_wait(i32(there + i32(chunk) * i32(8)), i32(0))",
-            "buffer = i32(mine + slot)",
-            "barrier_wait(i32(full + buffer * i32(8)), parity)",
-            f"a = operand(left, i32(memory + i32({ring}) + buffer * i32({patch.slot})))",
-            f"b = operand(right, i32(memory + i32(chunk) * i32({patch.filters})))",
-        ]
-        for block in blocks:
-            along, below = block % (patch.across // SIDE), block // (patch.across // SIDE)
-            pixel = block * SIDE**2 if patch.spread else below * SIDE * patch.pitch + along * SIDE
-            at = pixel * 2 * DEPTH >> 4
-            text.append(f"acc{block} = {name}(acc{block}, a + u64({at}), b, i32(chunk))")
-        return [indent + t for t in text]
 
+def _multiply(patch: Patch, at: SharedLayout, name: str, indent: str) -> list[str]:
+    """Text that waits for a buffer and multiplies it by `name`, for all of a tile's blocks of 64 pixels."""
+    text = [
+        "barrier_wait(i32(there + i32(chunk) * i32(8)), i32(0))",
+        "buffer = i32(mine + slot)",
+        "barrier_wait(i32(full + buffer * i32(8)), parity)",
+        f"a = operand(left, i32(memory + i32({at['ring']}) + buffer * i32({patch.slot})))",
+        f"b = operand(right, i32(memory + i32(chunk) * i32({patch.filters})))",
+    ]
+    for block in range(patch.blocks):
+        along, below = block % (patch.across // SIDE), block // (patch.across // SIDE)
+        pixel = block * SIDE**2 if patch.spread else below * SIDE * patch.pitch + along * SIDE
+        text.append(f"acc{block} = {name}(acc{block}, a + u64({pixel * ROW >> 4}), b, i32(chunk))")
+    return [indent + t for t in text]
+
+
+def _consume(patch: Patch, stages: int, at: SharedLayout) -> list[str]:
+    """Text of a warpgroup: tile by tile, products of all boxes of channels, and then results."""
     release = "barrier_arrive(i32(empty + before * i32(8)))"
-    landed = f"i32(there + i32({8 * (chunks + 2 * buffers)}) + warp * i32(8))"
-    ahead, ask, store, after = (
-        by_boxes(patch, staged, landed) if patch.boxed else by_sums(patch, staged) if patch.spread else by_threads(patch)
-    )
-    consume = [
+    ahead, ask, store, after = (by_boxes if patch.boxed else by_sums if patch.spread else by_threads)(patch, at)
+    all_but_the_last = [
+        f"    while chunk < i32({patch.chunks - 1}):",
+        *_multiply(patch, at, "multiply", "        "),
+        "        ended_before()",
+        "        if chunk > i32(0) and leads:",
+        f"            {release}",
+        "        before = buffer",
+        *_onward(stages, "        "),
+        "        chunk = i32(chunk + i32(1))",
+    ]
+    return [
         "wait_for_earlier_grids()",
         "let_later_grids_start()",
         "parity = i32(0)",
@@ -518,53 +575,19 @@ def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
         "while tile < tiles:",
         *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
         *(f"    {line}" for line in ask),
-        *(f"    acc{block} = accumulators()" for block in blocks),
+        *(f"    acc{block} = accumulators()" for block in range(patch.blocks)),
         "    before = mine",
         "    chunk = i32(0)",
-        *(
-            [
-                f"    while chunk < i32({chunks - 1}):",
-                *multiply("multiply", "        "),
-                "        ended_before()",
-                "        if chunk > i32(0) and leads:",
-                f"            {release}",
-                "        before = buffer",
-                *onward("        "),
-                "        chunk = i32(chunk + i32(1))",
-            ]
-            if chunks > 1
-            else []
-        ),
-        *multiply("multiply_last", "    "),
+        *(all_but_the_last if patch.chunks > 1 else []),
+        *_multiply(patch, at, "multiply_last", "    "),
         "    ended()",
         "    if leads:",
-        *([f"        {release}"] if chunks > 1 else []),
+        *([f"        {release}"] if patch.chunks > 1 else []),
         "        barrier_arrive(i32(empty + buffer * i32(8)))",
-        *onward("    "),
+        *_onward(stages, "    "),
         *(f"    {t}" for t in store),
         f"    tile = i32(tile + i32({GROUPS}) * stride)",
         *after,
-    ]
-    return [
-        f"{numbers_of(patch)} = numbers",
-        "tid = i32(cuda.threadIdx.x)",
-        "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
-        "memory = base()",
-        f"there = i32(memory + i32({barriers}))",
-        f"full, empty = i32(there + i32({8 * chunks})), i32(there + i32({8 * (chunks + buffers)}))",
-        "if tid == 0:",
-        *(f"    barrier_init(i32(there + i32({8 * i})), i32(1))" for i in range(chunks + 2 * buffers + WARPS * patch.added)),
-        "    fence_barrier_init()",
-        *(f"    prefetch_map({name})" for name in ("xwy" if patch.boxed else "xw")),
-        "cuda.syncthreads()",
-        *image_walk.begin(patch.columns),
-        "slot = i32(0)",
-        "group = i32(warp >> i32(2))",
-        f"if group == i32({GROUPS}):",
-        f"    if tid == i32({128 * GROUPS}):",
-        *(f"        {line}" for line in produce),
-        "else:",
-        *(f"    {line}" for line in consume),
     ]
 
 
@@ -578,11 +601,11 @@ def _result(patch: Patch, block: int) -> tuple[str, str]:
     return f"i32(column + i32({along}))", f"i32(row + i32({below}) + warp * i32(2))"
 
 
-def by_boxes(patch: Patch, staged: int, landed: str) -> Ending:
+def by_boxes(patch: Patch, at: SharedLayout) -> Ending:
     """Results go to a warp's boxes, which the copy engine stores."""
     ahead = [
-        f"own = i32(memory + i32({staged}) + warp * i32({patch.staged}))",
-        *([f"landed = {landed}"] if patch.added else []),
+        f"own = i32(memory + i32({at['results']}) + warp * i32({patch.staged}))",
+        *([f"landed = i32(there + i32({at['landed'] - at['weights there']}) + warp * i32(8))"] if patch.added else []),
         boxes.key(patch.columns),
         "turn = i32(0)",
     ]
@@ -608,7 +631,7 @@ def by_boxes(patch: Patch, staged: int, landed: str) -> Ending:
     return ahead, ask if patch.added else [], store, ["if lane == 0:", "    boxes_read()"]
 
 
-def by_threads(patch: Patch) -> Ending:
+def by_threads(patch: Patch, at: SharedLayout) -> Ending:
     """Lanes store what they have: of a pixel, and of the one in the row below, two neighbours of every 8 channels."""
     store = ["column, end = i32(column + (lane >> i32(2))), i32((image + i32(1)) * P * Q)"]
     for block in range(patch.blocks):
@@ -619,10 +642,10 @@ def by_threads(patch: Patch) -> Ending:
     return [], [], [*store, "sync_warp()"], []  # a warp multiplies together
 
 
-def by_sums(patch: Patch, staged: int) -> Ending:
+def by_sums(patch: Patch, at: SharedLayout) -> Ending:
     """Parts of results go to shared memory, a column a row there; a thread adds up the taps of its pixels, and stores them."""
     ahead = [
-        f"own = i32(memory + i32({staged}) + group * i32({4 * patch.staged}))",
+        f"own = i32(memory + i32({at['results']}) + group * i32({4 * patch.staged}))",
         f"at = i32(own + (lane & i32(3)) * i32({2 * patch.parts}) + ((warp & i32(3)) * i32(16) + (lane >> i32(2))) * i32(4))",
         f"along, below = tid & i32({patch.across - 1}), (tid & i32({GROUP - 1})) >> i32({patch.across.bit_length() - 1})",
         "meeting = i32(group + i32(1))",
