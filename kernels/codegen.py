@@ -317,7 +317,7 @@ def split(out: Lines, number: str, dividers: list[tuple[str, str, str]]) -> list
 def names() -> dict[str, Any]:
     """What generated text may call. Imports Numba."""
     from tccompile.kernels import device_math
-    from tccompile.kernels.ptx.core import f32, i32, u64
+    from tccompile.kernels.ptx.core import cuda, f32, i32, u64
 
     return {
         **device_math.NAMES, "f32": f32, "i32": i32, "i64": device_math.i64, "u64": u64, "boolean": device_math.boolean,

@@ -36,6 +36,7 @@ from tccompile.kernels.implicit_gemm import (
     split_steps,
     tiles,
     time_us,
+    unaligned,
     unfit,
 )
 from tccompile.kernels.ptx.atoms import BITS, Atom, atoms, warp_atom
@@ -145,7 +146,18 @@ TILES = (
     Tile( 16,  64, 128, 1, 4, 4),
 )
 # fmt: on
-BY_SHAPE = {(t.bm, t.bn, t.depth): t for t in TILES}
+FLOAT_TILES = (Tile(128, 128, 128, 2, 4, 1), *(t for t in TILES if t.mi * t.nj <= 8 and t.nj <= 2))
+"""Those of float32: parts of operands and of sums take registers beside the accumulators."""
+
+BY_SHAPE = {(t.bm, t.bn, t.depth): t for t in (*TILES, *FLOAT_TILES)}
+
+FLOATS = (DType.F32.value, DType.F32.value)
+"""The types of operands that are multiplied in parts, and `PART`, those of the parts."""
+
+PART = "bf16"
+
+TERMS = 32
+"""Terms of a sum from which on float32 is multiplied in parts: shorter ones are rotations and the like, exact on CUDA cores."""
 
 
 def stages_of(tile: Tile, arch: Arch) -> int:
@@ -174,13 +186,17 @@ MEMORY_US = 0.8
 """From a copy's start to its end, when the operand comes from memory."""
 
 
-def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int) -> Rates:
+FLOAT_RATES = {8: (0.95e6, 0.25), 4: (0.9e6, 0.25), 2: (1.1e6, 0.30), 1: (1.15e6, 0.30)}
+"""The same of float32, by three products of bf16: fitted to 246 times of 12 products on an H200, and 7 % off these."""
+
+
+def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, floats: bool) -> Rates:
     """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
 
     Where copies are not asynchronous a step waits for memory. `loads`: of the epilogue, those that differ by row.
     """
-    flops, step = RATES[tile.mi * tile.nj]
-    peak = arch.tensor_tflops * 1e6 / arch.sms
+    flops, step = (FLOAT_RATES if floats else RATES)[tile.mi * tile.nj]
+    peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if floats else 1)
     return Rates(
         flops_us=min(flops, 0.9 * peak),
         step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
@@ -202,6 +218,7 @@ class Form:
     linear    whether rows of x begin at multiples of one stride
     k_major   of x and of w, as `Problem.k_major`
     split     whether K is split over blocks
+    floats    whether operands are float32, which an atom of bf16 multiplies in parts
     """
 
     atom: Atom
@@ -211,11 +228,21 @@ class Form:
     linear: bool
     k_major: tuple[bool, bool]
     split: bool
+    floats: bool = False
 
     @property
     def chunk(self) -> int:
         """Elements of an operand that are copied at once."""
-        return CHUNK_BYTES * 8 // BITS[self.atom.a]
+        return CHUNK_BYTES // 4 if self.floats else CHUNK_BYTES * 8 // BITS[self.atom.a]
+
+    def multiply_stage(self, a_turned: int, b_turned: int) -> Any:
+        """The device function that multiplies a stage's operands, of whose lines of K some have so many bytes."""
+        from tccompile.kernels.parts import compensated, fragments
+
+        tile = self.tile
+        if self.floats:
+            return compensated.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth)
+        return fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned)
 
 
 def operands_of(form: Form) -> tuple[Any, Any, Any]:
@@ -260,7 +287,7 @@ def results_of(form: Form, store: Any) -> Any:
 def build_tile(form: Form, epilogue_params: Any) -> Function:
     """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, the numbers of
     `panels.Lines` if not all is K-major, the epilogue's."""
-    from tccompile.kernels.parts import async_ring, blocks, chunks, fragments, panels, split
+    from tccompile.kernels.parts import async_ring, blocks, chunks, panels, split
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import cuda, i32, inline
 
@@ -270,7 +297,7 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
     ring = async_ring.ring(form.stages, tile.stage, form.cp_async)
     locate = blocks.located(tile.bm, tile.bn, CHUNK_BYTES, CHUNK_BYTES)
     walk = blocks.walk(tile.across, form.chunk, form.linear)
-    multiply, zeros = fragments.multiply_stage(form.atom, mi, nj, tile.depth, a.turned, b.turned), mma.zeros(mi * nj * 8)
+    multiply, zeros = form.multiply_stage(a.turned, b.turned), mma.zeros(mi * nj * 8)
     parts = split.split_k(mi * nj * 8, tile.threads, form.cp_async)
     store, extra = epilogue.build(epilogue_params)
     results, ahead = results_of(form, store), form.stages - 1
@@ -336,8 +363,10 @@ class _Mma(OneWay):
             return problem
         if problem.rows >= 2**31 - 256:
             return f"it has {problem.rows} rows; they are counted in 31 bits"
-        if reason := unfit(problem):
+        if reason := _unfit_floats(problem, arch) if _floats(problem) else unfit(problem, OPERANDS):
             return reason
+        if not _floats(problem) and warp_atom(arch, OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype], quads=True) is None:
+            return f"{arch.name} has no products of {problem.x.dtype.value}"
         if not all(problem.k_major) and warp_atom(arch) is None:
             return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"
         return None
@@ -347,7 +376,7 @@ class _Mma(OneWay):
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
         loads, moving = len(epilogue.loads_by_row(way, program)), traffic_us(way, program, arch)
-        for tile in TILES:
+        for tile in FLOAT_TILES if _floats(problem) else TILES:
             if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
                 continue
             steps = _steps(problem, tile)
@@ -400,11 +429,29 @@ class _Mma(OneWay):
         return Work((launch,), _scratch(problem, tile, splits), count * 4)
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        a, b = (OPERANDS[DType(kind)] for kind in params["types"])
+        floats = params["types"] == FLOATS
+        a, b = (PART, PART) if floats else (OPERANDS[DType(kind)] for kind in params["types"])
         atom = warp_atom(arch, a, b, quads=True)
         assert atom is not None
-        how = {name: params[name] for name in ("stages", "linear", "k_major", "split")}
+        how = {name: params[name] for name in ("stages", "linear", "k_major", "split")} | {"floats": floats}
         return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
+
+
+def _floats(problem: Problem) -> bool:
+    """Whether its operands are float32, which are multiplied in parts."""
+    return problem.x.dtype is DType.F32 and problem.w.dtype is DType.F32
+
+
+def _unfit_floats(problem: Problem, arch: Arch) -> str | None:
+    """None if operands of float32 can be multiplied in parts, else the rule that does not hold."""
+    if warp_atom(arch, PART, PART) is None:
+        return f"{arch.name} has no products of {PART}, of which those of float32 are made"
+    terms = math.prod(problem.taps) * problem.channels
+    if terms < TERMS:
+        return f"sums of {terms} products are exact in float32 on CUDA cores; from {TERMS} on they are made of parts in {PART}"
+    if not all(problem.k_major):
+        return f"{problem.x.name} or {problem.w.name} is transposed, which ldmatrix does for 16 bits only"
+    return unaligned(problem)
 
 
 def _tile(problem: Problem, config: Config) -> Tile:
@@ -422,7 +469,7 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
-    rates, resident = rates_of(tile, arch, problem.linear, loads), resident_of(tile, arch)
+    rates, resident = rates_of(tile, arch, problem.linear, loads, _floats(problem)), resident_of(tile, arch)
     if min(problem.rows, problem.columns) <= 16:  # a step's operand comes from memory, not from L2
         rates = replace(rates, step_us=max(rates.step_us, LATENCY_US / max(1, stages_of(tile, arch) - 1)))
     grid = Grid(tile.bm, tile.bn, tile.depth // problem.x.dtype.size, _steps(problem, tile), splits, resident)

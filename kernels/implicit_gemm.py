@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
@@ -26,11 +26,8 @@ CHUNK_BYTES = 16
 CHUNK = 8
 """Halves that are copied at once."""
 
-OPERANDS = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "tf32"}
+OPERANDS = {DType.F16: "f16", DType.BF16: "bf16"}
 """Types of tensors that Tensor Cores can be fed with as they are stored, and what instructions call them."""
-
-FED = (DType.F16,)
-"""Those of them that steps are given to Tensor Cores in."""
 
 MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
@@ -274,11 +271,13 @@ def _chosen(op: Op, program: Program, config: Config) -> Op:
 # --- What Tensor Core kernels need -----------------------------------------------------------------------------------
 
 
-def unfit(problem: Problem) -> str | None:
-    """None if 16-byte copies of half-precision operands can feed Tensor Cores, else the rule that does not hold."""
+def unfit(problem: Problem, kinds: Collection[DType] = (DType.F16,)) -> str | None:
+    """None if 16-byte copies of operands of one of these types can feed Tensor Cores, else the rule that does not hold."""
     for t in (problem.x, problem.w):
-        if t.dtype not in FED:
-            return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with {', '.join(kind.value for kind in FED)}"
+        if t.dtype not in kinds:
+            return f"{t.name} is {t.dtype.value}; its Tensor Cores are fed with {' or '.join(kind.value for kind in kinds)}"
+    if problem.x.dtype is not problem.w.dtype:
+        return f"{problem.x.name} is {problem.x.dtype.value} and {problem.w.name} {problem.w.dtype.value}; they must be alike"
     return unaligned(problem)
 
 

@@ -13,7 +13,7 @@ from tccompile.errors import UsageError
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each model input, by its name."""
 
-PRECISIONS = ("mixed", "fp16", "fp32")
+PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Options:
     entries        one set of input shapes each; one empty set for a model whose shapes are all fixed
     archs          GPU generations to build for (names in `arch.ARCHS`); the plan also carries PTX for those in `arch.PTX`
     precision      "mixed": fp16 storage and Tensor Cores, with a scale or in fp32 what fp16 would lose; "fp16": fp16 without
-                   looking at values; "fp32": fp32 storage everywhere
+                   looking at values; "bf16": bf16, which has fp32's range and a tenth of fp16's digits, but for angles, positions
+                   and whole numbers; "fp32": fp32 storage everywhere
     strip_weights  leave large weights out of the plan
     dump           a folder to write every stage into, or None
     jobs           processes that compile kernels; None for one a core

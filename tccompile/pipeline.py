@@ -93,7 +93,8 @@ def compile(
 
     shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
     archs         GPU generations to build for
-    precision     "mixed", "fp16" or "fp32" (see Options); `fp32`: nodes that compute in fp32 in any; `calibrate`: real inputs
+    precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
+    fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end

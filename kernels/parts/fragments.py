@@ -73,7 +73,7 @@ def fragments_of(atom: Atom) -> Fragments:
     return QUADS if atom.threads == 8 else WARP
 
 
-def _chunks(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int, turned: bool = False) -> list:
+def chunks_of(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset: int, turned: bool = False) -> list:
     """Four registers: 16 rows by 32 bytes of K, as the instruction takes them; `turned`, of chunks of rows instead of K."""
     words = ir.LiteralStructType([I32] * 4)
     matrices = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if turned else "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
@@ -108,10 +108,10 @@ def multiply_stage(atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, 
     def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
         if turned:
             at = [builder.xor(base, ir.Constant(I32, 32 * i)) if i else base for i in range(blocks)]
-            return [_chunks(builder, fragments, a, step * 16 * turned, True) for a in at]
+            return [chunks_of(builder, fragments, a, step * 16 * turned, True) for a in at]
         chunks = [32 * step] if fragments.ldmatrix else [32 * step, 32 * step + 16]
         at = [builder.xor(base, ir.Constant(I32, c)) if c else base for c in chunks]
-        return [[w for a in at for w in _chunks(builder, fragments, a, i * 16 * pitch)] for i in range(blocks)]
+        return [[w for a in at for w in chunks_of(builder, fragments, a, i * 16 * pitch)] for i in range(blocks)]
 
     @intrinsic
     def multiply(typingctx, acc, a, b):
@@ -172,7 +172,7 @@ def load_rows(atom: Atom, steps: int) -> Any:
     @intrinsic
     def load(typingctx, address):
         def codegen(context, builder, sig, args):
-            blocks = [_chunks(builder, fragments_of(atom), args[0], 32 * step) for step in range(steps)]
+            blocks = [chunks_of(builder, fragments_of(atom), args[0], 32 * step) for step in range(steps)]
             return packed(builder, [word for block in blocks for word in block])
 
         return ty(u32), codegen
@@ -195,7 +195,7 @@ def multiply_rows(atom: Atom, steps: int, nj: int, pitch: int) -> Any:
             values = [ir.Constant(F32, 0.0)] * (8 * nj)
             for step in range(steps):
                 for j in range(nj):
-                    right = _chunks(builder, fragments_of(atom), args[1], j * 16 * pitch + 32 * step)
+                    right = chunks_of(builder, fragments_of(atom), args[1], j * 16 * pitch + 32 * step)
                     values[8 * j : 8 * j + 8] = _multiply(
                         builder, atom, values[8 * j : 8 * j + 8], left[4 * step : 4 * step + 4], right
                     )

@@ -85,7 +85,7 @@ def _name(w: str, groups: int, of: int) -> str:
 def _is_joinable(op: Conv, tensors: Mapping[str, Tensor], constants: Collection[str]) -> bool:
     """Whether it is for Tensor Cores, has constant weights, and is no depthwise convolution."""
     w = tensors[op.w]
-    return op.w in constants and w.dtype is tensors[op.x].dtype is DType.F16 and w.shape[:2] != (op.groups, 1)
+    return op.w in constants and w.dtype is tensors[op.x].dtype in (DType.F16, DType.BF16) and w.shape[:2] != (op.groups, 1)
 
 
 def _joined(w: Tensor, recipe: Recipe, form: Grouped) -> tuple[Tensor, Recipe]:

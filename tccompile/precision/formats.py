@@ -5,8 +5,9 @@ every float tensor between the model's inputs and outputs is fp16, and so are th
 Tensor Cores read both; weights are rounded such that their sums stay, as what they multiply is often of one sign. Biases, scales
 and interpolation weights are few, are read by fp32 code, and stay fp32. So do masks of Attention: -inf and the lowest float32
 mean different things where they mask a whole row; and what decision trees compare with their thresholds. With "fp32" nothing
-changes. "mixed" is "fp16" but for tensors whose values it
-would lose. From the values they take (ranges.py; estimate.py where nothing can be run):
+changes. With "bf16" it is bf16 in the place of fp16, but for positions: its range is fp32's, so that no values have to be seen.
+"mixed" is "fp16" but for tensors whose values it would lose. From the values they take (ranges.py; estimate.py where nothing
+can be run):
 
   within reach of overflow, or mostly subnormal   stored times a power of two, which is exact: the op that writes it and those
                                                   that read it multiply in fp32, in expressions they evaluate anyway
@@ -85,12 +86,13 @@ def precision(
     raised  ops, by position, whose tensors are, with the reason
     Raises UsageError for a name that no node has.
     """
-    choice = _Choice(program)
+    choice = _Choice(program, DType.BF16 if mode == "bf16" else DType.F16)
     for owner, values in (ranges or {}).items():
         if choice.is_free(owner):
             choice.measure(owner, values)
     if mode == "mixed":
         choice.widen_steep()
+    if mode in ("mixed", "bf16"):
         choice.widen_positions()
     for pattern in fp32:
         choice.name(pattern)
@@ -115,7 +117,7 @@ def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Progra
         t = tensors[name]
         if t.dtype is DType.F16 and math.prod(t.shape[t.rank - terms.get(name, 0) :]) >= MANY:
             constants[name] = transform("rounded", recipe, terms=terms[name])
-        elif t.dtype is not program.tensors[name].dtype:
+        elif t.dtype is not program.tensors[name].dtype and t.dtype is not DType.BF16:  # which NumPy does not have
             constants[name] = transform("cast", recipe, dtype=t.dtype.value)
     return replace(program, tensors=tensors, constants=constants)
 
@@ -128,7 +130,7 @@ def _terms(op: Op, w: Tensor) -> int:
 def storage_note(program: Program, mode: str) -> str:
     """How floats are stored, in a line."""
     scaled = sum(s.scale != 1.0 for s in program.storage.values())
-    note = f"floats between inputs and outputs are stored in {'fp32' if mode == 'fp32' else 'fp16'}"
+    note = f"floats between inputs and outputs are stored in {'fp16' if mode == 'mixed' else mode}"
     if not program.storage:
         return note
     return f"{note}, but for {len(program.storage) - scaled} tensors in fp32 and {scaled} scaled: --explain says why"
@@ -139,8 +141,9 @@ def storage_note(program: Program, mode: str) -> str:
 
 @dataclass
 class _Choice:
-    """What is chosen for each tensor that owns storage; fp16 as it is for all others between inputs and outputs.
+    """What is chosen for each tensor that owns storage; `half` as it is for all others between inputs and outputs.
 
+    half    fp16 or bf16
     wide    tensors in fp32; of those, fp16 would lose the values of `lost`, which has the scale at which it keeps the largest
     exact   ops that read their operands in fp32, by position
     even    constants whose norms for each input channel are of about one size
@@ -148,6 +151,7 @@ class _Choice:
     """
 
     program: Program
+    half: DType
     storage: dict[str, Storage] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
     lost: dict[str, float] = field(default_factory=dict)
@@ -183,7 +187,7 @@ class _Choice:
 
     def dtype(self, t: Tensor, constants: Collection[str]) -> DType:
         stays = t.dtype is not DType.F32 or t.storage in self.outside | self.masks | self.numbers | self.wide
-        return t.dtype if stays or (t.name in constants and t.name not in self.operands) else DType.F16
+        return t.dtype if stays or (t.name in constants and t.name not in self.operands) else self.half
 
     def name(self, pattern: str) -> None:
         """Keep the tensors of the nodes that the user means in fp32."""
@@ -297,7 +301,7 @@ class _Choice:
 
     def widen_positions(self) -> None:
         """fp32 for what is read for its angle or as an integer, and for whole numbers: see `positions`."""
-        found = positions(self.program)
+        found = positions(self.program, 2.0**self.half.digits)
         self.exact |= found.exact
         for owner, reason in found.wide.items():
             if owner not in self.wide:
@@ -348,8 +352,9 @@ def _loss(v: np.ndarray) -> float:
 
 
 def _with_copies(program: Program, choice: _Choice) -> Program:
-    """fp16 copies of fp32 tensors for those ops on Tensor Cores that need not read fp32."""
+    """Copies in 16 bits of fp32 tensors for those ops on Tensor Cores that need not read fp32."""
     tensors, constants = dict(program.tensors), dict(program.constants)
+    kind = "bf16" if choice.half is DType.BF16 else "fp16"
     ops: list[Op] = []
     for i, op in enumerate(program.ops):
         if isinstance(op, Conv | Gemm | Attention) and i not in choice.exact:
@@ -357,11 +362,11 @@ def _with_copies(program: Program, choice: _Choice) -> Program:
                 t = tensors[name]
                 if t.storage not in choice.wide or (isinstance(op, Attention) and t.storage in choice.lost):
                     continue
-                short = replace(t, name=f"{name}.fp16", base=None, offset=0)
+                short = replace(t, name=f"{name}.{kind}", base=None, offset=0)
                 if short.name not in tensors:
                     tensors[short.name] = short
                     if (scale := choice.lost.get(t.storage, 1.0)) != 1.0:
-                        reason = f"a copy in fp16 times {factor_text(scale)} for Tensor Cores"
+                        reason = f"a copy in {kind} times {factor_text(scale)} for Tensor Cores"
                         choice.storage[short.name] = Storage(reason, scale)
                     if name in constants:
                         constants[short.name] = constants[name]

@@ -72,8 +72,8 @@ class Positions:
     inputs: set[str] = field(default_factory=set)
 
 
-def positions(program: Program) -> Positions:
-    """What must be in fp32 for what it is read for, whatever values it takes."""
+def positions(program: Program, exact: float = EXACT) -> Positions:
+    """What must be in fp32 for what it is read for, whatever values it takes; `exact`: up to where halves hold whole numbers."""
     found = Positions()
     owner = {name: t.storage for name, t in program.tensors.items()}
     open_ = _open(program)
@@ -107,8 +107,8 @@ def positions(program: Program) -> Positions:
         if owner[op.y] in read_as_divisors and any(_tiny(e) for e in walk(op.epilogue.expr)):
             found.wide.setdefault(owner[op.y], "fp32: it divides, and is kept from zero by a number that fp16 does not hold")
     for name, bound in _whole(program).items():
-        if bound > EXACT:
-            found.wide.setdefault(owner[name], "fp32: whole numbers that may exceed 2048")
+        if bound > exact:
+            found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
     return found
 
 

@@ -982,6 +982,12 @@ CASES: Cases = {
     "lstm_fp32": _case(rnn, "lstm", 3, 3, 11, (True,), dtype=F32, given="phc"),
     "gru_wide_state": _case(rnn, "gru", 3, 2, 21, dtype=F32, r=F16, given="b", reset_after=True),
     "rnn_wide_weights": _case(rnn, "rnn", 3, 3, 19, (True,), r=F32),
+    "conv_bf16": _case(conv, (2, 40, 13, 9), 56, (3, 3), stride=2, ep="bias relu", dtype=DType.BF16),
+    "conv_bf16_groups": _case(conv, (1, 64, 9, 7), 64, (3, 3), groups=4, dtype=DType.BF16, to="tail"),
+    "gemm_bf16": _case(gemm, (3, 77, 136), 72, ep="bias gelu", dtype=DType.BF16),
+    "gemm_bf16_batched": _case(gemm, (2, 3, 50, 64), 40, batched=True, dtype=DType.BF16, transposed="b"),
+    "gemm_f32_deep": _case(gemm, (70, 2000), 100, dtype=F32),
+    "conv_f32_halves": _case(conv, (1, 48, 12, 10), 40, (3, 3), dtype=F32, to="slice"),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),

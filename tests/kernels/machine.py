@@ -22,6 +22,8 @@ import numpy as np
 from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
+from tccompile.ir.reference import to_storage
+from tccompile.ir.types import DType
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
 from tests.kernels.memory import SPACE, Memory
@@ -531,12 +533,13 @@ class Machine:
 
     def do_cvt(self, parts: list[str], operands: list[str]) -> Step:
         to, kind = parts[-2:]
-        if to == "f16x2":
+        if to in ("f16x2", "bf16x2"):
             high, low = (self.source(o, "f32") for o in operands[1:])
-            assign = self.target(operands[0])
+            assign, half = self.target(operands[0]), DType.F16 if to == "f16x2" else DType.BF16
 
             def pack(mask: np.ndarray) -> None:
-                words = [np.broadcast_to(v.astype(np.float16), (self.n,)).view(np.uint16).astype(np.uint32) for v in (low, high)]
+                rounded = (to_storage(v, half).view(np.uint16) for v in (low, high))
+                words = [np.broadcast_to(v, (self.n,)).astype(np.uint32) for v in rounded]
                 assign(words[0] | words[1] << np.uint32(16), mask)
 
             return pack
