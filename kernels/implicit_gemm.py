@@ -275,7 +275,7 @@ def unfit(problem: Problem, kinds: Collection[DType] = (DType.F16,)) -> str | No
     """None if 16-byte copies of operands of one of these types can feed Tensor Cores, else the rule that does not hold."""
     for t in (problem.x, problem.w):
         if t.dtype not in kinds:
-            return f"{t.name} is {t.dtype.value}; its Tensor Cores are fed with {' or '.join(kind.value for kind in kinds)}"
+            return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with {' or '.join(kind.value for kind in kinds)}"
     if problem.x.dtype is not problem.w.dtype:
         return f"{problem.x.name} is {problem.x.dtype.value} and {problem.w.name} {problem.w.dtype.value}; they must be alike"
     return unaligned(problem)

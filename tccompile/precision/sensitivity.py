@@ -36,6 +36,9 @@ INHERENT = 4.0
 COUNTS = 16.0
 """How far below its row's largest element an input of a Softmax counts at least: there its exponential is 1e-7 of that one's."""
 
+NOISE = 2.0**20
+"""The size of a row's largest logits at which fp32's last digit, 2^-3, changes what softmax makes of them by an eighth."""
+
 ROWS, CHANNELS, WHOLE = 64, 8, 1 << 22
 """A product is evaluated for so many rows or output channels, one of groups whole if its result has no more elements."""
 
@@ -192,8 +195,11 @@ def _rows(op: Gemm, values: Mapping[str, np.ndarray]) -> np.ndarray:
 def _moved_softmax(op: Softmax, x: np.ndarray, rounded: np.ndarray) -> float:
     """The same of a Softmax, or of the differences that its row's largest element leaves, relative to them, if that is less.
 
-    Logits that are merely far apart are as exact as the activations they were computed from.
+    Logits that are merely far apart are as exact as the activations they were computed from. Of logits from NOISE on, fp32 does
+    not hold what decides either: their last digits are another processor's choice.
     """
+    if np.abs(x.max(op.axis)).min() >= NOISE:
+        return 0.0
     shares = replace(op, log=False)  # logarithms of what is masked would outweigh all others
     moved = _apart(*(shares.compute({op.x: values}, x.shape) for values in (x, rounded)))
     return min(moved, _apart(*_differences(op, x, rounded))) if moved else 0.0
