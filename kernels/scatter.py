@@ -156,6 +156,7 @@ class _Writer:
         where, place = self._place(body, target, digits, described)
         mine = body.let(f"({place} & {mask}) == {bucket}")
         take = inner(body)
+        where = take.let(where)
         self._update(take, where, address(take, update, digits, update_steps, self.updates.size))
         first, *rest = out.lines
         loop = [f"for step in range({steps}):", *indented([*body.lines, f"if {mine}:", *indented(take.lines)])]
@@ -186,7 +187,7 @@ class _Writer:
         return where, place
 
     def _update(self, take: Lines, where: str, update: str) -> None:
-        where = take.let(where)
+        """Takes the update at one address to the element at the other."""
         value = take.loaded(take.let(f"update({update})"), self.updates)
         if self.combine != "set":
             value = take.let(COMBINE[self.combine].format(take.let(f"get({where})"), value))
