@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
@@ -26,7 +27,7 @@ from tccompile.kernels.attention import INTEGERS, arguments, op_extents
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.ptx.atoms import ATOMS, of_warpgroups, warp_atom
+from tccompile.kernels.ptx.atoms import ATOMS, Atom, of_warpgroups, warp_atom
 from tccompile.kernels.spec import (
     I32,
     LAUNCH_US,
@@ -206,18 +207,9 @@ class AttentionMma(Kernel):
         return Work((launch,), _scratch(op, program, parts), tiles * heads * 4) if parts > 1 else Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        chunks = params["chunks"]
-        return build(
-            params["instruction"],
-            arch.has(Feature.ASYNC_COPIES),
-            (chunks[0], chunks[1]),
-            params["bn"],
-            params["few"],
-            params["split"],
-            params["mask"],
-            params["causal"],
-            params["epilogue"],
-        )
+        atom, chunks = ATOMS[params["instruction"]], tuple(params["chunks"])
+        how = {name: params[name] for name in ("bn", "few", "split", "mask", "causal")}
+        return build(Form(atom, arch.has(Feature.ASYNC_COPIES), chunks, **how), params["epilogue"])
 
     def _chunks(self, op: Op, program: Program) -> tuple[int, int]:
         assert isinstance(op, Attention)
@@ -326,87 +318,99 @@ def masked(groups: int, kind: str) -> Any:
     return device("masked", params, lines, read=memory.load(dtype, guarded=True))
 
 
-def build(
-    instruction: str,
-    cp_async: bool,
-    chunks: tuple[int, int],
-    bn: int,
-    few: bool,
-    split: bool,
-    mask_kind: str,
-    causal: bool,
-    epilogue_params: Any,
-) -> Function:
-    """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
+@dataclass(frozen=True)
+class Form:
+    """What the code depends on, beside the epilogue.
+
+    atom      the instruction that multiplies
+    cp_async  whether the generation copies asynchronously
+    chunks    of a head's row, of q and k and of v
+    bn        rows of k and v in a tile
+    few       whether all warps have the same rows of q, and each a quarter of a tile's rows of k
+    split     whether the rows of k are split over blocks
+    mask      the type of the mask's elements, or "none"
+    """
+
+    atom: Atom
+    cp_async: bool
+    chunks: tuple[int, int]
+    bn: int
+    few: bool
+    split: bool
+    mask: str
+    causal: bool
+
+    @property
+    def bm(self) -> int:
+        """Rows of q in a block."""
+        return FEW if self.few else BM
+
+    @property
+    def share(self) -> int:
+        """Rows of k in a warp's part of a tile."""
+        return self.bn * 32 // THREADS if self.few else self.bn
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of 16 elements of a head, of q and k and of v."""
+        return _up(self.chunks[0], 2) // 2, _up(self.chunks[1], 2) // 2
+
+    @property
+    def k_at(self) -> int:
+        """Where the tile of k begins in shared memory, in bytes; the one of v is at `v_at`."""
+        return self.bm * _pitch(self.chunks[0])
+
+    @property
+    def v_at(self) -> int:
+        return (self.bm + self.bn) * _pitch(self.chunks[0])
+
+
+def copier(chunks: int, rows: int, cp_async: bool) -> Any:
+    """The device function that copies a tile of `rows` rows of so many chunks; each thread has one chunk column."""
     from tccompile.kernels.device_math import at as address
-    from tccompile.kernels.parts import fragments as of
-    from tccompile.kernels.parts import split as shares
-    from tccompile.kernels.ptx import memory, mma, softmax
-    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32, u64
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import i32, inline, types, u32, u64
 
-    i64 = types.int64
-    d_chunks, e_chunks = chunks
-    bm, share_n = (FEW, bn * 32 // THREADS) if few else (BM, bn)  # rows of q in a block, rows of k in a warp's part of a tile
-    d_steps, e_blocks, n_blocks = _up(d_chunks, 2) // 2, _up(e_chunks, 2) // 2, share_n // 16
-    k_pitch, v_pitch, slab_pitch = _pitch(d_chunks), _pitch(e_chunks), _slab(e_chunks)
-    k_at, v_at = bm * k_pitch, (bm + bn) * k_pitch
-    groups = 2 * n_blocks
-    atom = ATOMS[instruction]
-    fragments = of.fragments_of(atom)
-    lane_a, lane_b, lane_acc = (inline(f) for f in (fragments.a, fragments.b, fragments.acc))
-    load_rows, scores_of = of.load_rows(atom, d_steps), of.multiply_rows(atom, d_steps, n_blocks, k_pitch)
-    add_values = of.multiply_columns(atom, n_blocks, e_blocks, v_pitch)
-    zeros, spill = mma.zeros(8 * e_blocks), of.spill_block(atom, 1, e_blocks, slab_pitch)
-    highest, cut, scaled = softmax.highest(groups), softmax.cut(groups), softmax.scaled(2 * e_blocks)
-    exponentials, halves = softmax.exponentials(groups), softmax.halves(groups, instruction == "mma.m16n8k16")
-    row_maximum, row_sum, exp2 = softmax.row_maximum(), softmax.row_sum(), softmax.exp2
-    has_mask = mask_kind != "none"
-    add_mask = masked(groups, mask_kind) if has_mask else None
-    wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)
-    store, extra = epilogue.build(epilogue_params)
-    read = mma.load_floats
-    stored_groups = 2 * e_blocks
+    pitch, padded = _pitch(chunks), _up(chunks, 2)
+    width = 1 << (padded - 1).bit_length()
+    apart = THREADS // width
+    turns = max(1, rows // apart)
+
+    @inline
+    def copy(to, source, step, first, end, tid):
+        row, column = i32(tid // width), i32(tid % width)
+        if column < padded and row < rows:
+            at = address(source, types.int64(first + row) * step + column * 8, 2)
+            put = u32(to + u32(row * pitch + column * 16))
+            by = u64(types.int64(step) * (2 * apart))
+            for i in range(turns):
+                ok = i32(i32(first + row + i * apart) < end and column < chunks)
+                if cp_async:
+                    mma.cp_async(put, at, i32(16) if ok != 0 else i32(0))
+                else:
+                    a, b, c, d = mma.load_chunk(at, ok)
+                    mma.store_chunk(put, a, b, c, d)
+                put = u32(put + u32(apart * pitch))
+                at = at + by
+
+    return copy
+
+
+def adder(stored_groups: int, store: Any) -> Any:
+    """The device function (partial, pairs, base, tid, parts, by, where) that joins what the blocks of a tile wrote: each warp the
+    weights of the parts of some rows, then threads their elements. where: the tile's first row, its head, rows of q, the thread's
+    lane and warp, and the epilogue's arguments."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.ptx import memory, softmax
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
+
+    i64, exp2 = types.int64, softmax.exp2
     join, (warp_maximum, warp_sum) = joined(), _warp_reductions()
-    add_warps, scaled_by = _warps_added(16 * slab_pitch * 4, 8 * stored_groups * 4)
-    store_eight, store_pair, load_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2), memory.load(DType.F32, 2, True)
-    store_weight = memory.store(DType.F32, space="shared")
-    last_to_arrive = shares.last_to_arrive(cp_async)
-
-    def copier(chunks: int, pitch: int, rows: int) -> Any:
-        """The device function that copies a tile of `rows` rows; each thread has one chunk column."""
-        width = 1 << (_up(chunks, 2) - 1).bit_length()
-        apart = THREADS // width
-        turns, padded = max(1, rows // apart), _up(chunks, 2)
-
-        @inline
-        def copy(to, source, step, first, end, tid):
-            row, column = i32(tid // width), i32(tid % width)
-            if column < padded and row < rows:
-                at = address(source, types.int64(first + row) * step + column * 8, 2)
-                put = u32(to + u32(row * pitch + column * 16))
-                by = u64(types.int64(step) * (2 * apart))
-                for i in range(turns):
-                    ok = i32(i32(first + row + i * apart) < end and column < chunks)
-                    if cp_async:
-                        mma.cp_async(put, at, i32(16) if ok != 0 else i32(0))
-                    else:
-                        a, b, c, d = mma.load_chunk(at, ok)
-                        mma.store_chunk(put, a, b, c, d)
-                    put = u32(put + u32(apart * pitch))
-                    at = at + by
-
-        return copy
-
-    copy_q, copy_k, copy_v = copier(d_chunks, k_pitch, bm), copier(d_chunks, k_pitch, bn), copier(e_chunks, v_pitch, bn)
+    load_pair, store_weight = memory.load(DType.F32, 2, True), memory.store(DType.F32, space="shared")
 
     @inline
-    def commit():
-        if cp_async:
-            mma.cp_async_commit()
-
-    @inline
-    def add_parts(partial, pairs, base, warp, lane, tid, parts, by, m0, head, rows, e):
-        """Joins what the blocks of a tile wrote: each warp the weights of the parts of some rows, then threads their elements."""
+    def add_parts(partial, pairs, base, tid, parts, by, where):
+        m0, head, rows, lane, warp, e = where
         within = i32(min(i32(rows - m0), BM))
         kept = i32(min(rows, BM))
         row = warp
@@ -433,15 +437,189 @@ def build(
                 store(values, i32(head * rows + m0 + row), i32(group * 8), e)
             at = i32(at + THREADS // JOINED)
 
-    @inline
-    def body(q, k, v, mask, integers, strides, scale, parts, e):
-        tiles, heads, share, rows, columns, _, _, ahead = integers
-        q_b, q_h, q_r, _, k_b, k_h, k_r, _, v_b, v_h, v_r = strides[:11]
-        base = (mma.shared_address(cuda.shared.array(0, types.uint8)) + u32(127)) & u32(0xFFFFFF80)
-        tid = i32(cuda.threadIdx.x)
-        lane = i32(tid % 32)
-        warp = i32(tid // 32)
+    return add_parts
 
+
+def few_results(form: Form, store: Any) -> Any:
+    """The device function (base, slab, seen, kept, tid, by, where) that adds up the warps' results of the same rows, and stores
+    them, or, split, the block's part. seen: for each of the thread's two rows the highest score, then each sum of weights;
+    kept: addresses of the parts' elements and of their highest scores and sums, and the part's first row; where: as `adder`'s."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.ptx import memory
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32
+
+    split, pitch, groups = form.split, _slab(form.chunks[1]), 2 * form.blocks[1]
+    add_warps, scaled_by = _warps_added(16 * pitch * 4, 8 * groups * 4)
+    store_eight, store_pair = memory.store(DType.F32, 8), memory.store(DType.F32, 2)
+    store_weight = memory.store(DType.F32, space="shared")
+
+    @inline
+    def results(base, slab, seen, kept, tid, by, where):
+        x0, x1, sum0, sum1 = seen
+        partial, pairs, own = kept
+        m0, head, rows, lane, _, e = where
+        # Behind each row's elements, its highest score and its sum, of each warp.
+        if lane % 4 == 0:
+            beside = u32(slab + u32((lane // 4 * pitch + groups * 8) * 4))
+            store_weight(beside, x0)
+            store_weight(u32(beside + 4), sum0)
+            beside = u32(beside + u32(8 * pitch * 4))
+            store_weight(beside, x1)
+            store_weight(u32(beside + 4), sum1)
+        cuda.syncthreads()
+        for j in range((16 * groups + THREADS - 1) // THREADS):
+            at = i32(tid + j * THREADS)
+            row = i32(at // groups)
+            group = i32(at % groups)
+            if row < 16 and m0 + row < rows:
+                line = u32(base + u32(row * pitch * 4))
+                values, top, total = add_warps(line, u32(line + u32(group * 32)), by)
+                if split:
+                    store_eight(address(partial, (own + row) * groups + group, 32), *values)
+                    if group == 0:
+                        store_pair(address(pairs, own + row, 8), top, total)
+                else:
+                    scale_by = f32(1) / total if total > f32(0) else f32(0)
+                    store(scaled_by(values, scale_by), i32(head * rows + m0 + row), i32(group * 8), e)
+
+    return results
+
+
+def results_of(form: Form, store: Any) -> Any:
+    """The device function (slab, partial, own, where) that stores what a warp's slab holds, or, split, the block's part."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.ptx import memory, mma
+    from tccompile.kernels.ptx.core import cuda, i32, inline, u32
+
+    split, pitch, groups, read = form.split, _slab(form.chunks[1]), 2 * form.blocks[1], mma.load_floats
+    store_eight = memory.store(DType.F32, 8)
+
+    @inline
+    def results(slab, partial, own, where):
+        m0, head, rows, lane, warp, e = where
+        cuda.syncwarp()
+        for j in range(groups // 2):
+            at = i32(lane + j * 32)
+            row = i32(at // groups)
+            group = i32(at % groups)
+            values = read(u32(slab + u32((row * pitch + group * 8) * 4)))
+            m = i32(m0 + warp * 16 + row)
+            if m < rows:
+                if split:
+                    to = address(partial, (own + warp * 16 + row) * groups + group, 32)
+                    store_eight(to, *values)
+                else:
+                    store(values, i32(head * rows + m), i32(group * 8), e)
+
+    return results
+
+
+def reader(form: Form) -> Any:
+    """The device function (base, lane, warp_m, warp_n) → addresses of a lane's fragments of q, of v and of k, of the warp's first
+    row of q and first row of k."""
+    from tccompile.kernels.parts.fragments import fragments_of
+    from tccompile.kernels.ptx.core import inline, u32
+
+    k_at, v_at, k_pitch, v_pitch = form.k_at, form.v_at, _pitch(form.chunks[0]), _pitch(form.chunks[1])
+    lanes = fragments_of(form.atom)
+    lane_a, lane_b = inline(lanes.a), inline(lanes.b)
+
+    @inline
+    def reads(base, lane, warp_m, warp_n):
+        row, half = lane_a(lane)
+        from_q = u32(base + u32((warp_m + row) * k_pitch + half * 16))
+        from_v = u32(base + u32(v_at + (warp_n + row) * v_pitch + half * 16))
+        row, half = lane_b(lane)
+        return from_q, from_v, u32(base + u32(k_at + (warp_n + row) * k_pitch + half * 16))
+
+    return reads
+
+
+def weigher(groups: int) -> Any:
+    """The device function (s, by, x0, x1, sum0, sum1) → (weights of the scores s, by what sums up to here shrink, and the rest
+    brought up to date) for each of a thread's two rows: the highest scores and the sums of weights."""
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import f32, inline
+
+    highest, exponentials = softmax.highest(groups), softmax.exponentials(groups)
+    row_maximum, exp2 = softmax.row_maximum(), softmax.exp2
+
+    @inline
+    def weigh(s, by, x0, x1, sum0, sum1):
+        before0, before1 = x0, x1
+        x0, x1 = highest(s, x0, x1)
+        x0, x1 = row_maximum(x0), row_maximum(x1)
+        b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * by)
+        b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * by)
+        p, add0, add1 = exponentials(s, by, b0, b1)
+        a0, a1 = exp2(f32(before0 * by - b0)), exp2(f32(before1 * by - b1))
+        return p, a0, a1, x0, x1, f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
+
+    return weigh
+
+
+def entry(form: Form, body: Any, extra: tuple[Any, ...]) -> Function:
+    """The kernel around `body`, with its parameters one by one; those of the epilogue are of types `extra`."""
+    from tccompile.kernels.ptx.core import f32, i32, types, u64
+
+    tensors = ["q", "k", "v", *(["mask"] if form.mask != "none" else [])]
+    strides = [f"{t}_{axis}" for t in tensors for axis in "bhre"]
+    more = [f"e{i}" for i in range(len(extra))]
+    parts = SPLIT if form.split else ()
+    text = f"def kernel({', '.join([*tensors, *INTEGERS, *strides, 'scale', *parts, *more])}):\n"
+    text += f"    body((q, k, v, mask), {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(parts)}, {tuple_of(more)})\n"
+    shared = [u64, u64, i32] if form.split else []
+    signature = types.void(*[u64] * len(tensors), *[i32] * (len(INTEGERS) + len(strides)), f32, *shared, *extra)
+    return Function(execute(text, {"body": body, "mask": 0}, "kernel"), signature, THREADS, 2 if max(form.chunks) <= 16 else 1)
+
+
+def parts_of(form: Form) -> Any:
+    """The part about where the blocks of a tile write what they make, and a thread's share of that."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import memory
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types
+
+    i64, groups, store_pair = types.int64, 2 * form.blocks[1], memory.store(DType.F32, 2)
+
+    @inline
+    def places(partial, rows):
+        """(elements of the tile's first part, its rows' highest scores and sums, this part's first row): parts of a tile lie one
+        after the other; all rows' highest scores and sums behind the last tile's."""
+        count, kept = i32(cuda.gridDim.y), i32(min(rows, BM))
+        number = i32(i32(cuda.blockIdx.x) * count)  # of the tile's first part
+        pairs = address(partial, i64(i32(cuda.gridDim.x) * count) * kept, groups * 32)
+        pairs = address(pairs, i64(number) * kept, 8)
+        partial = address(partial, i64(number) * kept, groups * 32)
+        return partial, pairs, i64(i32(cuda.blockIdx.y)) * kept
+
+    @inline
+    def keep(pairs, own, m, seen, where):
+        """Writes the highest scores and sums of a thread's two rows."""
+        x0, x1, sum0, sum1 = seen
+        _, _, rows, lane, warp, _ = where
+        row = i32(warp * 16 + lane // 4)
+        if lane % 4 == 0 and m < rows:
+            store_pair(address(pairs, own + row, 8), x0, sum0)
+        if lane % 4 == 0 and m + 8 < rows:
+            store_pair(address(pairs, own + row + 8, 8), x1, sum1)
+
+    return part(places=places, keep=keep)
+
+
+def place_of(causal: bool) -> Any:
+    """The device function (q, k, v, integers, strides) → (b, h, head, m0, q, k, v): the batch, head and first row that a block
+    has, and where the operands of that head begin."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types
+
+    i64 = types.int64
+
+    @inline
+    def place(q, k, v, integers, strides):
+        tiles, heads, share = integers[:3]
+        q_b, q_h, _, _, k_b, k_h, _, _, v_b, v_h = strides[:10]
         # The longest causal rows first: blocks are started in order.
         head = mma.divide(i32(cuda.blockIdx.x), tiles)
         tile = i32(cuda.blockIdx.x) - head * tiles
@@ -452,10 +630,56 @@ def build(
         q = address(q, i64(b) * q_b + i64(h) * q_h, 2)
         k = address(k, i64(b) * k_b + i64(g) * k_h, 2)
         v = address(v, i64(b) * v_b + i64(g) * v_h, 2)
+        return b, h, head, m0, q, k, v
+
+    return place
+
+
+def build(form: Form, epilogue_params: Any) -> Function:
+    """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.parts import chunks, fragments, split
+    from tccompile.kernels.ptx import mma, softmax
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
+
+    i64, atom, bn, k_at, v_at = types.int64, form.atom, form.bn, form.k_at, form.v_at
+    few, splits, causal, has_mask, cp_async = form.few, form.split, form.causal, form.mask != "none", form.cp_async
+    (d_blocks, e_blocks), n_blocks, share_n = form.blocks, form.share // 16, form.share
+    k_pitch, v_pitch, slab_pitch = _pitch(form.chunks[0]), _pitch(form.chunks[1]), _slab(form.chunks[1])
+    groups = 2 * n_blocks
+    reads, lane_acc = reader(form), inline(fragments.fragments_of(atom).acc)
+    load_rows = fragments.load_rows(atom, d_blocks)
+    scores_of = fragments.multiply_rows(atom, d_blocks, n_blocks, k_pitch)
+    add_values = fragments.multiply_columns(atom, n_blocks, e_blocks, v_pitch)
+    zeros, spill = mma.zeros(8 * e_blocks), fragments.spill_block(atom, 1, e_blocks, slab_pitch)
+    cut, scaled, halves = softmax.cut(groups), softmax.scaled(2 * e_blocks), softmax.halves(groups, atom.k == 16)
+    weigh, row_sum = weigher(groups), softmax.row_sum()
+    add_mask = masked(groups, form.mask) if has_mask else None
+    wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)
+    store, extra = epilogue.build(epilogue_params)
+    parts_, last_to_arrive, place = parts_of(form), split.last_to_arrive(cp_async), place_of(causal)
+    add_parts, add_warps, results = adder(2 * e_blocks, store), few_results(form, store), results_of(form, store)
+    copy_q, copy_k, copy_v = (copier(form.chunks[i], n, cp_async) for i, n in ((0, form.bm), (0, bn), (1, bn)))
+
+    @inline
+    def commit():
+        if cp_async:
+            mma.cp_async_commit()
+
+    @inline
+    def body(tensors, integers, strides, scale, parts, e):
+        q, k, v, mask = tensors
+        rows, columns, _, _, ahead = integers[3:]
+        q_r, k_r, v_r = strides[2], strides[6], strides[10]
+        base = chunks.base()
+        tid = i32(cuda.threadIdx.x)
+        lane = i32(tid % 32)
+        warp = i32(tid // 32)
+        b, h, head, m0, q, k, v = place(q, k, v, integers, strides)
         last = i32(min(columns, i32(min(rows, i32(m0 + BM)) + ahead))) if causal else columns
 
         first = i32(0)
-        if split:
+        if splits:
             partial, counter, each = parts
             first = i32(i32(cuda.blockIdx.y) * each)
             last = i32(min(last, i32(first + each)))
@@ -472,11 +696,7 @@ def build(
         end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
         end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
         first_end = i32(min(columns, i32(m0 + warp_m + 1 + ahead))) if causal else columns  # what all rows of the warp see
-        row, half = lane_a(lane)
-        from_q = u32(base + u32((warp_m + row) * k_pitch + half * 16))
-        from_v = u32(base + u32(v_at + (warp_n + row) * v_pitch + half * 16))
-        row, half = lane_b(lane)
-        from_k = u32(base + u32(k_at + (warp_n + row) * k_pitch + half * 16))
+        from_q, from_v, from_k = reads(base, lane, warp_m, warp_n)
 
         acc = zeros()
         x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
@@ -501,14 +721,7 @@ def build(
                 )  # fmt: skip
             if n + bn > first_end:
                 s = cut(s, column, end0, end1)
-            before0, before1 = x0, x1
-            x0, x1 = highest(s, x0, x1)
-            x0, x1 = row_maximum(x0), row_maximum(x1)
-            b0 = f32(0) if x0 == f32(-math.inf) else f32(x0 * by)
-            b1 = f32(0) if x1 == f32(-math.inf) else f32(x1 * by)
-            p, add0, add1 = exponentials(s, by, b0, b1)
-            a0, a1 = exp2(f32(before0 * by - b0)), exp2(f32(before1 * by - b1))
-            sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
+            p, a0, a1, x0, x1, sum0, sum1 = weigh(s, by, x0, x1, sum0, sum1)
             acc = scaled(acc, a0, a1)
             wait_one() if cp_async else None
             cuda.syncthreads()
@@ -521,72 +734,23 @@ def build(
         cuda.syncthreads()
 
         sum0, sum1 = row_sum(sum0), row_sum(sum1)
-        if split:
-            # Parts of a tile lie one after the other; all rows' highest scores and sums behind the last tile's.
-            count, kept = i32(cuda.gridDim.y), i32(min(rows, BM))
-            number = i32(i32(cuda.blockIdx.x) * count)  # of the tile's first part
-            pairs = address(partial, i64(i32(cuda.gridDim.x) * count) * kept, stored_groups * 32)
-            pairs = address(pairs, i64(number) * kept, 8)
-            partial = address(partial, i64(number) * kept, stored_groups * 32)
-            own = i64(i32(cuda.blockIdx.y)) * kept  # this part's first row
-        if split and not few:
-            row = i32(warp * 16 + lane // 4)
-            if lane % 4 == 0 and m < rows:
-                store_pair(address(pairs, own + row, 8), x0, sum0)
-            if lane % 4 == 0 and m + 8 < rows:
-                store_pair(address(pairs, own + row + 8, 8), x1, sum1)
-        if not split and not few:
+        seen = (x0, x1, sum0, sum1)
+        where = (m0, head, rows, lane, warp, e)
+        if splits:
+            partial, pairs, own = parts_.places(partial, rows)
+        if splits and not few:
+            parts_.keep(pairs, own, m, seen, where)
+        if not splits and not few:
             acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
         slab = u32(base + u32(warp * (16 * slab_pitch * 4)))
         row, column = lane_acc(lane)
         spill(acc, u32(slab + u32((row * slab_pitch + column) * 4)), i32(0))
+        kept = (partial, pairs, own) if splits else (0, 0, 0)
         if few:
-            # Behind each row's elements, its highest score and its sum, of each warp.
-            if lane % 4 == 0:
-                beside = u32(slab + u32((lane // 4 * slab_pitch + stored_groups * 8) * 4))
-                store_weight(beside, x0)
-                store_weight(u32(beside + 4), sum0)
-                beside = u32(beside + u32(8 * slab_pitch * 4))
-                store_weight(beside, x1)
-                store_weight(u32(beside + 4), sum1)
-            cuda.syncthreads()
-            for j in range((16 * stored_groups + THREADS - 1) // THREADS):
-                at = i32(tid + j * THREADS)
-                row = i32(at // stored_groups)
-                group = i32(at % stored_groups)
-                if row < 16 and m0 + row < rows:
-                    line = u32(base + u32(row * slab_pitch * 4))
-                    values, top, total = add_warps(line, u32(line + u32(group * 32)), by)
-                    if split:
-                        store_eight(address(partial, (own + row) * stored_groups + group, 32), *values)
-                        if group == 0:
-                            store_pair(address(pairs, own + row, 8), top, total)
-                    else:
-                        scale_by = f32(1) / total if total > f32(0) else f32(0)
-                        store(scaled_by(values, scale_by), i32(head * rows + m0 + row), i32(group * 8), e)
+            add_warps(base, slab, seen, kept, tid, by, where)
         else:
-            cuda.syncwarp()
-            for j in range(stored_groups // 2):
-                at = i32(lane + j * 32)
-                row = i32(at // stored_groups)
-                group = i32(at % stored_groups)
-                values = read(u32(slab + u32((row * slab_pitch + group * 8) * 4)))
-                m = i32(m0 + warp * 16 + row)
-                if m < rows:
-                    if split:
-                        to = address(partial, (own + warp * 16 + row) * stored_groups + group, 32)
-                        store_eight(to, *values)
-                    else:
-                        store(values, i32(head * rows + m), i32(group * 8), e)
-        if split and last_to_arrive(address(counter, cuda.blockIdx.x, 4), count):
-            add_parts(partial, pairs, base, warp, lane, tid, count, by, m0, head, rows, e)
+            results(slab, kept[0], kept[2], where)
+        if splits and last_to_arrive(address(counter, cuda.blockIdx.x, 4), i32(cuda.gridDim.y)):
+            add_parts(partial, pairs, base, tid, i32(cuda.gridDim.y), by, where)
 
-    tensors = ["q", "k", "v", *(["mask"] if has_mask else [])]
-    strides = [f"{t}_{axis}" for t in tensors for axis in "bhre"]
-    more = [f"e{i}" for i in range(len(extra))]
-    parts = SPLIT if split else ()
-    text = f"def kernel({', '.join([*tensors, *INTEGERS, *strides, 'scale', *parts, *more])}):\n"
-    text += f"    body(q, k, v, mask, {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(parts)}, {tuple_of(more)})\n"
-    shared = [u64, u64, i32] if split else []
-    signature = types.void(*[u64] * len(tensors), *[i32] * (len(INTEGERS) + len(strides)), f32, *shared, *extra)
-    return Function(execute(text, {"body": body, "mask": 0}, "kernel"), signature, THREADS, 2 if max(chunks) <= 16 else 1)
+    return entry(form, body, extra)
