@@ -35,6 +35,7 @@ from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts.layout import BARRIER, Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW
+from tccompile.kernels.parts.staging import BOXES, RESULT
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
@@ -74,9 +75,6 @@ GROUP = 128
 
 WARPS = 4 * GROUPS
 THREADS = 32 * (WARPS + 1)
-
-BOXES = 2
-"""Boxes of results of a warp: one is filled while the other one is stored."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class Patch:
     @property
     def box_out(self) -> int:
         """Bytes of a box of results: 16 pixels."""
-        return 16 * 2 * self.columns
+        return 16 * RESULT * self.columns
 
     @property
     def boxes_out(self) -> int:

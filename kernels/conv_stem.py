@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -29,6 +30,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import boxes, epilogue, image_walk
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.parts.layout import Region, SharedLayout
+from tccompile.kernels.parts.staging import BOXES, RESULT
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
 
@@ -49,9 +52,6 @@ COLUMNS = (16, 32, 64)
 
 BUFFERS = 2
 """Patches: one is read while the next one is written."""
-
-BOXES = 2
-"""Boxes of results of a warp: one is filled while the other one is stored."""
 
 REGISTERS, MORE_REGISTERS = 128, 168
 """Of a thread; more where it holds many pixels beside the results of 64 channels."""
@@ -128,16 +128,21 @@ class Stem:
     @property
     def box(self) -> int:
         """Bytes of a box of results: 16 pixels."""
-        return 16 * 2 * self.columns
+        return 16 * RESULT * self.columns
+
+    @cached_property
+    def layout(self) -> SharedLayout:
+        """Shared memory: weights, patches, and boxes of results where their swizzle begins."""
+        return SharedLayout(
+            Region("weights", self.weights),
+            Region("patches", BUFFERS * self.patch),
+            Region("results", 4 * self.groups * BOXES * self.box, KIB),
+        )
 
     @property
     def smem(self) -> int:
-        """Bytes to ask for: 1 KiB more than used, since swizzled boxes begin at multiples of it."""
-        return self.first_box + 4 * self.groups * BOXES * self.box + KIB
-
-    @property
-    def first_box(self) -> int:
-        return ceil((self.weights + BUFFERS * self.patch) / KIB) * KIB
+        """Bytes to ask for in a launch."""
+        return self.layout.smem
 
     @property
     def turns(self) -> int:
@@ -348,7 +353,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
     """The kernel's source. x: (N, C, H, W) at any strides; w: [O][R][S][C]; y0, y1: maps of (channels, columns, rows, images)."""
     place = image_walk.place(ACROSS, SIDE * stem.groups)
     loop = [
-        f"patch = i32(memory + i32({stem.weights}) + turn * i32({stem.patch}))",
+        f"patch = i32(memory + i32({stem.layout['patches']}) + turn * i32({stem.patch}))",
         *_put(stem),
         "fence_copies()",
         "cuda.syncthreads()",  # the patch is whole; and all have read the one before it, which the next one takes the place of
@@ -377,7 +382,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
         *([] if constant else ["wait_for_earlier_grids()"]),
         *_weights(stem),
-        f"own = i32(memory + i32({stem.first_box}) + warp * i32({BOXES * stem.box}))",
+        f"own = i32(memory + i32({stem.layout['results']}) + warp * i32({BOXES * stem.box}))",
         boxes.key(stem.columns),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         "b = operand(right, memory)",
