@@ -103,3 +103,14 @@ def test_numba_is_behind_two_doors() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             behind |= {name for n in names if n.partition(".")[0] in ("numba", "numba_cuda", "llvmlite")}
     assert behind == DOORS
+
+
+def test_functions_of_kernels_can_be_read() -> None:
+    """At most 120 lines and eight parameters, `self` aside, those of functions in functions included."""
+    for path in (ROOT / "kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
+                where = f"{path.relative_to(ROOT)}: {node.name}"
+                assert (node.end_lineno or 0) - node.lineno < 120, f"{where} is longer than 120 lines"
+                assert len(given) <= 8, f"{where} has {len(given)} parameters"

@@ -198,7 +198,7 @@ def _moved_softmax(op: Softmax, x: np.ndarray, rounded: np.ndarray) -> float:
     Logits that are merely far apart are as exact as the activations they were computed from. Of logits from NOISE on, fp32 does
     not hold what decides either: their last digits are another processor's choice.
     """
-    if np.abs(x.max(op.axis)).min() >= NOISE:
+    if x.size and np.abs(x.max(op.axis)).min() >= NOISE:
         return 0.0
     shares = replace(op, log=False)  # logarithms of what is masked would outweigh all others
     moved = _apart(*(shares.compute({op.x: values}, x.shape) for values in (x, rounded)))

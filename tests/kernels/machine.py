@@ -22,7 +22,7 @@ import numpy as np
 from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
-from tccompile.ir.reference import to_storage
+from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work

@@ -10,7 +10,8 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
-from tccompile.ir.program import Conv, Gemm, Op, Program
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal

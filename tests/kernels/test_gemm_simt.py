@@ -13,7 +13,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, Form, GemmSimt, build_tile, chunk_of
-from tccompile.kernels.implicit_gemm import CHUNK, SCALARS, describe, scalars
+from tccompile.kernels.implicit_gemm import SCALARS, describe, scalars
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as case_program
@@ -60,7 +60,8 @@ def test_steps_cover_all_of_k(case):
         for config in kernel.configs(op, program, ARCHS["sm_80"]):
             (launch,) = kernel.work(op, program, config, ARCHS["sm_80"]).launches
             numbers = dict(zip(SCALARS, (a.value for a in launch.args if isinstance(a, I32)), strict=False))
-            across = config.get("bk", BK) // dict(launch.code.params).get("chunk", CHUNK)
+            chunk = dict(launch.code.params).get("chunk", describe(op, program).chunk)
+            across = config.get("bk", BK) // chunk
             assert launch.grid[1] == config["splits"]
             assert launch.grid[1] * numbers["steps"] * across >= numbers["chunks"]
 

@@ -17,7 +17,7 @@ from tccompile.kernels import finite as kernel
 from tccompile.kernels.spec import I32, Launch, Ptr, code
 from tccompile.runtime.finite import ENTRY, EXPONENTS, KINDS, PTX, THREADS
 from tests.kernels.machine import Machine
-from tests.kernels.simulator import SPACE, Memory
+from tests.kernels.memory import SPACE, Memory
 
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
