@@ -319,7 +319,7 @@ class ConvHalo(Kernel):
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from tccompile.kernels.ptx import hopper
-        from tccompile.kernels.ptx.core import f32, instruction, types, u32, u64, void
+        from tccompile.kernels.ptx.core import f32, instruction, types, u32, u64
 
         patch = Patch(*(params[field.name] for field in fields(Patch)))
         rows = 1 if patch.spread else 2
@@ -331,7 +331,7 @@ class ConvHalo(Kernel):
             "multiply": hopper.multiply(patch.wide, steps(patch, DEPTH // 16), (True, True)),
             "multiply_last": hopper.multiply(patch.wide, steps(patch, patch.last), (True, True)),
             "ended": hopper.wgmma_wait_all,
-            "ended_before": instruction(f"wgmma.wait_group.sync.aligned {patch.blocks};", void),
+            "ended_before": hopper.wgmma_wait(patch.blocks),
             "left": types.uint64(hopper.descriptor(128, 0, (SIDE if patch.spread else patch.pitch) * ROW)),
             "right": types.uint64(hopper.descriptor(128, 0, SIDE * ROW)),
             "u64": u64,
@@ -340,7 +340,7 @@ class ConvHalo(Kernel):
             **{name: getattr(hopper, name) for name in CALLED},
         }
         if patch.spread:
-            scope["put_parts"] = instruction(put_parts(patch), void, u32, *(f32,) * (patch.wide // 2))
+            scope["put_parts"] = hopper.stage_turned(patch.wide, patch.parts, 4 * SIDE)
             scope["sums"] = instruction(sums(patch), (f32,) * patch.columns, u32)
         maps = ["x", "w", *(["y"] if patch.boxed else []), *(["z"] if patch.added else [])]
         body = device("conv_halo", f"{', '.join(maps)}, numbers, e", lines(patch, params["stages"], params["constant"]), **scope)
@@ -650,8 +650,7 @@ def by_sums(patch: Patch, at: SharedLayout) -> Ending:
     ]
     store = ["sync_group(meeting)"]  # nobody reads the parts before any more
     for block in range(patch.blocks):
-        values = ", ".join(f"acc{block}[{i}]" for i in range(patch.wide // 2))
-        store.append(f"put_parts(i32(at + i32({4 * SIDE**2 * block})), {values})")
+        store.append(f"put_parts(acc{block}, i32(at + i32({4 * SIDE**2 * block})), i32(0))")
     store += ["sync_group(meeting)", "column = i32(column + along)"]
     for turn in range(patch.pixels // GROUP):
         store += [
@@ -662,15 +661,6 @@ def by_sums(patch: Patch, at: SharedLayout) -> Ending:
             *(f"    store(sum[{c} : {c + 2}], m, i32({c}), e)" for c in range(0, patch.columns, 2)),
         ]
     return ahead, [], [*store, "sync_warp()"], []
-
-
-def put_parts(patch: Patch) -> str:
-    """PTX that writes a thread's accumulators of a product to shared memory, from the address $0 on."""
-    puts = [
-        f"st.shared.f32 [$0+{(8 * (i // 4) + i % 2) * patch.parts + 32 * (i % 4 // 2)}], ${i + 1};"
-        for i in range(patch.wide // 2)
-    ]
-    return " ".join(puts)
 
 
 def sums(patch: Patch) -> str:

@@ -166,9 +166,14 @@ let_later_grids_start = instruction("griddepcontrol.launch_dependents;", void)
 
 WGMMA = ATOMS["wgmma"]
 
-wgmma_wait_all = instruction("wgmma.wait_group.sync.aligned 0;", void)
-wgmma_wait_last = instruction("wgmma.wait_group.sync.aligned 1;", void)
-"""Until all but the group committed last are done."""
+
+@cache
+def wgmma_wait(pending: int) -> Any:
+    """Until all but the `pending` groups committed last are done."""
+    return instruction(f"wgmma.wait_group.sync.aligned {pending};", void)
+
+
+wgmma_wait_all, wgmma_wait_last = wgmma_wait(0), wgmma_wait(1)
 
 
 def descriptor(swizzle: int, leading: int, stride: int) -> int:
@@ -382,11 +387,12 @@ def stage(n: int, columns: int, pitch: int) -> Any:
 
 
 @cache
-def stage_turned(n: int, pitch: int) -> Any:
+def stage_turned(n: int, pitch: int, below: int = 16) -> Any:
     """stage(acc, address, chunk): write a 64×n tile to shared memory as fp32, turned over: a column is a row of the pitch there.
 
     address  of this thread's first element: row r of its warp's 16 in two halves of fours as in `stage`, column 2q
     chunk    0: all columns are written
+    below    bytes from a row to the one 8 below: 16, as the next four of the first half, or 32 where rows lie one after the other
     """
     kind = types.Tuple((f32,) * (n // 2))
 
@@ -396,7 +402,7 @@ def stage_turned(n: int, pitch: int) -> Any:
             acc, address, _ = args
             function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.FloatType()])
             for i in range(n // 2):
-                at = (i // 4 * 8 + i % 2) * pitch + i % 4 // 2 * 16  # 8 rows on, it is the next four of the first half
+                at = (i // 4 * 8 + i % 2) * pitch + i % 4 // 2 * below
                 store = ir.InlineAsm(function, f"st.shared.f32 [$0+{at}], $1;", "r,f,~{memory}", side_effect=True)
                 builder.call(store, [address, builder.extract_value(acc, i)])
             return context.get_dummy_value()
