@@ -188,8 +188,8 @@ def _rows(op: Gemm, values: Mapping[str, np.ndarray]) -> np.ndarray:
     a, b = values[op.a], values[op.b]
     if b.ndim > 2:
         a, b = a.reshape(-1, *a.shape[-2:])[0], b.reshape(-1, *b.shape[-2:])[0]
-    rows = a.reshape(-1, a.shape[-1])
-    return rows[:: max(len(rows) // ROWS, 1)].astype(np.float32) @ b.T.astype(np.float32)
+    rows = a.reshape(-1, a.shape[-1])[:: max(math.prod(a.shape[:-1]) // ROWS, 1)]
+    return rows.astype(np.float32, copy=False) @ b.T.astype(np.float32, copy=False)
 
 
 def _moved_softmax(op: Softmax, x: np.ndarray, rounded: np.ndarray) -> float:

@@ -7,6 +7,7 @@ Areas of steps that could run side by side do not share bytes either, as far as 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -163,8 +164,7 @@ def _packed(areas: Sequence[Area], order: Sequence[int], apart: Sequence[Collect
             end = max(end, offsets[other] + areas[other].size)
         offsets[k] = end if best is None else best
         arena = max(arena, offsets[k] + area.size)
-        placed.append(k)
-        placed.sort(key=lambda other: offsets[other])
+        insort(placed, k, key=offsets.__getitem__)
     return offsets, arena
 
 
