@@ -17,7 +17,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import F32, I32, Arg, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 ROWS = 32
@@ -52,7 +53,9 @@ class AttentionKernel(TextKernel):
         flops = 2.0 * prod(shape[:3]) * n * depth
         # A block's way through a tile of k and v, 1.5 µs for each 32 elements of a head: barriers, and loads that come late.
         steps = -(-n // ROWS) * (-(-program.tensors[op.q].shape[3] // ROWS) + -(-min(shape[3], COLUMNS) // ROWS))
-        return LAUNCH_US + traffic_us(op, program, arch) + max(1.5 * steps, flops / (arch.fp32_tflops * 1e6 * 0.05))
+        return (
+            measured(arch).launch_us + traffic_us(op, program, arch) + max(1.5 * steps, flops / (arch.fp32_tflops * 1e6 * 0.05))
+        )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

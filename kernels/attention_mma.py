@@ -28,9 +28,9 @@ from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.ptx.atoms import ATOMS, Atom, of_warpgroups, warp_atom
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
     I32,
-    LAUNCH_US,
     Arg,
     Config,
     Counters,
@@ -56,9 +56,6 @@ MOST_SPLITS = 32
 
 JOINED = 8
 """Threads that add up the parts of 8 elements of a row."""
-
-STEP_US = 0.7
-"""What a block takes for a step beside its own products: to wait for copies and for its warps."""
 
 MOST = 256
 """Elements of a head: registers hold no more of a row's result."""
@@ -148,6 +145,7 @@ class AttentionMma(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
+        own = measured(arch).attention_mma
         heads, rows, n = op_extents(op, program)
         chunks, bn, splits = self._chunks(op, program), int(config["bn"]), int(config["splits"])
         parts, each = split_steps(-(-n // bn), splits)
@@ -161,15 +159,15 @@ class AttentionMma(Kernel):
         each_us = 2.0 * (FEW if few else BM) * bn * CHUNK * sum(chunks) / rate
         if op.mask is not None:
             each_us += bn * (0.012 if program.tensors[op.mask].shape[2] > 1 else 0.001)
-        step_us = STEP_US + together * each_us
+        step_us = own.step_us + together * each_us
         if few:  # an estimate: memory's time, or one block's way through a step
             each_us = max(each_us, 2.0 * bn * CHUNK * sum(chunks) * arch.sms / (arch.gbps * 1e3 * 0.9))
-            step_us = max(STEP_US + each_us, together * each_us)
+            step_us = max(own.step_us + each_us, together * each_us)
         steps = min(math.ceil(max(seen, 1) / bn), each)
         waves = blocks / (arch.sms * together)
         waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
         time = waves * (steps * step_us + 0.75 * together)
-        return LAUNCH_US + max(time, traffic_us(op, program, arch)) + self._join_us(op, program, parts, arch)
+        return measured(arch).launch_us + max(time, traffic_us(op, program, arch)) + self._join_us(op, program, parts, arch)
 
     def _join_us(self, op: Attention, program: Program, parts: int, arch: Arch) -> float:
         """To write the parts and to read them, eight at a time: fitted to times on an H200."""

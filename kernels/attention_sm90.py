@@ -34,10 +34,10 @@ from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
     F32,
     I32,
-    LAUNCH_US,
     Arg,
     Config,
     Function,
@@ -156,12 +156,6 @@ FAR = -1e4
 The product of such a score and log2(e) is rounded to more than an exponent may be off, or beyond float32.
 """
 
-EARLY_US = 2.0
-"""What a launch's first blocks have done of their start when the launch before has ended."""
-
-AGAIN = 0.5
-"""Of an item's start and end, what a block that goes on with it takes: its rows are there by then."""
-
 MASKS = (DType.F32, DType.F16, DType.BOOL)
 
 
@@ -254,6 +248,7 @@ class AttentionSm90(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
+        own = measured(arch).attention_sm90
         t = _tile(config, op, program, arch)
         heads, rows, n = op_extents(op, program)
         blocks = heads * -(-rows // t.bm)
@@ -271,9 +266,9 @@ class AttentionSm90(Kernel):
         waves = blocks / (arch.sms * together)
         waves = math.ceil(waves) if config["persistent"] else max(1.0, waves, min(math.ceil(waves), waves + 0.5))
         start = 1.55 + t.bm * (t.d + t.e) / 15500 + (0.2 if t.exchange else 0)  # and the end: results on their way out
-        starts = 1 + AGAIN * (waves - 1) if config["persistent"] else waves
-        time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + starts * start - EARLY_US
-        return LAUNCH_US + max(time, traffic_us(op, program, arch))
+        starts = 1 + own.again * (waves - 1) if config["persistent"] else waves
+        time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + starts * start - own.early_us
+        return measured(arch).launch_us + max(time, traffic_us(op, program, arch))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

@@ -15,7 +15,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import device, entry, refusal
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 
 THREADS = 128
 
@@ -48,7 +49,7 @@ class ConvDirect(Kernel):
         instructions = taps * (12 * (pixels + lanes) + pixels * lanes * vector) + 100
         issue = threads * instructions / (arch.fp32_tflops * 1e6 / 5)  # measured: 5 slots of a multiply-add each
         latency = taps * (0.55 + 0.0009 * pixels * lanes * vector)  # measured where one wave of blocks does all
-        return LAUNCH_US + max(traffic_us(op, program, arch), issue, latency)
+        return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, latency)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -37,6 +37,7 @@ from tccompile.kernels.parts.layout import BARRIER, Region, SharedLayout, barrie
 from tccompile.kernels.parts.operands import ROW
 from tccompile.kernels.parts.staging import BOXES, RESULT
 from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
 SIZE = 2
@@ -268,22 +269,25 @@ class ConvHalo(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
+        own = measured(arch).conv_halo
         patch = patch_of(op, program, config)
         shares, n, down, across = tiles_of(op, program, patch)
         tiles = n * down * across
         each = ceil(tiles / min(tiles, arch.sms // shares))
         depth = ((patch.chunks - 1) * 4 + patch.last) * (1 if patch.spread else patch.taps)
-        multiplying = patch.blocks * depth * max(patch.wide, NARROW if patch.boxed else NARROW_STORED) * MULTIPLYING / CYCLES
-        copying = patch.pitch * patch.rows * (COPYING * patch.chunks + (BEYOND if patch.channels % DEPTH else 0)) / CYCLES
+        cycles, narrow = measured(arch).cycles_us, own.narrow if patch.boxed else own.narrow_stored
+        multiplying = patch.blocks * depth * max(patch.wide, narrow) * own.multiplying / cycles
+        copying = patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % DEPTH else 0)) / cycles
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
         # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
         adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
         storing = (
-            adding + patch.pixels / SIDE**2 * patch.columns * (SHUFFLING if op.epilogue.shuffle > 1 else STORING) * accesses
-        ) / CYCLES
-        computing = each * max(multiplying + storing, copying) + patch.weights / WEIGHTS
+            adding
+            + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
+        ) / cycles
+        computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
         moving = traffic_us(op, program, arch)
-        return START_US + max(computing, moving) + 0.43 * min(computing, moving)
+        return own.start_us + max(computing, moving) + 0.43 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -348,28 +352,6 @@ class ConvHalo(Kernel):
         signature = types.void(*(types.uint64,) * len(maps), *(types.int32,) * count, *extra)
         return Function(entry(body, len(maps), count, len(extra)), signature, THREADS)
 
-
-CYCLES = 1660
-"""Of a microsecond, at the clock that a GPU keeps under load."""
-
-# Fitted to 531 times of 133 convolutions on an H200, from which estimates are 10 % off; choices are 1 % slower than the best.
-MULTIPLYING, NARROW = 0.44, 48
-"""Cycles of a product of 64 pixels by 16 channels for each output channel, and for how many at least: it waits for its pixels."""
-
-COPYING, BEYOND = 1.33, 3.6
-"""Cycles of a pixel of a box, and more for one that reaches beyond the channels."""
-
-NARROW_STORED = 30
-"""The same where threads store results (46 times of 10 convolutions)."""
-
-STORING, SHUFFLING = 12, 26
-"""Cycles that threads take for 64 pixels of each output channel, to store them and for each tensor that is read by pixel; more
-where they lie apart."""
-
-WEIGHTS = 185_000
-"""Bytes of weights that come in a microsecond, as far as launches before do not hide it."""
-
-START_US = 1.7
 
 CALLED = (
     "uniform", "barrier_init", "barrier_arrive", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",

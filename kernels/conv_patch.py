@@ -25,7 +25,8 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.ptx.atoms import warp_atom
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 QUAD = 4
@@ -149,11 +150,6 @@ class Patch:
         return min(arch.smem_sm // (self.smem + KIB), 65536 // (registers * self.threads), arch.threads_sm // self.threads, 8)
 
 
-START_US, TILE_US, STEP_US, WEIGHT_US = 0.4, 0.5, 0.03, 0.27
-"""Of a block, fitted to 295 times of 66 layers on an H200: until it begins; what a tile takes at least, and each step of K of it,
-one waiting for the other; each turn of its threads through its weights."""
-
-
 class ConvPatch(TextKernel):
     """Conv in one group of an image with at most 4 channels, or with at most 32 output channels, by mma.sync from sm_75 on."""
 
@@ -189,6 +185,7 @@ class ConvPatch(TextKernel):
                     yield {"rows": warps, "columns": 16 * mi}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        own = measured(arch).conv_patch
         patch, (n, p, q) = _patch(op, program, config), _pixels(op, program)
         w = program.tensors[op.operands[1]]
         parts = -(-w.shape[0] // patch.outputs)
@@ -207,13 +204,13 @@ class ConvPatch(TextKernel):
         together = min(resident, max(1.0, tiles / arch.sms))
         waves = tiles / (arch.sms * resident)
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
-        least = TILE_US + STEP_US * patch.steps
-        start = START_US + WEIGHT_US * ceil(4 * patch.steps * patch.outputs / patch.threads)
+        least = own.tile_us + own.step_us * patch.steps
+        start = own.start_us + own.weight_us * ceil(4 * patch.steps * patch.outputs / patch.threads)
         computing = start + turns * max(tile * together, least)
         moving = traffic_us(op, program, arch)
         # What large blocks load, multiply and store one after the other overlaps less with what others do.
         apart = 0.1 * moving if patch.warps > 4 else 0.0
-        return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving) + apart
+        return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + apart
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -33,6 +33,7 @@ from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts.layout import Region, SharedLayout
 from tccompile.kernels.parts.staging import BOXES, RESULT
 from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
 
 PIXEL = 4
@@ -220,19 +221,20 @@ class ConvStem(Kernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
+        own = measured(arch).conv_stem
         stem = _stem(op, program, config)
         shares, n, down, across = _tiles(op, program, stem)
         tiles, resident = n * down * across * shares, stem.resident(arch)
         together = min(resident, max(1.0, tiles / arch.sms))
         waves = tiles / (arch.sms * resident)
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
-        multiplying = 2 * stem.groups * len(stem.steps) * (MULTIPLYING + MORE * stem.columns) / CYCLES
-        putting = PUTTING * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
-        issuing = (putting + STORING * 128 * stem.groups * stem.columns) / (128 * CYCLES)
-        weights = WEIGHT_US * ceil(stem.quads * stem.columns / stem.threads)
-        computing = START_US + weights + turns * max((multiplying + issuing) * together, LEAST_US)
-        moving = traffic_us(op, program, arch) * (1 + PARTS * (1 - 1 / shares))
-        return LAUNCHING_US + max(computing, moving) + 0.16 * min(computing, moving)
+        multiplying = 2 * stem.groups * len(stem.steps) * (own.multiplying + own.more * stem.columns) / measured(arch).cycles_us
+        putting = own.putting * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
+        issuing = (putting + own.storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
+        weights = own.weight_us * ceil(stem.quads * stem.columns / stem.threads)
+        computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
+        moving = traffic_us(op, program, arch) * (1 + own.parts * (1 - 1 / shares))
+        return own.launching_us + max(computing, moving) + 0.16 * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -290,25 +292,6 @@ class ConvStem(Kernel):
         function = entry(body, stem.phases + 2, count, len(extra))
         return Function(function, signature, stem.threads, stem.by_registers)
 
-
-CYCLES = 1660
-"""Of a microsecond, at the clock that a GPU keeps under load."""
-
-# Fitted to 148 times of 30 convolutions on an H200, from which estimates are 10 % off; choices are 4 % slower than the best.
-MULTIPLYING, MORE = 19.0, 0.3
-"""Cycles of a product of 64 pixels by 16 of K, which is bound by shared memory, and more for each output channel."""
-
-PUTTING, STORING = 17.5, 1.7
-"""Instructions of a pixel of a patch for each channel that is read and each copy that is written, and of a result."""
-
-WEIGHT_US = 0.028
-"""Of each turn of a block's threads through its weights."""
-
-PARTS = 0.38
-"""More of the traffic where several blocks share a pixel's channels: each reads the image, and lines are stored in parts."""
-
-START_US, LEAST_US, LAUNCHING_US = 0.3, 0.25, 1.6
-"""Until a block begins; of a tile, at least; of the launch."""
 
 CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
           "store_matrices", "base", "operand")  # fmt: skip

@@ -22,7 +22,8 @@ from tccompile.kernels.lines import (
     refusal,
     take_dividers,
 )
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 COMBINE = {"add": ("{} + {}", 0), "mul": ("{} * {}", 1)}
@@ -45,7 +46,7 @@ class CumulateKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Cumulate)
         x = program.tensors[op.x]
-        return 2 * LAUNCH_US + traffic_us(op, program, arch) + 0.05 * x.shape[op.axis]
+        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + 0.05 * x.shape[op.axis]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Cumulate)

@@ -16,7 +16,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.loops import is_vector_type, refusal, vectors
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 LANES = 8
@@ -51,6 +52,7 @@ class Depthwise(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
+        own = measured(arch).depthwise
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         n, c, p, q = image(program.op_shape(op))
         r, s = filter_of(program.tensors[op.w])
@@ -64,16 +66,16 @@ class Depthwise(TextKernel):
         outputs = rows * columns
         instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
         blocks = TILES.get(unrolled(op, program)[0], LINES)[rows, columns, lanes]
-        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * BUSY[blocks])
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * own.busy[blocks])
         sizes = (program.tensors[name].dtype.size for name in (op.x, op.w))
-        loading = threads * lanes * sum(n * size for n, size in zip((x, w), sizes, strict=True)) / (arch.sms * L1_BYTES)
+        loading = threads * lanes * sum(n * size for n, size in zip((x, w), sizes, strict=True)) / (arch.sms * own.l1_bytes)
         # Threads beyond those that a multiprocessor holds come in turns; each waits for memory once, or for each row of a loop.
         turns = threads / (arch.sms * THREADS * blocks)
         waits = r if r > MOST_UNROLLED or not unrolled(op, program)[0][0] else 1
         latency = max(1.0, turns) * (0.1 * waits + 0.0013 * instructions)
         parts = (traffic_us(op, program, arch), issue, loading, latency)
-        start = EARLY_START_US if arch.has(Feature.EARLY_START) else LAUNCH_US
-        return start + FROM_L2 * (max(parts) + 0.3 * (sum(parts) - max(parts)))  # they do not overlap wholly
+        start = own.early_start_us if arch.has(Feature.EARLY_START) else measured(arch).launch_us
+        return start + own.from_l2 * (max(parts) + 0.3 * (sum(parts) - max(parts)))  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -151,18 +153,6 @@ CROWDED = (2, 2, 8)
 
 MOST_UNROLLED = 5
 """Rows of a filter that are unrolled."""
-
-BUSY = {4: 0.8, 3: 0.68, 2: 0.62}
-"""By the blocks of a multiprocessor: the share of its cycles in which it issues an instruction, if nothing else bounds it."""
-
-FROM_L2 = 0.75
-"""Of those times, what is left where the step before has just written x, so that a part of it is in the L2 cache."""
-
-EARLY_START_US = 1.2
-"""A launch that starts before those before it have ended."""
-
-L1_BYTES = 115_000
-"""What a multiprocessor reads of its L1 cache in a microsecond; fitted to an H200's times, as are the numbers of `cost`."""
 
 
 def unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:

@@ -19,9 +19,10 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.depthwise import FROM_L2, NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
+from tccompile.kernels.depthwise import NUMBERS, THREADS, Depthwise, filter_of, image, place, stores, unrolled
 from tccompile.kernels.ptx.atoms import of_warpgroups, warp_atom
-from tccompile.kernels.spec import LAUNCH_US, Config, Value, memory_us, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import Config, Value, memory_us, traffic_us
 from tccompile.kernels.text import KernelText, intrinsic, parameters
 
 SIZE = 2
@@ -69,7 +70,7 @@ class DepthwiseMma(Depthwise):
         products = columns // 2 * taps[0] * taps[1] * lanes // 2
         reads = stride * ((columns - 1) * stride + taps[1])
         others = 40 + 5 * reads + lanes * stride * ((columns - 2) * stride + taps[1]) + 24 * columns
-        rate = arch.tensor_tflops * 1e6 / arch.sms * (MMA_SYNC if of_warpgroups(arch) else 0.9)
+        rate = arch.tensor_tflops * 1e6 / arch.sms * (measured(arch).depthwise_mma.mma_sync if of_warpgroups(arch) else 0.9)
         each = 2048 * products / rate + (0.6 * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * 0.85)
         busy = 0.85 * warps / arch.sms * steps * each + 0.13 * steps
         latency = 0.6 + steps * (0.18 + 2 * each)
@@ -77,7 +78,7 @@ class DepthwiseMma(Depthwise):
         # One row ahead does not keep memory busy.
         moved = 1.35 * traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
         longest = max(moved, busy, latency)
-        return LAUNCH_US + FROM_L2 * (longest + 0.2 * (moved + busy + latency - longest))
+        return measured(arch).launch_us + measured(arch).depthwise.from_l2 * (longest + 0.2 * (moved + busy + latency - longest))
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
         columns, lanes = params["columns"], params["lanes"]
@@ -102,9 +103,6 @@ TILES: dict[tuple[tuple[int, int], int], dict[tuple[int, int], int]] = {
 }
 """Of filters by their taps, rows and columns, and the stride: the columns and lanes that a thread computes, and the blocks of a
 multiprocessor, which bound the registers."""
-
-MMA_SYNC = 0.6
-"""Of the Tensor Cores' rate with wgmma, what mma.sync reaches."""
 
 
 def slots_of(taps: tuple[int, int], stride: int) -> int:

@@ -31,34 +31,9 @@ from tccompile.kernels.depthwise import filter_of, image
 from tccompile.kernels.depthwise_sm90_text import NUMBERS, lines, maps
 from tccompile.kernels.depthwise_sm90_walk import CHOSEN, PARAMS, Walk, constant, longest, partitions, share, walk_of, walks
 from tccompile.kernels.loops import refusal, vectors
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, TiledMap, Value, Work, code, memory_us, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
-
-PRODUCT = {4: 10.7, 2: 8.4}
-"""Cycles of a Tensor Core for an mma.sp of so many taps: measured on an H200, with 8 warps of a multiprocessor."""
-
-# Fitted to the times of 2,900 configs of 65 layers on an H200.
-SLAB_US = 0.04
-"""What a slab takes a block beyond its steps."""
-
-PARTLY = 0.3
-"""Of a step's products, what those of a part's first and last rows take where they are not multiplied in full."""
-
-PIXEL = 1.5
-"""Cycles of the copy engine for a pixel of a box."""
-
-MOVING = 0.61
-"""Of the time that each tensor's bytes take once: a part of x is in the L2 cache, where the step before left it."""
-
-STRADDLING = 0.2
-"""More of it, for pieces of rows that begin within lines of the L2 cache: parts of pixels, or every second pixel."""
-
-AGAIN = 0.2
-"""Of the time that x takes, for what of it is read again."""
-
-START_US, FIRST, REFILL_US = 1.6, 0.3, 0.6
-"""A launch, the first rows' way in and the last results' way out; of the products' time of a slab, what the first one adds; and
-the way in of rows that find no free buffer at first."""
 
 
 class DepthwiseSm90(TextKernel):
@@ -115,11 +90,12 @@ class DepthwiseSm90(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
+        own = measured(arch).depthwise_sm90
         walk, shares = walk_of(op, program, config), share(op, program, config, arch)
         clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms  # cycles of a microsecond
         # Cycles of a step: of a Tensor Core, which has a quarter of a block's warps, and of shared memory for all of them:
         # matrices read, results written and read, the rows' arrival; and of the copy engine for the pixels of the boxes.
-        products = (PRODUCT[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
+        products = (own.product[len(walk.products[k])] for age in range(walk.reach) for k in walk.live(age))
         tensor = walk.warps / 4 * walk.each * walk.strips * sum(products)
         lines = 8 // len({n * walk.groups % 8 for n in range(8)}) if not walk.swizzle else 1  # cycles that a matrix takes
         vectors = walk.warps * walk.each * walk.strips
@@ -129,18 +105,18 @@ class DepthwiseSm90(TextKernel):
         together, stages = ceil(shares.blocks / arch.sms), walk.stages(arch)
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
         pairs = ceil(shares.height * shares.strips / shares.parts)
-        multiplied = pairs + PARTLY * (steps - pairs) if walk.spares else steps
+        multiplied = pairs + own.partly * (steps - pairs) if walk.spares else steps
         step_us = max(tensor, accesses) / clock
-        computing = ceil(together / walk.blocks) * slabs * SLAB_US + together * multiplied * step_us
-        copying = together * slabs * walk.steps * pixels * PIXEL / clock
+        computing = ceil(together / walk.blocks) * slabs * own.slab_us + together * multiplied * step_us
+        copying = together * slabs * walk.steps * pixels * own.pixel / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]
         along = (shares.across - 1) * (walk.width - walk.window) * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
-        straddling = STRADDLING if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
-        moving = MOVING * (1 + straddling) * traffic_us(op, program, arch) + AGAIN * (down + along) * memory_us([x], arch)
-        waiting = FIRST * walk.steps * step_us + REFILL_US * max(0, slabs - stages) / stages
-        return START_US + waiting + hypot(computing, copying, moving)
+        straddling = own.straddling if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
+        moving = own.moving * (1 + straddling) * traffic_us(op, program, arch) + own.again * (down + along) * memory_us([x], arch)
+        waiting = own.first * walk.steps * step_us + own.refill_us * max(0, slabs - stages) / stages
+        return own.start_us + waiting + hypot(computing, copying, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -40,6 +40,7 @@ from tccompile.kernels.implicit_gemm import (
     unfit,
 )
 from tccompile.kernels.ptx.atoms import BITS, Atom, atoms, warp_atom
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
     I32,
     Arg,
@@ -57,15 +58,6 @@ from tccompile.kernels.spec import (
 
 MOST_SPLITS = 32
 """Parts of K."""
-
-LATENCY_US = 0.9
-"""From a copy's begin to its end where memory is busy."""
-
-FEW_STREAMS = 0.9
-"""Of a large product's time, where splits of K give a multiprocessor two blocks or less: more of them read memory more slowly.
-
-0.83 to 0.9 in three products of 16 rows and weights of 0.2 to 1 GB, an H200.
-"""
 
 
 @dataclass(frozen=True)
@@ -178,29 +170,18 @@ def resident_of(tile: Tile, arch: Arch) -> int:
     return max(1, min(tile.blocks, arch.smem_sm // smem, arch.threads_sm // tile.threads, arch.blocks_sm))
 
 
-RATES = {16: (5.5e6, 0.30), 8: (3.0e6, 0.16), 4: (3.5e6, 0.18), 2: (2.2e6, 0.14), 1: (2.0e6, 0.10)}
-"""By a warp's 16×16 blocks: FLOP a microsecond of a multiprocessor, and a step's overhead in microseconds; fitted to an H100."""
-
-
-MEMORY_US = 0.8
-"""From a copy's start to its end, when the operand comes from memory."""
-
-
-FLOAT_RATES = {8: (0.95e6, 0.25), 4: (0.9e6, 0.25), 2: (1.1e6, 0.30), 1: (1.15e6, 0.30)}
-"""The same of float32, by three products of bf16: fitted to 246 times of 12 products on an H200, and 7 % off these."""
-
-
 def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, floats: bool) -> Rates:
     """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
 
     Where copies are not asynchronous a step waits for memory. `loads`: of the epilogue, those that differ by row.
     """
-    flops, step = (FLOAT_RATES if floats else RATES)[tile.mi * tile.nj]
+    own = measured(arch).gemm_mma
+    flops, step = (own.float_tiles if floats else own.tiles)[tile.mi * tile.nj]
     peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if floats else 1)
     return Rates(
         flops_us=min(flops, 0.9 * peak),
         step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
-        least_us=MEMORY_US / (stages_of(tile, arch) - 1),
+        least_us=own.memory_us / (stages_of(tile, arch) - 1),
         start_us=0.7,
         store_us=(1.9 + 3.2 * loads) * tile.bm * tile.bn / (128 * 128),
     )
@@ -469,14 +450,15 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
+    own = measured(arch).gemm_mma
     rates, resident = rates_of(tile, arch, problem.linear, loads, _floats(problem)), resident_of(tile, arch)
     if min(problem.rows, problem.columns) <= 16:  # a step's operand comes from memory, not from L2
-        rates = replace(rates, step_us=max(rates.step_us, LATENCY_US / max(1, stages_of(tile, arch) - 1)))
+        rates = replace(rates, step_us=max(rates.step_us, own.latency_us / max(1, stages_of(tile, arch) - 1)))
     grid = Grid(tile.bm, tile.bn, tile.depth // problem.x.dtype.size, _steps(problem, tile), splits, resident)
     time = time_us(problem, arch, rates, grid, moving)
     blocks = math.prod(tiles(problem, tile.bm, tile.bn)) * splits * problem.batches
     few = moving > 20 and splits > 1 and blocks <= 2 * arch.sms and min(problem.rows, problem.columns) > 8  # where measured
-    return time * FEW_STREAMS if few else time
+    return time * own.few_streams if few else time
 
 
 class GemmMma(_Mma):

@@ -6,25 +6,13 @@ from tccompile.arch import Arch
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
-
-TILED_CYCLES, NARROW_CYCLES = 1.4, 2.5
-"""What the copy engine takes for a row of a tiled box of 128 bytes, and of 64 or 32."""
-
-BOX_CYCLES = 80
-"""What a box takes at least: asking for it is one thread's work."""
-
-BEYOND_CYCLES = 4
-"""What a row of a box takes that reaches beyond the tensor: 4 on average, up to 12 where less than half of it lies inside."""
-
-
-TOGETHER = {1: 132, 2: 132, 4: 120, 8: 112}
-"""Multiprocessors that clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
+from tccompile.kernels.rates import measured
 
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
     """Blocks, multiprocessors that they can fill, and how many of them one holds."""
     tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
-    return tiles * t.split, TOGETHER[t.split], resident(t, arch) if t.split < 8 else 1
+    return tiles * t.split, measured(arch).gemm_sm90.together[t.split], resident(t, arch) if t.split < 8 else 1
 
 
 def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
@@ -45,14 +33,15 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
     slower than the best of those measured. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
+    own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
     together = min(most, -(-blocks // sms))
     waves = -(-blocks // (sms * together))
     tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
-    row_b = TILED_CYCLES if how.im2col or how.chunk == how.whole else NARROW_CYCLES
+    row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
     row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    copying = max(t.bm * row_a + t.bn * row_b, BOX_CYCLES * how.boxes_of_stage(t))
+    copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right) * part
@@ -63,7 +52,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     step = max(max(copying / 1370, alone * multiplying * busy / 1660, alone * sharing / 1960) * together, latency / t.stages)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
-    tail = max((t.bm + t.bn) * BEYOND_CYCLES / 1370 * together - step, 0) / t.split if beyond else 0.0
+    tail = max((t.bm + t.bn) * own.beyond_cycles / 1370 * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     early = 0.42 * min(steps, t.stages) * (1 - min(max(2.4 * blocks / arch.sms - 0.6, 0.0), 1.0)) if constant else 0.0
     inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows

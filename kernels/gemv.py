@@ -24,9 +24,10 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, REDUCE_US, Problem, describe, unaligned, unfit
+from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, Problem, describe, unaligned, unfit
 from tccompile.kernels.ptx.atoms import warp_atom
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 WARPS = 8
@@ -40,12 +41,6 @@ def resident(tensor_cores: bool, few: int) -> int:
 
 LANES = 8
 """Results that are stored at once."""
-
-LATENCY_US = 0.9
-"""From a load to its data where memory is busy."""
-
-START_US = 1.1
-"""What a block takes beside its turns: to start, to add up over its warps, to store (an H200, many short rows)."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +141,7 @@ class _Gemv(TextKernel):
         yield from (config for _, config in ranked[:8])
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        own = measured(arch).gemv
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         s, across = streams(problem), int(config["across"])  # type: ignore[arg-type]
@@ -162,7 +158,7 @@ class _Gemv(TextKernel):
         # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
         flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * 0.55
-        rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / LATENCY_US)  # as measured on an H200
+        rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / own.latency_us)  # as measured on an H200
         rate /= 1 + 0.015 * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
         again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 6e3)  # from L2, which also gives what streams
@@ -170,16 +166,16 @@ class _Gemv(TextKernel):
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
         issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 3)
-        longest = max(moved / rate + again, issue, waves * (ceil(turns / ahead) * LATENCY_US + START_US) - START_US)
+        longest = max(moved / rate + again, issue, waves * (ceil(turns / ahead) * own.latency_us + own.start_us) - own.start_us)
         ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0  # the last wave's gaps
         finish = 0.0
         if splits > 1:
             part = rows * warp.few * 4
-            finish = REDUCE_US + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
+            finish = measured(arch).reduce_us + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
         # Few blocks find room while those of the launch before still run (measured with one row of up to 1400).
         room = max(0.0, 0.9 - 2 * blocks / slots)
         beside = 0.2 * (min(issue, moved / rate + again) + ragged)
-        return LAUNCH_US - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + beside + finish
+        return measured(arch).launch_us - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + beside + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

@@ -18,7 +18,8 @@ from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import DType
-from tccompile.kernels.spec import LAUNCH_US, Config, Kernel, Work
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import Config, Kernel, Work
 
 CHUNK_BYTES = 16
 """Bytes that are copied at once."""
@@ -393,10 +394,6 @@ class Rates:
     store_us: float
 
 
-REDUCE_US = 1.7
-"""A split's way through the workspace: fences, the counter, the first read."""
-
-
 @dataclass(frozen=True)
 class Grid:
     """How a kernel shares a problem out.
@@ -438,5 +435,7 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     reduction = 0.0
     if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
         part = bm * bn * 4
-        reduction = REDUCE_US + splits * part / 75e3 + tm * tn * problem.batches * splits * part / (arch.gbps * 1e3 * 0.7)
-    return LAUNCH_US + max(computing, moving) + 0.15 * min(computing, moving) + reduction
+        reduction = (
+            measured(arch).reduce_us + splits * part / 75e3 + tm * tn * problem.batches * splits * part / (arch.gbps * 1e3 * 0.7)
+        )
+    return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + reduction

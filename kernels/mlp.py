@@ -17,7 +17,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 WARPS = 16
@@ -67,7 +68,8 @@ class MlpKernel(TextKernel):
         assert isinstance(op, Mlp)
         w, y = program.tensors[op.w], program.tensors[op.y]
         waves = ceil(y.shape[0] * ceil(y.padded[1] / RESULTS) / arch.sms)
-        return LAUNCH_US + waves * (0.7 + w.span * w.dtype.size / 100e3)  # 100 KB a microsecond reach a multiprocessor from L2
+        each = 0.7 + w.span * w.dtype.size / 100e3  # 100 KB a microsecond reach a multiprocessor from L2
+        return measured(arch).launch_us + waves * each
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Mlp)

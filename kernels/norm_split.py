@@ -15,7 +15,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.loops import Loops, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import F32, I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
 
 LANES = 8
@@ -55,7 +56,9 @@ class NormSplit(TextKernel):
         steps = -(-prod(x.shape[2:]) // (threads * config["splits"]))
         read = prod(x.padded) * x.dtype.size / (arch.gbps * 900)
         # Fitted to times on an H200 of 25 to 140 µs.
-        return 2 * LAUNCH_US + 8.0 + 1.13 * (max(read, waves * (1.0 + 0.2 * steps)) + traffic_us(op, program, arch))
+        return (
+            2 * measured(arch).launch_us + 8.0 + 1.13 * (max(read, waves * (1.0 + 0.2 * steps)) + traffic_us(op, program, arch))
+        )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)

@@ -29,7 +29,8 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.loops import power, unravel, unravel_args
 from tccompile.kernels.norm_split import LANES, groups_of, pixels_of, refusal_of
 from tccompile.kernels.norm_team_text import PARTS, Writer
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import F32, I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import DeviceText, KernelText, Scope, TextKernel, intrinsic, parameters
 
 RECORD = 8
@@ -100,7 +101,7 @@ class NormTeam(TextKernel):
             together = min(resident, ceil(s.items * s.blocks / arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
             each = 2.1 + 1.75 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 0.5 + pixels * (0.05 + 0.11 * costly)
-            return LAUNCH_US + 1.2 * traffic / spread + rounds * each / together**0.5
+            return measured(arch).launch_us + 1.2 * traffic / spread + rounds * each / together**0.5
         again = 0.55 * (512 / config["threads"]) * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
         moved = 0.85 * (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
         if s.held < s.chunk:  # pieces of pixels are read twice from more places
@@ -110,7 +111,7 @@ class NormTeam(TextKernel):
         if s.tiles > s.teams == 1:  # by the same blocks one after the other
             moved *= 1.06
         waits = ceil(s.items / s.teams) * (4.9 + 0.9 * (config["threads"] / 256 - 1) + pixels * (0.06 + 0.17 * costly))
-        return LAUNCH_US + waits + moved
+        return measured(arch).launch_us + waits + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)

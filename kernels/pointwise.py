@@ -29,7 +29,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, lifted, split
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 THREADS = 256
@@ -307,13 +308,13 @@ class PointwiseKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         traffic = traffic_us(op, program, arch)
         if "tile" in config:
-            return LAUNCH_US + 1.2 * traffic  # 2.3 to 2.9 TB/s on an H100, where a plain copy has 2.9
+            return measured(arch).launch_us + 1.2 * traffic  # 2.3 to 2.9 TB/s on an H100, where a plain copy has 2.9
         plan, lanes = _plan(op, program), int(config["lanes"])  # type: ignore[arg-type]
         if lanes < _lanes(plan)[0]:
-            return LAUNCH_US + NARROW * traffic
+            return measured(arch).launch_us + NARROW * traffic
         # Scalar reads over more than one group of lanes: 0.8 to 1.35 TB/s there where the input is large, 2.1 from a cache.
         scattered = plan.padded > lanes > 1 and any(mode == "each" and load.tensor.size for load, mode in _pairs(plan, lanes))
-        return LAUNCH_US + (2.2 if scattered else 1.0) * traffic
+        return measured(arch).launch_us + (2.2 if scattered else 1.0) * traffic
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         plan = _plan(op, program)

@@ -18,7 +18,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, Parameters, divider, split
 from tccompile.kernels.loops import LIMIT, refusal
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 THREADS = 128
@@ -50,7 +51,7 @@ class PoolKernel(TextKernel):
         # A tap costs about four instructions a lane; and a thread with a large window waits for each row of it in turn.
         issue = reads * 4 / (arch.fp32_tflops * 1e6 / 2)
         waits = 0.6 * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / 4)
-        return LAUNCH_US + max(traffic_us(op, program, arch), issue, waits)
+        return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, waits)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Pool)

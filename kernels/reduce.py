@@ -32,7 +32,8 @@ from tccompile.kernels.loops import (
     unravel_args,
     vectors,
 )
-from tccompile.kernels.spec import I32, LAUNCH_US, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 THREADS = 256
@@ -114,7 +115,9 @@ class ReduceKernel(TextKernel):
         # Four loads in flight a thread; vectors of lanes measured on an H200, to 5 %
         latency = waves * ((0.075 * steps - 0.15) if shares.lanes > 1 else 1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)
         return (
-            LAUNCH_US + max(traffic_us(op, program, arch), latency) + ((1.1 if shares.lanes > 1 else 2.0) if splits > 1 else 0.0)
+            measured(arch).launch_us
+            + max(traffic_us(op, program, arch), latency)
+            + ((1.1 if shares.lanes > 1 else 2.0) if splits > 1 else 0.0)
         )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -19,7 +19,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, Parameters, divider, split
 from tccompile.kernels.loops import LIMIT, refusal
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 THREADS = 128
@@ -50,7 +51,7 @@ class ResizeKernel(TextKernel):
         assert isinstance(op, Resize)
         reads = math.prod(program.op_shape(op)) * math.prod(_taps(op, program))
         issue = reads * 4 / (arch.fp32_tflops * 1e6 / 2)
-        return LAUNCH_US + max(traffic_us(op, program, arch), issue)
+        return measured(arch).launch_us + max(traffic_us(op, program, arch), issue)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Resize)

@@ -30,9 +30,9 @@ from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, constant, decode, encode, execute
 from tccompile.kernels.loops import LIMIT
 from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
     I32,
-    LAUNCH_US,
     Arg,
     Config,
     Counters,
@@ -185,7 +185,11 @@ class _Rnn(Kernel):
         read = weights * chunks * each * turns / 128 / 1.5e3
         waits = each * turns * -(-chunks // (shape.warps * shape.unrolled)) * 0.25
         multiplied = 0.0 if shape.mma else shape.rows * 32 * chunks * each * turns * shape.batch / 64 / 1.5e3
-        return LAUNCH_US + 5.0 + steps * len(_rounds(op)) * (0.8 + 0.2 * each * turns + waits + max(read, streamed) + multiplied)
+        return (
+            measured(arch).launch_us
+            + 5.0
+            + steps * len(_rounds(op)) * (0.8 + 0.2 * each * turns + waits + max(read, streamed) + multiplied)
+        )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Rnn)

@@ -19,7 +19,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, split
 from tccompile.kernels.lines import LIMIT, THREADS, address, dividers, filled, inner, refusal, take_dividers
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 COMBINE = {
@@ -78,7 +79,7 @@ class ScatterKernel(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Scatter)
-        return 2 * LAUNCH_US + traffic_us(op, program, arch) + 0.03 * _shares(op, program).steps
+        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + 0.03 * _shares(op, program).steps
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Scatter)

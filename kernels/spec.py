@@ -189,9 +189,6 @@ class Kernel(ABC):
 
 # --- For cost models -------------------------------------------------------------------------------------------------
 
-LAUNCH_US = 2.0
-"""What any launch costs inside a graph: gap, ramp-up and drain, in microseconds."""
-
 
 def memory_us(tensors: list[Tensor], arch: Arch) -> float:
     """Time to move each tensor once, at the bandwidth that a copy reaches."""

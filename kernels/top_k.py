@@ -27,7 +27,8 @@ from tccompile.kernels.lines import (
     refusal,
     take_dividers,
 )
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
 
 
@@ -51,7 +52,7 @@ class TopKKernel(TextKernel):
         n = x.shape[op.axis]
         # some five instructions a comparison, and each takes a load from a cache to begin with
         compared = n * max(5 * x.size / (arch.sms * 128), 30.0) / 1500
-        return 2 * LAUNCH_US + traffic_us(op, program, arch) + compared
+        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + compared
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, TopK)

@@ -17,7 +17,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.lines import THREADS, refusal
 from tccompile.kernels.loops import power
-from tccompile.kernels.spec import I32, LAUNCH_US, Arg, Config, Launch, Ptr, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 LANES = (1, 8, 32, THREADS)
@@ -25,9 +26,6 @@ LANES = (1, 8, 32, THREADS)
 
 TARGETS = 32
 """Of a block, at most: each takes a float32 of shared memory for every thread."""
-
-BRANCH_US = 0.45
-"""A branch: its record comes from L2, and then the feature that it names."""
 
 COMBINE = {"add": ("{} + {}", "f32(0)"), "min": ("minimum({}, {})", "f32(inf)"), "max": ("maximum({}, {})", "f32(-inf)")}
 
@@ -58,9 +56,9 @@ class TreesKernel(TextKernel):
         y, lanes = program.tensors[op.y], config["lanes"]
         parts = -(-y.shape[1] // TARGETS)
         waves = max(1.0, y.padded[0] * lanes * parts / (arch.sms * arch.threads_sm))
-        walks = -(-op.trees // lanes) * (op.depth + 1) * BRANCH_US
+        walks = -(-op.trees // lanes) * (op.depth + 1) * measured(arch).branch_us
         added_up = (lanes.bit_length() - 1) * min(y.shape[1], TARGETS) * 0.05
-        return LAUNCH_US + traffic_us(op, program, arch) + waves * (walks + added_up)
+        return measured(arch).launch_us + traffic_us(op, program, arch) + waves * (walks + added_up)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Trees)

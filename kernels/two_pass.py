@@ -30,7 +30,8 @@ from tccompile.kernels.loops import (
     unravel_args,
     vectors,
 )
-from tccompile.kernels.spec import F32, I32, LAUNCH_US, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.rates import measured
+from tccompile.kernels.spec import F32, I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, intrinsic, parameters
 from tccompile.kernels.two_pass_text import THREADS, Passes, Shape, Writer, exchanged
 
@@ -202,7 +203,7 @@ def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     moved = (traffic_us(op, program, arch) + again) / max(filled, 0.01)
     latency = once if waves == 1 else once * 0.3 * waves
     longest = max(moved, issue, latency)
-    return LAUNCH_US + longest + 0.1 * (moved + issue + latency - longest)
+    return measured(arch).launch_us + longest + 0.1 * (moved + issue + latency - longest)
 
 
 def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **params: Value) -> Work:

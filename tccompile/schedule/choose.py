@@ -26,6 +26,7 @@ from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
 from tccompile.kernels.ptx.atoms import atoms
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
 
@@ -62,10 +63,6 @@ class Company(NamedTuple):
 
 
 ALONE = Company(0.0, 0.0)
-
-LOSS = 0.5
-"""What each of the others loses to a step whose blocks are on all multiprocessors, of the step's time. On an H200 GoogLeNet took
-107, 108 and 109 µs with 0.25, 0.5 and 1, and 121 with 0."""
 
 
 def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
@@ -209,7 +206,7 @@ def choose(
         for n in order:
             if (n in times or not times) and max(us[n], least) < best:  # else one before it is better, whatever its share
                 work = ranked[n].kernel.work(op, program, ranked[n].config, arch)
-                price[n] = max(us[n], least) + LOSS * us[n] * company.others * share(work, arch)
+                price[n] = max(us[n], least) + measured(arch).loss * us[n] * company.others * share(work, arch)
                 best = min(best, price[n])
         order.sort(key=lambda n: (n not in times, price[n]))
     works = ((n, ranked[n].kernel.work(op, program, ranked[n].config, arch)) for n in order)

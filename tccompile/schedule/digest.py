@@ -14,6 +14,9 @@ from functools import cache as memoised
 from pathlib import Path
 from typing import Any
 
+RATES = "tccompile.kernels.rates"
+"""What was measured of GPUs: it decides which kernel and config is chosen, and is in no code."""
+
 
 def key(*parts: Any) -> str:
     """A name for what is made of `parts` (anything that JSON can hold) and of nothing else."""
@@ -35,7 +38,7 @@ def sources_of(module: str, within: str = "") -> str:
         if name in found:
             continue
         found[name], imports = _read(_text(name), name, frozenset(roots))
-        waiting += [i for i in imports if i.startswith(within)]
+        waiting += [i for i in imports if i.startswith(within) and not i.startswith(RATES)]
     return hashlib.sha256("".join(f"{name}:{found[name]}\n" for name in sorted(found)).encode()).hexdigest()
 
 
