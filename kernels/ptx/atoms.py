@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from tccompile.arch import Arch
 
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32}
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "s32": 32}
 """Of an element of each type, in registers. tf32 is a float32 of whose digits the last 13 are not looked at."""
+
+ROW_OF = {"u8": "s8", "e5m2": "e4m3"}
+"""Types that have no rows of their own: an instruction of s8 takes u8 for a, b or both, and one of e4m3 takes e5m2."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,8 @@ class Atom:
     """d (m, n) = a (m, k) @ b (k, n) + c (m, n), by a group of threads, each of which has an equal part of every operand.
 
     name       as kernels and plans call it
-    a, b, acc  PTX's types of the elements of a, of b, and of c and d
-    m, n, k    elements; `wgmma` takes any multiple of 8 up to n
+    a, b, acc  PTX's types of the elements of a, of b, and of c and d; s8 stands for u8 too, e4m3 for e5m2, in any mix
+    m, n, k    elements; `wgmma` takes any n that `takes` says, up to this
     threads    of a group: 8 of a quad-pair, 32 of a warp, 128 of a warpgroup
     since      the compute capability of the first generation that has it
     only       whether it is for that one generation's own code
@@ -65,15 +68,27 @@ class Atom:
         """Registers that a thread has of c, and of d."""
         return self.m * self.n * BITS[self.acc] // (32 * self.threads)
 
-    def text(self, n: int | None = None) -> str:
-        """The instruction without its operands; `n` of those that it takes."""
-        n = self.n if n is None else n
-        assert n == self.n or (self.warpgroup and n % 8 == 0 and 8 <= n <= self.n), f"{self.name} has no n of {n}"
+    @property
+    def along_k(self) -> bool:
+        """Whether operands in shared memory have to lie along K; a warpgroup's of 16 bits may lie across as well."""
+        return BITS[self.a] != 16
+
+    def takes(self, n: int) -> bool:
+        """Whether there is an instruction of `n` columns: multiples of 8, of integers above 32 only those of 16."""
+        if not self.warpgroup:
+            return n == self.n
+        return 8 <= n <= self.n and n % (16 if self.acc == "s32" and n > 32 else 8) == 0
+
+    def text(self, n: int | None = None, a: str | None = None, b: str | None = None) -> str:
+        """The instruction without its operands: `n` of those that it takes, `a` and `b` types that the row stands for."""
+        n, a, b = self.n if n is None else n, a or self.a, b or self.b
+        assert self.takes(n), f"{self.name} has no n of {n}"
+        assert (ROW_OF.get(a, a), ROW_OF.get(b, b)) == (self.a, self.b), f"{self.name} does not multiply {a} by {b}"
         shape = f"m{self.m}n{n}k{self.k}"
         if self.warpgroup:
-            return f"wgmma.mma_async.sync.aligned.{shape}.{self.acc}.{self.a}.{self.b}"
+            return f"wgmma.mma_async.sync.aligned.{shape}.{self.acc}.{a}.{b}"
         kind = "mma.sp::ordered_metadata" if self.sparse else "mma"
-        return f"{kind}.sync.aligned.{shape}.row.col.{self.acc}.{self.a}.{self.b}.{self.acc}"
+        return f"{kind}.sync.aligned.{shape}.row.col.{self.acc}.{a}.{b}.{self.acc}"
 
 
 ATOMS = {
@@ -85,18 +100,26 @@ ATOMS = {
         Atom("mma.m16n8k16",      "f16",  "f16",  "f32",  16,   8, 16,  32, (8, 0)),
         Atom("mma.m16n8k16.bf16", "bf16", "bf16", "f32",  16,   8, 16,  32, (8, 0)),
         Atom("mma.m16n8k8.tf32",  "tf32", "tf32", "f32",  16,   8,  8,  32, (8, 0)),
+        Atom("mma.m8n8k16.s8",    "s8",   "s8",   "s32",   8,   8, 16,  32, (7, 5)),
+        Atom("mma.m16n8k32.s8",   "s8",   "s8",   "s32",  16,   8, 32,  32, (8, 0)),
+        Atom("mma.m16n8k32.e4m3", "e4m3", "e4m3", "f32",  16,   8, 32,  32, (8, 9)),
         Atom("mma.sp.m16n8k16",   "f16",  "f16",  "f32",  16,   8, 16,  32, (8, 0), sparse=True),
         Atom("mma.sp.m16n8k32",   "f16",  "f16",  "f32",  16,   8, 32,  32, (8, 0), sparse=True),
+        Atom("mma.sp.m16n8k64.s8",   "s8",   "s8",   "s32", 16, 8, 64, 32, (8, 0), sparse=True),
+        Atom("mma.sp.m16n8k64.e4m3", "e4m3", "e4m3", "f32", 16, 8, 64, 32, (8, 9), sparse=True),
         Atom("wgmma",             "f16",  "f16",  "f32",  64, 256, 16, 128, (9, 0), only=True),
         Atom("wgmma.bf16",        "bf16", "bf16", "f32",  64, 256, 16, 128, (9, 0), only=True),
         Atom("wgmma.tf32",        "tf32", "tf32", "f32",  64, 256,  8, 128, (9, 0), only=True),
+        Atom("wgmma.s8",          "s8",   "s8",   "s32",  64, 256, 32, 128, (9, 0), only=True),
+        Atom("wgmma.e4m3",        "e4m3", "e4m3", "f32",  64, 256, 32, 128, (9, 0), only=True),
     )
 }  # fmt: skip
 
 
 def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> list[Atom]:
     """What a generation multiplies two types of elements by, the largest product first; none without Tensor Cores for them."""
-    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == (a, b, sparse) and x.since <= arch.cc]
+    wanted = (ROW_OF.get(a, a), ROW_OF.get(b, b), sparse)
+    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= arch.cc]
     there = [x for x in found if not x.only or (x.since == arch.cc and arch.suffix)]
     return sorted(there, key=lambda x: -x.m * x.n * x.k)
 

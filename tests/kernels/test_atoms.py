@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.kernels.ptx.atoms import ATOMS, atoms, of_warpgroups, warp_atom
+from tccompile.emit.toolchain import ptxas
+from tccompile.kernels.ptx.atoms import ATOMS, ROW_OF, Atom, atoms, of_warpgroups, warp_atom
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +49,11 @@ def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
         ("mma.m16n8k8.tf32", (4, 2, 4), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
         ("mma.sp.m16n8k16", (2, 2, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
         ("mma.sp.m16n8k32", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32"),
+        ("mma.m8n8k16.s8", (1, 1, 2), "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"),
+        ("mma.m16n8k32.s8", (4, 2, 4), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
+        ("mma.m16n8k32.e4m3", (4, 2, 4), "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"),
+        ("mma.sp.m16n8k64.s8", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32"),
+        ("mma.sp.m16n8k64.e4m3", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.f32.e4m3.e4m3.f32"),
     ],
 )
 def test_parts_of_a_lane(name: str, words: tuple[int, int, int], text: str) -> None:
@@ -66,6 +74,51 @@ def test_a_warpgroup_s_takes_any_eights() -> None:
             atom.text(n)
     with pytest.raises(AssertionError, match="has no n of"):
         ATOMS["mma.m16n8k8"].text(16)
+
+
+@pytest.mark.parametrize(("kinds", "since"), [(("s8", "u8"), (7, 5)), (("e4m3", "e5m2"), (8, 9))])
+def test_eight_bits_mix(kinds: tuple[str, str], since: tuple[int, int]) -> None:
+    for arch, a, b in product(ARCHS.values(), kinds, kinds):
+        found = atoms(arch, a, b)
+        assert bool(found) == (arch.cc >= since)
+        assert any(x.warpgroup for x in found) == (arch.name == "sm_90a")
+        assert all(f".{a}.{b}" in x.text(a=a, b=b) for x in found)
+    with pytest.raises(AssertionError, match="does not multiply s8 by e4m3"):
+        ATOMS["wgmma.s8"].text(b="e4m3")
+
+
+def test_columns_of_a_warpgroup_s_integers() -> None:
+    eights, sixteens = range(8, 257, 8), [8, 16, 24, *range(32, 257, 16)]
+    assert [n for n in range(300) if ATOMS["wgmma.s8"].takes(n)] == sixteens
+    assert [n for n in range(300) if ATOMS["wgmma.e4m3"].takes(n)] == list(eights)
+    assert {x.name for x in ATOMS.values() if x.warpgroup and not x.along_k} == {"wgmma", "wgmma.bf16"}
+
+
+def statement(atom: Atom, a: str, b: str) -> str:
+    """One instruction between registers of its own, in PTX."""
+
+    def names(letter: str, words: int) -> str:
+        return f"{{{', '.join(f'{letter}{i}' for i in range(words))}}}"
+
+    sums = f".reg .{atom.acc} d<{atom.words_acc}>;"
+    if atom.warpgroup:
+        signs = {"s32": ""}.get(atom.acc, ", 1, 1") + ("" if atom.along_k else ", 0, 0")
+        return f"{{ {sums} {atom.text(a=a, b=b)} {names('d', atom.words_acc)}, x, y, p{signs}; }}"
+    parts = f".reg .b32 a<{atom.words_a}>, b<{atom.words_b}>;"
+    operands = [names(*part) for part in (("d", atom.words_acc), ("a", atom.words_a), ("b", atom.words_b), ("d", atom.words_acc))]
+    return f"{{ {sums} {parts} {atom.text(a=a, b=b)} {', '.join(operands)}{', e, 0' if atom.sparse else ''}; }}"
+
+
+@pytest.mark.parametrize("arch", [ARCHS[name] for name in ("sm_70", "sm_75", "sm_80", "sm_89", "sm_90a")], ids=lambda a: a.name)
+def test_the_first_generation_s_assembler_takes_each(arch, tmp_path: Path) -> None:
+    lines = [statement(x, a, b) for x in ATOMS.values() if x.since == arch.cc
+             for a, b in product(*([k, *(o for o, row in ROW_OF.items() if row == k)] for k in (x.a, x.b)))]  # fmt: skip
+    registers = ".reg .b64 x, y; .reg .pred p; .reg .b32 e;"
+    body = f"{registers} setp.eq.u32 p, 0, 0; mov.b64 x, 0; mov.b64 y, 0; mov.b32 e, 0;\n" + "\n".join(lines)
+    source = tmp_path / "atoms.ptx"
+    source.write_text(f".version 8.7\n.target {arch.name}\n.address_size 64\n.visible .entry f() {{\n{body}\nret; }}\n")
+    done = subprocess.run([ptxas(), f"-arch={arch.name}", source, "-o", tmp_path / "atoms.cubin"], capture_output=True, text=True)
+    assert lines and done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_other_place_has_their_text() -> None:
