@@ -19,8 +19,10 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import execute
-from tccompile.kernels.rnn import RNN, SIZES, source
+from tccompile.kernels.rnn import RNN
+from tccompile.kernels.rnn_text import SIZES, text_of
 from tccompile.kernels.spec import I32, Config, Counters, Kernel, Launch, Ptr, Scratch
+from tccompile.kernels.text import kernel_code
 from tests.gpu.cases import program_of, rnn
 from tests.kernels.meanings import names
 from tests.kernels.memory import SPACE, Memory
@@ -104,7 +106,7 @@ class Machine:
             "quotient": lambda a, b: a // b, "wait": lambda *a: ("wait", a), "mma": lambda *a: ("mma", a),
             "grid_barrier": lambda *a: ("grid", a), "sync": lambda: ("block", ()),
         }  # fmt: skip
-        text, _, _ = source(**self.params)
+        text = kernel_code(text_of(**self.params))
         text = re.sub(r"\b(wait|mma|grid_barrier)\(", r"yield \1(", text).replace("cuda.syncthreads()", "yield sync()")
         args = [
             self.memory.pointer(a) if isinstance(a, Ptr)
