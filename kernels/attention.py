@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -49,10 +50,10 @@ class AttentionKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
         shape, n = program.op_shape(op), program.tensors[op.k].shape[2]
-        depth = program.tensors[op.q].shape[3] * -(-shape[3] // COLUMNS) + shape[3]
+        depth = program.tensors[op.q].shape[3] * ceil_div(shape[3], COLUMNS) + shape[3]
         flops = 2.0 * prod(shape[:3]) * n * depth
         # A block's way through a tile of k and v, 1.5 µs for each 32 elements of a head: barriers, and loads that come late.
-        steps = -(-n // ROWS) * (-(-program.tensors[op.q].shape[3] // ROWS) + -(-min(shape[3], COLUMNS) // ROWS))
+        steps = ceil_div(n, ROWS) * (ceil_div(program.tensors[op.q].shape[3], ROWS) + ceil_div(min(shape[3], COLUMNS), ROWS))
         return (
             measured(arch).launch_us + traffic_us(op, program, arch) + max(1.5 * steps, flops / (arch.fp32_tflops * 1e6 * 0.05))
         )
@@ -66,10 +67,10 @@ class AttentionKernel(TextKernel):
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program), LANES)
         kinds = tuple(program.tensors[n].dtype.value for n in (op.q, op.k, op.v))
         mask = "none" if op.mask is None else program.tensors[op.mask].dtype.value
-        tiles = -(-rows // ROWS)
+        tiles = ceil_div(rows, ROWS)
         launch = Launch(
             code(self.name, types=kinds, mask=mask, causal=op.causal is not None, epilogue=stored.params),
-            (tiles * heads, -(-y.padded[3] // COLUMNS), 1),
+            (tiles * heads, ceil_div(y.padded[3], COLUMNS), 1),
             THREADS,
             (*arguments(op, program, tiles), *stored.args),
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -89,16 +90,12 @@ def unfit(op: Attention, program: Program) -> str | None:
 
 def _chunks(t: Tensor) -> int:
     """Chunks of a head's row."""
-    return -(-t.shape[3] // CHUNK)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+    return ceil_div(t.shape[3], CHUNK)
 
 
 def _pitch(chunks: int) -> int:
     """Bytes from row to row in shared memory: an odd number of chunks, so that eight rows' chunks lie in different banks."""
-    return 16 * (_up(chunks, 2) + 1)
+    return 16 * (round_up(chunks, 2) + 1)
 
 
 def smem_of(chunks: tuple[int, int], bn: int, few: bool = False) -> int:
@@ -109,7 +106,7 @@ def smem_of(chunks: tuple[int, int], bn: int, few: bool = False) -> int:
 
 def _slab(chunks: int) -> int:
     """Floats from row to row where a warp turns its results round."""
-    return _up(chunks, 2) * CHUNK + 8
+    return round_up(chunks, 2) * CHUNK + 8
 
 
 class AttentionMma(Kernel):
@@ -132,12 +129,12 @@ class AttentionMma(Kernel):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Attention)
         heads, rows, n = op_extents(op, program)
-        chunks, blocks = self._chunks(op, program), heads * -(-rows // BM)
+        chunks, blocks = self._chunks(op, program), heads * ceil_div(rows, BM)
         few = rows <= FEW
         for bn in (64, 128) if few else (64, 32):
             small = max(chunks) <= 16 and op.mask is None  # registers, and code for a mask's elements
             if smem_of(chunks, bn, few) <= arch.smem_block and (few or bn == 32 or small):
-                steps, most = -(-n // bn), _resident(chunks, bn, few, True, op.mask is not None, arch)
+                steps, most = ceil_div(n, bn), _resident(chunks, bn, few, True, op.mask is not None, arch)
                 longest = steps if few else steps // 2
                 wanted = [1, *(min(arch.sms * r // blocks, MOST_SPLITS, longest) for r in range(1, most + 1))]
                 for splits in sorted({split_steps(steps, w)[0] for w in wanted if w > 0}):
@@ -148,12 +145,12 @@ class AttentionMma(Kernel):
         own = measured(arch).attention_mma
         heads, rows, n = op_extents(op, program)
         chunks, bn, splits = self._chunks(op, program), int(config["bn"]), int(config["splits"])
-        parts, each = split_steps(-(-n // bn), splits)
-        blocks = heads * -(-rows // BM) * parts
+        parts, each = split_steps(ceil_div(n, bn), splits)
+        blocks = heads * ceil_div(rows, BM) * parts
         seen = min(n, rows / 2 + op.causal) if op.causal is not None and rows > BM else n
         few = rows <= FEW
         resident = _resident(chunks, bn, few, parts > 1, op.mask is not None, arch)
-        together = min(resident, -(-blocks // arch.sms))
+        together = min(resident, ceil_div(blocks, arch.sms))
         # Fitted to 30 times on an H200; other generations' rate is an estimate.
         rate = (0.37 if of_warpgroups(arch) else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
         each_us = 2.0 * (FEW if few else BM) * bn * CHUNK * sum(chunks) / rate
@@ -174,17 +171,17 @@ class AttentionMma(Kernel):
         if parts == 1:
             return 0.0
         _, rows, _ = op_extents(op, program)
-        rounds = -(-min(rows, BM) * _up(self._chunks(op, program)[1], 2) * JOINED // THREADS)
+        rounds = ceil_div(min(rows, BM) * round_up(self._chunks(op, program)[1], 2) * JOINED, THREADS)
         moved = 2 * _scratch(op, program, parts) / (arch.gbps * 1e3 * 0.9)
-        return 0.4 * rounds * -(-parts // JOINED) + moved
+        return 0.4 * rounds * ceil_div(parts, JOINED) + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)
         heads, rows, columns = op_extents(op, program)
         if 0 in program.tensors[op.y].padded:
             return Work(())
-        chunks, tiles, bn = self._chunks(op, program), -(-rows // BM), int(config["bn"])
-        parts, each = split_steps(-(-columns // bn), int(config["splits"]))
+        chunks, tiles, bn = self._chunks(op, program), ceil_div(rows, BM), int(config["bn"])
+        parts, each = split_steps(ceil_div(columns, bn), int(config["splits"]))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
         atom = warp_atom(arch)
         assert atom is not None
@@ -216,17 +213,17 @@ class AttentionMma(Kernel):
 
 def _resident(chunks: tuple[int, int], bn: int, few: bool, split: bool, mask: bool, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-    held = _up(chunks[1], 2) * CHUNK // 2 + (bn // 8 if few else bn // 2)  # results and scores
+    held = round_up(chunks[1], 2) * CHUNK // 2 + (bn // 8 if few else bn // 2)  # results and scores
     # Without masks within 16 of what ptxas takes for sm_90a in nine variants, 74 to 182.
-    registers = _up(held + 66 + 10 * split + 40 * mask, 8)
+    registers = round_up(held + 66 + 10 * split + 40 * mask, 8)
     return max(1, min(arch.smem_sm // (smem_of(chunks, bn, few) + KIB), 512 // registers))  # a warp in each quarter
 
 
 def _scratch(op: Attention, program: Program, parts: int) -> int:
     """Bytes of all parts: for each row that a block has, its elements, and its highest score and sum of weights."""
     heads, rows, _ = op_extents(op, program)
-    elements = _up(_chunks(program.tensors[op.v]), 2) * CHUNK
-    return heads * -(-rows // BM) * parts * min(rows, BM) * (elements + 2) * 4
+    elements = round_up(_chunks(program.tensors[op.v]), 2) * CHUNK
+    return heads * ceil_div(rows, BM) * parts * min(rows, BM) * (elements + 2) * 4
 
 
 def _warp_reductions() -> tuple[Any, Any]:
@@ -351,7 +348,7 @@ class Form:
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks of 16 elements of a head, of q and k and of v."""
-        return _up(self.chunks[0], 2) // 2, _up(self.chunks[1], 2) // 2
+        return round_up(self.chunks[0], 2) // 2, round_up(self.chunks[1], 2) // 2
 
     @property
     def k_at(self) -> int:
@@ -369,7 +366,7 @@ def copier(chunks: int, rows: int, cp_async: bool) -> Any:
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import i32, inline, types, u32, u64
 
-    pitch, padded = _pitch(chunks), _up(chunks, 2)
+    pitch, padded = _pitch(chunks), round_up(chunks, 2)
     width = 1 << (padded - 1).bit_length()
     apart = THREADS // width
     turns = max(1, rows // apart)

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -101,7 +102,7 @@ class Tile:
     @property
     def boxes(self) -> tuple[int, int]:
         """Boxes side by side in a row of q and k, and in one of v."""
-        return -(-self.d // COLUMNS), -(-self.e // COLUMNS)
+        return ceil_div(self.d, COLUMNS), ceil_div(self.e, COLUMNS)
 
     @property
     def q_bytes(self) -> int:
@@ -163,7 +164,7 @@ def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
     """The tiles that fit registers and shared memory."""
     q, v = program.tensors[op.q], program.tensors[op.v]
     for warpgroups, bn in SHAPES:
-        t = Tile(warpgroups, bn, -(-q.shape[3] // 16) * 16, -(-v.shape[3] // 8) * 8, _words(op, program))
+        t = Tile(warpgroups, bn, round_up(q.shape[3], 16), round_up(v.shape[3], 8), _words(op, program))
         room = t.registers[1] if t.exchange else 240
         if t.smem <= arch.smem_block and t.held + SLACK <= room + (24 if warpgroups == 3 else 0):
             yield t
@@ -211,7 +212,7 @@ def resident(t: Tile, arch: Arch) -> int:
     if t.exchange:
         return 1
     # Each quarter of a multiprocessor has registers of its own, 512 for a lane: five warps of 192 are one block, not two.
-    warps = 4 * (512 // (-(-(t.held + 28) // 8) * 8))
+    warps = 4 * (512 // round_up(t.held + 28, 8))
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
 
 
@@ -243,7 +244,7 @@ class AttentionSm90(Kernel):
         heads, rows, n = op_extents(op, program)
         for t in tiles_of(op, program, arch):
             if (t.warpgroups == 1 or t.bm < rows + 64) and (t.bn == 64 or t.bn < 2 * n):
-                for persistent in (False, True)[: 1 + (heads * -(-rows // t.bm) > arch.sms * resident(t, arch))]:
+                for persistent in (False, True)[: 1 + (heads * ceil_div(rows, t.bm) > arch.sms * resident(t, arch))]:
                     yield {"warpgroups": t.warpgroups, "bn": t.bn, "persistent": persistent}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
@@ -251,9 +252,9 @@ class AttentionSm90(Kernel):
         own = measured(arch).attention_sm90
         t = _tile(config, op, program, arch)
         heads, rows, n = op_extents(op, program)
-        blocks = heads * -(-rows // t.bm)
+        blocks = heads * ceil_div(rows, t.bm)
         seen = min(n, rows / 2 + op.causal + t.bm) if op.causal is not None and rows > t.bm else n
-        together = min(resident(t, arch), -(-blocks // arch.sms))
+        together = min(resident(t, arch), ceil_div(blocks, arch.sms))
         # Cycles of 1.7 GHz that a warpgroup takes for a tile of k and v; fitted to 50 times on an H200.
         products = t.bn * (t.d + t.e) / 32
         softmax = 4.9 * t.bn + 2.25 * t.e  # of scores, and to scale the results
@@ -278,7 +279,7 @@ class AttentionSm90(Kernel):
         t = _tile(config, op, program, arch)
         q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
-        tiles = -(-rows // t.bm)
+        tiles = ceil_div(rows, t.bm)
         items = tiles * heads
         integers = (items, tiles, q.shape[1], q.shape[1] // k.shape[1], rows, n, op.causal or 0)
         kind, own_rows = "none", False

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tccompile.ir.expr import FUNCTIONS, Expr, const, walk
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import F32, I32, Value
 
@@ -297,7 +298,7 @@ def divider(d: int) -> tuple[int, int]:
     The multiplier is given as the signed number of its 32 bits, as a launch argument takes it.
     """
     shift = 31 + (d - 1).bit_length()
-    multiplier = -(-(1 << shift) // d)
+    multiplier = ceil_div(1 << shift, d)
     return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, shift
 
 

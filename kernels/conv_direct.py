@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -43,7 +44,7 @@ class ConvDirect(Kernel):
         w = program.tensors[op.w]
         lanes, vector = _lanes(op, program), _vector(op, program)
         pixels = config["pixels"]
-        threads = _rows(op, program) / pixels * -(-w.shape[0] // lanes)
+        threads = _rows(op, program) / pixels * ceil_div(w.shape[0], lanes)
         taps = w.size / w.shape[0] / vector
         # Instructions: a vector costs about 12 to address, load and convert.
         instructions = taps * (12 * (pixels + lanes) + pixels * lanes * vector) + 100
@@ -78,7 +79,7 @@ class ConvDirect(Kernel):
         tile = THREADS // across * pixels
         launch = Launch(
             code(self.name, x=x.dtype.value, w=w.dtype.value, lanes=lanes, vector=vector, pixels=pixels, epilogue=spec.params),
-            grid=(-(-rows // tile), -(-groups // across), 1),
+            grid=(ceil_div(rows, tile), ceil_div(groups, across), 1),
             block=THREADS,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
         )

@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields
 from math import ceil, prod
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -153,7 +154,7 @@ class Patch:
     @property
     def slot(self) -> int:
         """Bytes of a buffer, all that products read: swizzles repeat after 1 KiB."""
-        return self.blocks * SIDE**2 * ROW if self.spread else -(-self.box // KIB) * KIB
+        return self.blocks * SIDE**2 * ROW if self.spread else round_up(self.box, KIB)
 
     @property
     def tap(self) -> int:

@@ -17,6 +17,7 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -77,13 +78,13 @@ class Patch:
     @property
     def across(self) -> int:
         """Quads' places along a row of the filter."""
-        return -(-self.taps[1] // self.together)
+        return ceil_div(self.taps[1], self.together)
 
     @property
     def quads(self) -> int:
         """Of a pixel: one, or an even number, or if the filter is long, a multiple of 4."""
-        few = 1 if self.channels <= QUAD else -(-self.channels // (2 * QUAD)) * 2
-        return few if self.taps[0] * self.across * few <= 4 * FLAT else -(-few // 4) * 4
+        few = 1 if self.channels <= QUAD else ceil_div(self.channels, 2 * QUAD) * 2
+        return few if self.taps[0] * self.across * few <= 4 * FLAT else round_up(few, 4)
 
     @property
     def flat(self) -> bool:
@@ -98,7 +99,7 @@ class Patch:
     @property
     def steps(self) -> int:
         """Of K: 4 quads each."""
-        return -(-self.depth // 4)
+        return ceil_div(self.depth, 4)
 
     @property
     def blocks(self) -> int:
@@ -129,7 +130,7 @@ class Patch:
 
     @property
     def patch_bytes(self) -> int:
-        return -(-self.height * self.width * self.pixel // 16) * 16
+        return round_up(self.height * self.width * self.pixel, 16)
 
     @property
     def weight_bytes(self) -> int:
@@ -146,7 +147,7 @@ class Patch:
 
     def resident(self, arch: Arch) -> int:
         """Blocks that a multiprocessor holds at once."""
-        registers = min(255, -(-self.registers // 8) * 8)
+        registers = min(255, round_up(self.registers, 8))
         return min(arch.smem_sm // (self.smem + KIB), 65536 // (registers * self.threads), arch.threads_sm // self.threads, 8)
 
 
@@ -188,8 +189,8 @@ class ConvPatch(TextKernel):
         own = measured(arch).conv_patch
         patch, (n, p, q) = _patch(op, program, config), _pixels(op, program)
         w = program.tensors[op.operands[1]]
-        parts = -(-w.shape[0] // patch.outputs)
-        tiles = n * -(-p // patch.warps) * -(-q // (16 * patch.mi)) * parts
+        parts = ceil_div(w.shape[0], patch.outputs)
+        tiles = n * ceil_div(p, patch.warps) * ceil_div(q, 16 * patch.mi) * parts
         resident = patch.resident(arch)
         # Microseconds of a multiprocessor for a tile: of Tensor Cores, of shared memory, and of instructions beside them
         rate = min(3.3e6, 0.9 * arch.tensor_tflops * 1e6 / arch.sms)
@@ -219,10 +220,10 @@ class ConvPatch(TextKernel):
         if 0 in (n * p * q, y.size):
             return Work(())
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), patch.lanes)
-        down, along = -(-p // patch.warps), -(-q // (16 * patch.mi))
+        down, along = ceil_div(p, patch.warps), ceil_div(q, 16 * patch.mi)
         tiles = n * down * along
         stored = max(w.shape[0], y.padded[1] if op.epilogue.shuffle == 1 else 0)
-        parts = -(-stored // patch.outputs)
+        parts = ceil_div(stored, patch.outputs)
         height, width = _pair(x.shape[2:], 1)
         pads = _pair(op.pads, 0)
         numbers = (
@@ -236,7 +237,7 @@ class ConvPatch(TextKernel):
                 channels=patch.channels, vector=patch.vector, outputs=patch.outputs, warps=patch.warps, mi=patch.mi,
                 epilogue=spec.params,
             ),
-            grid=(min(tiles, -(-arch.sms * patch.resident(arch) // parts)), parts, 1),
+            grid=(min(tiles, ceil_div(arch.sms * patch.resident(arch), parts)), parts, 1),
             block=patch.threads,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
             smem=patch.smem,
@@ -371,7 +372,7 @@ def _weights(patch: Patch) -> list[str]:
     blocks, depth = patch.blocks, 4 * patch.steps
     words = 2 * min(blocks, 2)  # of a lane's vector
     group, lanes, total = 8 * blocks, patch.lanes, patch.outputs * depth
-    each = min(AT_ONCE, -(-total // patch.threads))
+    each = min(AT_ONCE, ceil_div(total, patch.threads))
     out, puts = [], []
     for turn in range(each):
         out += [f"k = i32(at + i32({turn * patch.threads}))", *split("k", depth, "o", "k")]
@@ -432,7 +433,7 @@ def _fill(patch: Patch, x: DType) -> list[str]:
     """The patch: zeros where it lies outside the image. All of a turn's reads are under way before the first is waited for."""
     chunks = max(1, patch.quads // 2)
     total, (_, dilation) = patch.height * patch.width * chunks, patch.dilations
-    each = min(AT_ONCE, -(-total // patch.threads))
+    each = min(AT_ONCE, ceil_div(total, patch.threads))
     whole = total % (each * patch.threads) == 0
     out, puts = [], []
     for turn in range(each):

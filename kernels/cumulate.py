@@ -7,6 +7,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import const
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Cumulate, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -61,7 +62,7 @@ class CumulateKernel(TextKernel):
             args += [Ptr(t.name), *(I32(t.strides[a]) for a in (*rows, op.axis))]
         params = {"rows": len(rows), "x": x.dtype.value, "y": y.dtype.value, "combine": op.combine,
                   "exclusive": op.exclusive, "reverse": op.reverse}  # fmt: skip
-        return Work((*first, Launch(code(self.name, **params), (-(-(x.size // n) // THREADS), 1, 1), THREADS, tuple(args))))
+        return Work((*first, Launch(code(self.name, **params), (ceil_div(x.size // n, THREADS), 1, 1), THREADS, tuple(args))))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
         return _text(**params)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -56,7 +57,7 @@ class Depthwise(TextKernel):
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         n, c, p, q = image(program.op_shape(op))
         r, s = filter_of(program.tensors[op.w])
-        threads = n * -(-p // rows) * -(-q // columns) * -(-c // lanes)
+        threads = n * ceil_div(p, rows) * ceil_div(q, columns) * ceil_div(c, lanes)
         step = op.strides[-1]
         if unrolled(op, program)[0][0]:  # input vectors that a thread reads, and weights
             x, w = ((rows - 1) * step + r) * ((columns - 1) * step + s), r * s
@@ -87,10 +88,10 @@ class Depthwise(TextKernel):
         n, channels, p, q = image(program.op_shape(op))
         _, _, height, width = image(x.shape)
         r, s = filter_of(w)
-        groups = -(-max(y.padded[1], channels) // (neighbours * lanes))
-        tiles, bands = -(-q // columns), -(-p // rows)
+        groups = ceil_div(max(y.padded[1], channels), neighbours * lanes)
+        tiles, bands = ceil_div(q, columns), ceil_div(p, rows)
         rectangles = n * bands * tiles
-        units = -(-rectangles // abreast) * groups
+        units = ceil_div(rectangles, abreast) * groups
         taps, step = unrolled(op, program)
         ahead = arch.has(Feature.EARLY_START) and taps != (0, 0) and (rows, columns, lanes) != CROWDED
         numbers = (
@@ -103,7 +104,7 @@ class Depthwise(TextKernel):
                 self.name, x=x.dtype.value, w=w.dtype.value, columns=columns, lanes=lanes, taps=taps, stride=step,
                 epilogue=spec.params, **({} if self.walks else {"rows": rows, "ahead": ahead}),
             ),
-            grid=(-(-units * abreast * neighbours // THREADS), 1, 1),
+            grid=(ceil_div(units * abreast * neighbours, THREADS), 1, 1),
             block=THREADS,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
         )  # fmt: skip

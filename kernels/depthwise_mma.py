@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -55,7 +56,7 @@ class DepthwiseMma(Depthwise):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
         height = image(program.op_shape(op))[2]
-        counts = sorted({-(-height // bands) for bands in (1, 2, 3, 4, 5, 7, 10, 14)})
+        counts = sorted({ceil_div(height, bands) for bands in (1, 2, 3, 4, 5, 7, 10, 14)})
         for columns, lanes in TILES[unrolled(op, program)]:
             yield from ({"rows": rows, "columns": columns, "lanes": lanes} for rows in counts)
 
@@ -64,7 +65,7 @@ class DepthwiseMma(Depthwise):
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         n, c, p, q = image(program.op_shape(op))
         taps, stride = unrolled(op, program)
-        warps = -(-n * -(-p // rows) * -(-q // columns) // 8) * -(-c // (4 * lanes))
+        warps = ceil_div(n * ceil_div(p, rows) * ceil_div(q, columns), 8) * ceil_div(c, 4 * lanes)
         steps = rows + slots_of(taps, stride) - 1
         # What a step takes of a multiprocessor: products of 16 × 8 × 8 on its Tensor Cores, and the other instructions.
         products = columns // 2 * taps[0] * taps[1] * lanes // 2
@@ -107,7 +108,7 @@ multiprocessor, which bound the registers."""
 
 def slots_of(taps: tuple[int, int], stride: int) -> int:
     """Rows of y that a row of x may belong to."""
-    return -(-taps[0] // stride)
+    return ceil_div(taps[0], stride)
 
 
 def lines(params: Value) -> list[str]:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from math import ceil, hypot
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -194,7 +195,7 @@ def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list
     found, begins = [], []
     for f in range(walk.stride):
         begin, parity = divmod(f - op.pads[1], walk.stride)
-        columns = -(-(x.shape[3] - parity) // walk.stride)
+        columns = ceil_div(x.shape[3] - parity, walk.stride)
         found.append(_map(x, x.shape[1], columns, parity, walk.stride, box, walk.swizzle))
         begins.append(begin)
     return found, begins

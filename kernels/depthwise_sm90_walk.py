@@ -8,6 +8,7 @@ from itertools import product
 from math import ceil
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.kernels.depthwise import filter_of, image
@@ -89,7 +90,7 @@ class Walk:
     @property
     def reach(self) -> int:
         """Steps whose rows of x two rows of y see."""
-        return -(-(self.stride + self.taps) // self.rows)
+        return ceil_div(self.stride + self.taps, self.rows)
 
     @property
     def groups(self) -> int:
@@ -147,7 +148,7 @@ class Walk:
     @property
     def box(self) -> int:
         """Bytes from a box of x to the next one: they begin at multiples of 128."""
-        return -(-self.copied // 128) * 128
+        return round_up(self.copied, 128)
 
     @property
     def slab(self) -> int:
@@ -157,7 +158,7 @@ class Walk:
     def beyond(self) -> int:
         """Bytes behind the ring that are read for columns of the last row that the image does not have."""
         pixels = self.columns + (self.taps - 1) // self.stride - self.width if self.images == 1 else 0
-        return -(-max(0, pixels) // PATTERN) * PATTERN * self.pixel
+        return round_up(max(0, pixels), PATTERN) * self.pixel
 
     @property
     def line_out(self) -> int:
@@ -236,7 +237,7 @@ def width(walk: Walk, q: int) -> int:
     if walk.images > 1:
         return walk.window + PATTERN
     needed = min(walk.columns, q) + (walk.taps - 1) // walk.stride
-    return -(-needed // PATTERN) * PATTERN if walk.swizzle else needed
+    return round_up(needed, PATTERN) if walk.swizzle else needed
 
 
 def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
@@ -295,11 +296,11 @@ def share(op: Op, program: Program, config: Config, arch: Arch) -> Share:
     assert isinstance(op, Conv)
     walk, y = walk_of(op, program, config), program.tensors[op.y]
     n, c, p, q = image(y.shape)
-    chunks, across, height = -(-max(c, y.padded[1]) // walk.channels), -(-q // walk.window), -(-p // 2)
+    chunks, across, height = ceil_div(max(c, y.padded[1]), walk.channels), ceil_div(q, walk.window), ceil_div(p, 2)
     skipped = min(op.pads[0] // walk.rows, walk.reach - 1)
     last = (height + walk.reach - 2) * walk.rows - op.pads[0]  # the first row of x of a strip's last step
     ended = int(last >= program.tensors[op.x].shape[2])
-    return Share(chunks, config["parts"], across, -(-n // walk.images) * across, height, skipped, ended)
+    return Share(chunks, config["parts"], across, ceil_div(n, walk.images) * across, height, skipped, ended)
 
 
 def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
@@ -323,6 +324,6 @@ def longest(height: int, strips: int, parts: int, reach: int, steps_of_slab: int
         while row < last:
             end = min(last, row // height * height + height)
             its = end - row + reach - 1 - (0 if row % height else skipped)
-            slabs, steps, row = slabs + -(-its // steps_of_slab), steps + its, end
+            slabs, steps, row = slabs + ceil_div(its, steps_of_slab), steps + its, end
         found.append((slabs, steps))
     return max(s for s, _ in found), max(s for _, s in found), sum(s for _, s in found)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import Expr, Shape, View
+from tccompile.ir.expr import Expr, View
+from tccompile.ir.extent import Shape, ceil_div, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -194,7 +195,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         vector = y.strides[lane] == 1 and padded % lanes == 0 and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
         mode = "vector" if vector else "strided" if padded % lanes == 0 else "guarded"
         args += [I32(channels), I32(padded), I32(y.strides[lane])]
-    reach = -(-max(channels, padded if block == 1 else 0) // lanes) * lanes  # lanes that groups ask for
+    reach = round_up(max(channels, padded if block == 1 else 0), lanes)  # lanes that groups ask for
     loads = []
     for access in accesses:
         how, more = _rows(dims, access.strides, access.tensor.name)
@@ -232,7 +233,7 @@ def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
     lane = frame[-1]
     assert lane is not None
     extent = program.tensors[op.y].padded[lane] if op.epilogue.shuffle == 1 else program.op_shape(op)[lane]
-    return -(-extent // lanes)
+    return ceil_div(extent, lanes)
 
 
 def loads_by_row(op: Op, program: Program) -> list[RowLoad]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -441,7 +442,7 @@ def _tile(problem: Problem, config: Config) -> Tile:
 
 def _steps(problem: Problem, tile: Tile) -> int:
     """Steps of the tile's depth along K."""
-    return -(-problem.depth * problem.x.dtype.size // tile.depth)
+    return ceil_div(problem.depth * problem.x.dtype.size, tile.depth)
 
 
 def _scratch(problem: Problem, tile: Tile, splits: int) -> int:

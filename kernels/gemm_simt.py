@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -76,7 +77,7 @@ BY_SHAPE = {(t.bm, t.bn): t for t in TILES}
 def chunk_of(problem: Problem) -> int:
     """Elements that are loaded at once along K: 4 where x and w have neighbouring channels at aligned rows, else 1."""
     x, w = problem.x, problem.w
-    padded = -(-problem.channels // 4) * 4
+    padded = round_up(problem.channels, 4)
     axis = 1 if problem.column_batch else x.rank - 1
     fits = problem.channels % 4 == 0 or (problem.batches == 1 and x.padded[axis] >= padded and problem.padded >= padded)
     steps = (x.offset, w.offset, *problem.x_batch, *problem.w_batch, *problem.x_pixel[:3], problem.w_column, *problem.w_tap[:2])
@@ -355,7 +356,7 @@ def _tile(config: Config) -> Tile:
 def _steps(problem: Problem) -> int:
     """Steps of BK along K: each tap's channels fill whole chunks."""
     chunk = chunk_of(problem)
-    return -(-problem.taps[0] * problem.taps[1] * -(-problem.channels // chunk) // (BK // chunk))
+    return ceil_div(problem.taps[0] * problem.taps[1] * ceil_div(problem.channels, chunk), BK // chunk)
 
 
 def _scratch(problem: Problem, tile: Tile, splits: int) -> int:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.kernels import epilogue
@@ -250,7 +251,7 @@ class Hopper(OneWay):
         ]
         ranked = sorted(candidates, key=self._costs(way, program, arch))
         yield from ranked[:CHEAPEST]
-        blocks = [-(-problem.rows // c["bm"]) * -(-problem.stored // c["bn"]) * c["split"] for c in ranked]
+        blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
         yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
@@ -280,7 +281,7 @@ class Hopper(OneWay):
         t = _tile(config, arch, how, boxed)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
-        tiles_m, tiles_n = -(-problem.rows // t.bm), -(-problem.stored // t.bn)
+        tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
         grid = tiles * t.split if t.split > 1 else min(tiles, arch.sms * resident(t, arch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -53,7 +54,7 @@ class Copies:
     @property
     def steps(self) -> int:
         """Stages along K."""
-        return -(-self.depth // self.whole)
+        return ceil_div(self.depth, self.whole)
 
     def boxes_of_stage(self, t: Tile) -> int:
         """How many copies fill a stage."""
@@ -72,7 +73,7 @@ class Copies:
 
 def row_cycles(channels: int, chunk: int, size: int) -> float:
     """Cycles of the copy engine for a row of an im2col box, on average: for one that reaches beyond the channels, most."""
-    boxes = -(-channels // chunk)
+    boxes = ceil_div(channels, chunk)
     whole = 1.7 if chunk * size == ROW else 2.5
     return whole if channels % chunk == 0 else (whole * (boxes - 1) + 5.2) / boxes
 
@@ -88,7 +89,7 @@ def _chunk(channels: int, columns: int, size: int) -> int:
 
     def cycles(n: int) -> float:
         """Of 64 rows of a tap."""
-        boxes = -(-channels // n)
+        boxes = ceil_div(channels, n)
         multiplying = multiplying_cycles(64, min(columns, 128)) * boxes * n / whole
         return max(64 * row_cycles(channels, n, size) * boxes, multiplying)
 
@@ -169,7 +170,7 @@ def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
         0,
         0 if size * chunk == UNIT else size * chunk,
     )
-    boxes = -(-cp // chunk)
+    boxes = ceil_div(cp, chunk)
     sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
     geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
     return Copies(window, b, problem.k_major, size, r * s * boxes * chunk, chunk, geometry)

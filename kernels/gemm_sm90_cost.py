@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
@@ -11,7 +12,7 @@ from tccompile.kernels.rates import measured
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
     """Blocks, multiprocessors that they can fill, and how many of them one holds."""
-    tiles = -(-problem.rows // t.bm) * problem.batches * -(-problem.stored // t.bn)
+    tiles = ceil_div(problem.rows, t.bm) * problem.batches * ceil_div(problem.stored, t.bn)
     return tiles * t.split, measured(arch).gemm_sm90.together[t.split], resident(t, arch) if t.split < 8 else 1
 
 
@@ -35,9 +36,9 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     """
     own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
-    together = min(most, -(-blocks // sms))
-    waves = -(-blocks // (sms * together))
-    tiles_m, steps = -(-problem.rows // t.bm), -(-how.steps // t.split)
+    together = min(most, ceil_div(blocks, sms))
+    waves = ceil_div(blocks, sms * together)
+    tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
     row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b

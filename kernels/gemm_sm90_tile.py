@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
@@ -152,7 +153,7 @@ class Tile:
 def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     bm, bn, split = config["bm"], config["bn"], config["split"]
-    each = -(-steps // split)
+    each = ceil_div(steps, split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
         t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added)
         if t.smem <= arch.smem_block:

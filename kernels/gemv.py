@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -65,7 +66,7 @@ class Shape:
 def shape_of(tensor_cores: bool, few: int) -> Shape:
     """The warp's work for `few` rows of the small operand."""
     if tensor_cores:
-        return Shape(16, 4, 2, 8 * -(-few // 8))
+        return Shape(16, 4, 2, round_up(few, 8))
     return Shape(4, 32, 2 if few <= 4 else 1, 1 << (few - 1).bit_length())
 
 
@@ -148,7 +149,7 @@ class _Gemv(TextKernel):
         warp = shape_of(self.tensor_cores, s.few)
         splits, each = _share(problem, int(config["splits"]))  # type: ignore[arg-type]
         rows = across * warp.rows
-        tiles = -(-s.many // rows) * problem.batches
+        tiles = ceil_div(s.many, rows) * problem.batches
         blocks = tiles * splits
         turns = ceil(each / (WARPS // across * warp.vectors))
         slots = arch.sms * resident(self.tensor_cores, s.few)
@@ -187,8 +188,8 @@ class _Gemv(TextKernel):
         splits, each = _share(problem, int(config["splits"]))  # type: ignore[arg-type]
         rows = across * warp.rows
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), LANES)
-        tiles = -(-(problem.rows if s.swapped else problem.stored) // rows)
-        numbers = [s.many, s.few, _chunks(problem), each, problem.rows, problem.stored, -(-problem.stored // LANES)]
+        tiles = ceil_div(problem.rows if s.swapped else problem.stored, rows)
+        numbers = [s.many, s.few, _chunks(problem), each, problem.rows, problem.stored, ceil_div(problem.stored, LANES)]
         numbers += [problem.row_batch, problem.batch[1], *divider(problem.batch[1])]
         for pitch, batch in zip(s.pitches, s.batches, strict=True):
             numbers += [v // CHUNK for v in (pitch, *batch)]
@@ -236,17 +237,17 @@ class _Gemv(TextKernel):
 
 def _chunks(problem: Problem) -> int:
     """Vectors of a row."""
-    return -(-problem.channels // CHUNK)
+    return ceil_div(problem.channels, CHUNK)
 
 
 def _share(problem: Problem, splits: int) -> tuple[int, int]:
     """(splits, vectors of each) that cover K with at most `splits` parts; a part begins at a multiple of 128 bytes of fp16."""
     each = max(8, ceil(_chunks(problem) / splits / 8) * 8)
-    return max(1, -(-_chunks(problem) // each)), each
+    return max(1, ceil_div(_chunks(problem), each)), each
 
 
 def _scratch(problem: Problem, rows: int, few: int, splits: int) -> int:
-    return -(-max(problem.rows, problem.stored) // rows) * problem.batches * splits * rows * few * 4
+    return ceil_div(max(problem.rows, problem.stored), rows) * problem.batches * splits * rows * few * 4
 
 
 ADDRESSES = "streamed, small, scratch, counters"

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.forms import Grouped
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -290,7 +291,7 @@ def unaligned(problem: Problem) -> str | None:
             if n % CHUNK:
                 return f"its groups have {n} {what} channels, not a multiple of {CHUNK}"
     x_k_major, w_k_major = problem.k_major
-    whole = -(-problem.channels // CHUNK) * CHUNK
+    whole = round_up(problem.channels, CHUNK)
     if w_k_major and problem.padded != whole:
         return f"{w.name} has {problem.padded} elements a tap for {problem.channels} channels, not the next multiple of {CHUNK}"
     channel_axis = 1 if problem.column_batch else x.rank - 1
@@ -339,7 +340,7 @@ def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) 
     walk_r, walk_s, walk_c  how far a step of bk moves in the order (r, s, c), with carries still to be made
     """
     tm, tn = tiles(problem, bm, bn)
-    channels, across = -(-problem.channels // chunk), bk // chunk
+    channels, across = ceil_div(problem.channels, chunk), bk // chunk
     whole, walk_c = divmod(across, max(channels, 1))
     walk_r, walk_s = divmod(whole, problem.taps[1])
     x_n, x_h, x_w, _ = (s // chunk for s in problem.x_pixel)
@@ -366,13 +367,13 @@ def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) 
 
 def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int]:
     """Tiles along the rows and the columns of one batch."""
-    return -(-problem.rows // bm), -(-problem.stored // bn)
+    return ceil_div(problem.rows, bm), ceil_div(problem.stored, bn)
 
 
 def split_steps(steps: int, splits: int) -> tuple[int, int]:
     """(splits, steps each) that cover `steps` steps of K with at most `splits` parts, none of them empty."""
-    each = max(1, -(-steps // max(1, splits)))
-    return max(1, -(-steps // each)), each
+    each = max(1, ceil_div(steps, max(1, splits)))
+    return max(1, ceil_div(steps, each)), each
 
 
 @dataclass(frozen=True)
@@ -429,7 +430,7 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     def wave(together: int) -> float:
         return each * max(rates.step_us + together * work, rates.least_us) + rates.start_us + together * rates.store_us
 
-    compute = full * wave(resident) + (wave(-(-rest // arch.sms)) if rest else 0.0)
+    compute = full * wave(resident) + (wave(ceil_div(rest, arch.sms)) if rest else 0.0)
     l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.3)
     computing = max(compute, l2)
     reduction = 0.0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Mlp, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -76,8 +77,8 @@ class MlpKernel(TextKernel):
         x, w, v = (program.tensors[name] for name in (op.x, op.w, op.v))
         images = program.op_shape(op)[0]
         units, channels = w.shape[:2]
-        chunks, v_chunks = -(-channels // VECTOR), -(-units // VECTOR)
-        share = min(4, -(-units // WARPS))  # rows of a warp
+        chunks, v_chunks = ceil_div(channels, VECTOR), ceil_div(units, VECTOR)
+        share = min(4, ceil_div(units, WARPS))  # rows of a warp
         groups = epilogue.lane_groups(op, program, FRAME)
         if images * groups == 0:
             return Work(())
@@ -95,11 +96,11 @@ class MlpKernel(TextKernel):
                 bias=program.tensors[op.b].dtype.value if op.b else "",
                 whole=whole,
                 rows=share,
-                turns=min(5, UNDER_WAY // (share + 1), -(-chunks // 32)),
+                turns=min(5, UNDER_WAY // (share + 1), ceil_div(chunks, 32)),
                 hidden=encode(op.hidden),
                 epilogue=spec.params,
             ),
-            grid=(-(-groups * VECTOR // RESULTS), images, 1),
+            grid=(ceil_div(groups * VECTOR, RESULTS), images, 1),
             block=THREADS,
             args=(Ptr(op.x), Ptr(op.w), Ptr(op.v), Ptr(op.b or op.w), *map(I32, numbers), *spec.args),
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import lcm, prod
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -43,17 +44,17 @@ class NormSplit(TextKernel):
         x = program.tensors[op.x]
         pixels = prod(x.shape[2:])
         vectors_, threads = _tile(op, program)
-        blocks = x.shape[0] * -(-x.padded[1] // (vectors_ * LANES))
+        blocks = x.shape[0] * ceil_div(x.padded[1], vectors_ * LANES)
         most = max(1, pixels // (4 * threads))
-        yield {"splits": min(max(1, -(-4 * arch.sms // max(blocks, 1))), most, 1024)}
+        yield {"splits": min(max(1, ceil_div(4 * arch.sms, max(blocks, 1))), most, 1024)}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Norm)
         x = program.tensors[op.x]
         vectors_, threads = _tile(op, program)
-        blocks = config["splits"] * x.shape[0] * -(-x.padded[1] // (vectors_ * LANES))
+        blocks = config["splits"] * x.shape[0] * ceil_div(x.padded[1], vectors_ * LANES)
         waves = max(1.0, blocks / (arch.sms * 4))
-        steps = -(-prod(x.shape[2:]) // (threads * config["splits"]))
+        steps = ceil_div(prod(x.shape[2:]), threads * config["splits"])
         read = prod(x.padded) * x.dtype.size / (arch.gbps * 900)
         # Fitted to times on an H200 of 25 to 140 µs.
         return (
@@ -71,9 +72,9 @@ class NormSplit(TextKernel):
         n, channels, pixels = x.shape[0], x.shape[1], prod(x.shape[2:])
         groups = groups_of(op)
         share = channels // groups if groups else 1
-        tiles = -(-max(x.padded[1], y.padded[1]) // (vectors_ * LANES))
-        chunk = -(-pixels // config["splits"])
-        splits = -(-pixels // chunk)
+        tiles = ceil_div(max(x.padded[1], y.padded[1]), vectors_ * LANES)
+        chunk = ceil_div(pixels, config["splits"])
+        splits = ceil_div(pixels, chunk)
         walk = pixels_of(op, program)
         parts = n * splits * tiles * vectors_ * RECORD
         tail = (walk.depth, walk.args)
@@ -89,10 +90,12 @@ class NormSplit(TextKernel):
         )
         lanes = power(min(epilogue.lane_groups(op, program, frame), 32))
         rows = THREADS // lanes
-        step = rows * min(8, max(1, -(-pixels * n * -(-channels // LANES) // (THREADS * 4 * arch.sms))))  # pixels of a block
+        step = rows * min(
+            8, max(1, ceil_div(pixels * n * ceil_div(channels, LANES), THREADS * 4 * arch.sms))
+        )  # pixels of a block
         apply = Launch(
             code(self.name, phase="apply", x=x.dtype.value, depth=tail[0], epilogue=spec.params),
-            grid=(-(-pixels // step), -(-epilogue.lane_groups(op, program, frame) // lanes), n),
+            grid=(ceil_div(pixels, step), ceil_div(epilogue.lane_groups(op, program, frame), lanes), n),
             block=THREADS,
             args=(
                 *(Ptr(op.x), Scratch(parts)),
@@ -161,7 +164,7 @@ def _tile(op: Norm, program: Program) -> tuple[int, int]:
     """Vectors of channels that a block reads of a pixel (whole groups), and threads that share each vector (a power of 2)."""
     x, groups = program.tensors[op.x], groups_of(op)
     whole = lcm(x.shape[1] // groups, LANES) // LANES if groups else 1
-    wanted = min(8, -(-x.padded[1] // LANES))
+    wanted = min(8, ceil_div(x.padded[1], LANES))
     vectors_ = whole * max(1, wanted // whole)
     return vectors_, power(THREADS // vectors_ + 1) // 2
 

@@ -22,6 +22,7 @@ from math import ceil, lcm, prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import walk
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -69,7 +70,7 @@ class NormTeam(TextKernel):
         whole = lcm(x.shape[1] // groups, LANES) // LANES if groups else 1
 
         def wide(*most: int) -> dict[int, None]:
-            return dict.fromkeys(whole * max(1, min(m, -(-x.padded[1] // LANES)) // whole) for m in most)
+            return dict.fromkeys(whole * max(1, min(m, ceil_div(x.padded[1], LANES)) // whole) for m in most)
 
         def shares(vectors: int, threads: int, cluster: int, teams: int) -> tuple[Config, _Shares]:
             config = _config(vectors, threads, cluster, teams)
@@ -148,7 +149,7 @@ class NormTeam(TextKernel):
             smem=s.smem,
             cooperative=not config["cluster"],
         )
-        passed_on = 0 if config["cluster"] else s.items * s.groups * -(-s.blocks // 2) * 2 * RECORD
+        passed_on = 0 if config["cluster"] else s.items * s.groups * ceil_div(s.blocks, 2) * 2 * RECORD
         return Work((launch,), scratch=passed_on, counters=8 * s.items)
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
@@ -226,14 +227,14 @@ def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
     x, y = program.tensors[op.x], program.tensors[op.y]
     wide, pixels = config["vectors"], max(1, prod(x.shape[2:]))
     threads = power(config["threads"] // wide + 1) // 2
-    tiles = -(-max(x.padded[1], y.padded[1]) // (wide * LANES))
+    tiles = ceil_div(max(x.padded[1], y.padded[1]), wide * LANES)
     items = x.shape[0] * tiles
     teams = config["teams"] or items
-    blocks = config["cluster"] or max(1, min(-(-pixels // threads), arch.sms // max(teams, 1)))
-    chunk = -(-pixels // blocks)
+    blocks = config["cluster"] or max(1, min(ceil_div(pixels, threads), arch.sms // max(teams, 1)))
+    chunk = ceil_div(pixels, blocks)
     turn = threads * wide * LANES * x.dtype.size  # bytes of a pixel for each thread
     beside = 4 * _beside(wide, threads)
-    turns = max(0, min((arch.smem_block - beside) // turn, max(1, -(-chunk // threads))))
+    turns = max(0, min((arch.smem_block - beside) // turn, max(1, ceil_div(chunk, threads))))
     groups = wide * LANES // (x.shape[1] // op.groups if op.groups else 1)
     lanes = min(32, power(wide * threads // groups + 1) // 2) if wide * threads % 32 == 0 else 1  # in warps of all threads
     return _Shares(

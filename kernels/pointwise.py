@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, Shape, View, parts
+from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, View, parts
+from tccompile.ir.extent import Shape, ceil_div, round_up
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -151,7 +152,7 @@ def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
     vector = plan.stride(plan.y.strides, last) == 1 or plan.padded == 1
     whole = vector and plan.padded % lanes == 0 and _aligned(plan.y, lanes, y_steps)
     store = "vector" if whole else "strided" if plan.padded % lanes == 0 else "guarded"
-    reach = -(-plan.padded // lanes) * lanes
+    reach = round_up(plan.padded, lanes)
     modes = []
     for load in plan.loads:
         varies = set().union(*(_atom_axes(a) for a, _ in load.terms), *(_axes(r.index) for r in load.valid)) & set(plan.lane)
@@ -190,7 +191,7 @@ class _Arguments:
     def __init__(self, plan: _Plan, lanes: int, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
         self.args: list[Arg] = []
-        reach = -(-plan.padded // lanes) * lanes
+        reach = round_up(plan.padded, lanes)
         lane = plan.lane
         self.shape = tuple(reach if lane == (a,) else n for a, n in enumerate(plan.shape))
         self.dim = {axes[0]: d for d, (_, axes) in enumerate(plan.dims) if len(axes) == 1}
@@ -326,7 +327,7 @@ class PointwiseKernel(TextKernel):
             params, args, blocks = _described_tiles(plan, program, op.epilogue.expr, dim)
         else:
             params, args, total = _described(plan, program, op.epilogue.expr, int(config["lanes"]))  # type: ignore[arg-type]
-            blocks = -(-total // THREADS)
+            blocks = ceil_div(total, THREADS)
         return Work((Launch(code(self.name, **params), (blocks, 1, 1), THREADS, args),))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
@@ -339,7 +340,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
     last = len(plan.dims) - 1
     fastest = _fastest(plan, modes)
     order = [d for d in range(last + 1) if d != fastest] + [fastest]  # outermost first
-    groups = -(-plan.padded // lanes)
+    groups = ceil_div(plan.padded, lanes)
     extents = [groups if d == last else plan.dims[d][0] for d in order]
     total = 1
     for n in extents:
@@ -379,7 +380,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
             valid.append(out.index(r.index))
             out.integer(r.low)
             out.integer(r.high)
-        tail = mode == "each" and -(-plan.padded // lanes) * lanes != plan.extent
+        tail = mode == "each" and round_up(plan.padded, lanes) != plan.extent
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
     expr, scalars = lifted(expr)
     params: dict[str, Value] = {
@@ -396,7 +397,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
     """The same for tiles of dimension `dim` and the lanes: the last result is how many tiles there are."""
     (load,), last, y = plan.loads, len(plan.dims) - 1, plan.y
     rest = [d for d in range(last) if d != dim]
-    extents = [*(plan.dims[d][0] for d in rest), -(-plan.dims[dim][0] // TILE), -(-plan.padded // TILE)]
+    extents = [*(plan.dims[d][0] for d in rest), ceil_div(plan.dims[dim][0], TILE), ceil_div(plan.padded, TILE)]
     out = _Arguments(plan, 1, program.tensors)
     for n in extents[1:]:
         for value in (n, *divider(n)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -83,7 +84,7 @@ class PoolKernel(TextKernel):
             epilogue=spec.params,
         )  # fmt: skip
         args = (Ptr(op.x), *map(I32, numbers), *spec.args)
-        return Work((Launch(params, (-(-rows * groups // THREADS), 1, 1), THREADS, args),))
+        return Work((Launch(params, (ceil_div(rows * groups, THREADS), 1, 1), THREADS, args),))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
         stored = epilogue.source(epilogue.Form.decoded(params.pop("epilogue")))

@@ -15,6 +15,7 @@ from math import prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import Expr, walk
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -83,7 +84,7 @@ class Shares:
 
     @property
     def blocks(self) -> int:
-        return -(-self.outputs * self.threads // THREADS)
+        return ceil_div(self.outputs * self.threads, THREADS)
 
 
 class ReduceKernel(TextKernel):
@@ -102,15 +103,15 @@ class ReduceKernel(TextKernel):
         if shares.lanes == LANES and shares.blocks < arch.sms:
             yield {"splits": 1, "beside": NARROW}
         step = shares.threads * shares.vector
-        most = -(-shares.inner.size // (4 * step))  # so that each thread has some elements
-        splits = min(-(-2 * arch.sms // max(shares.blocks, 1)), most, 1024)
+        most = ceil_div(shares.inner.size, 4 * step)  # so that each thread has some elements
+        splits = min(ceil_div(2 * arch.sms, max(shares.blocks, 1)), most, 1024)
         if splits > 1:
             yield {"splits": splits}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Reduce)
         shares, splits = describe(op, program, config.get("beside", BESIDE)), config["splits"]
-        steps = -(-shares.inner.size // (shares.threads * shares.vector * splits))
+        steps = ceil_div(shares.inner.size, shares.threads * shares.vector * splits)
         waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
         # Four loads in flight a thread; vectors of lanes measured on an H200, to 5 %
         latency = waves * ((0.075 * steps - 0.15) if shares.lanes > 1 else 1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)
@@ -131,9 +132,9 @@ class ReduceKernel(TextKernel):
         shares, dtype = describe(op, program, config.get("beside", BESIDE)), _accumulator(op)
         spec = epilogue.describe(op, program, frame, shares.width)
         step = shares.threads * shares.vector
-        share = -(-shares.inner.size // config["splits"])
-        chunk = -(-share // step) * step
-        splits = max(1, -(-shares.inner.size // chunk)) if chunk else 1
+        share = ceil_div(shares.inner.size, config["splits"])
+        chunk = round_up(share, step)
+        splits = max(1, ceil_div(shares.inner.size, chunk)) if chunk else 1
         params = code(
             self.name,
             x=x.dtype.value,
@@ -150,7 +151,7 @@ class ReduceKernel(TextKernel):
             split=splits > 1,
             epilogue=spec.params,
         )
-        groups = -(-y.padded[lane] // shares.width)
+        groups = ceil_div(y.padded[lane], shares.width)
         present = x.padded[lane] if shares.lanes > 1 else x.shape[lane] if lane not in op.axes else 1
         numbers = (shares.outputs, groups, shares.inner.size, chunk, splits, shares.threads.bit_length() - 1, present)
         step_c = x.strides[lane] if lane not in op.axes else 0
@@ -238,7 +239,7 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
     if outputs_first:
         threads = min(8, power(inner.size))
     else:
-        items = -(-inner.size // vector)
+        items = ceil_div(inner.size, vector)
         threads = min(32, power(items)) if items <= 256 else THREADS
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op, Resize
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -76,7 +77,7 @@ class ResizeKernel(TextKernel):
             self.name, x=x.dtype.value, rank=len(shape), axes=tuple(order.index(a) for a in op.axes), lanes=lanes,
             taps=taps if math.prod(taps) <= UNROLLED else (0,) * len(taps), vector=lanes > 1, epilogue=spec.params,
         )  # fmt: skip
-        return Work((Launch(params, (-(-total // THREADS), 1, 1), THREADS, (*args, *spec.args)),))
+        return Work((Launch(params, (ceil_div(total, THREADS), 1, 1), THREADS, (*args, *spec.args)),))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
         stored = epilogue.source(epilogue.Form.decoded(params.pop("epilogue")))

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Epilogue
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Op, Rnn
 from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.program import Program
@@ -94,16 +95,16 @@ class _Rnn(TextKernel):
         assert isinstance(op, Rnn)
         shape, y = self.shape(op, program, config, arch), program.tensors[op.y]
         steps, (_, d, n, _) = program.tensors[op.x].shape[0], y.shape
-        chunks = -(-y.padded[3] // 32)
-        blocks = d * -(-y.padded[3] // shape.units)
-        each = -(-blocks // arch.sms)
-        turns = -(-n // shape.batch)
+        chunks = ceil_div(y.padded[3], 32)
+        blocks = d * ceil_div(y.padded[3], shape.units)
+        each = ceil_div(blocks, arch.sms)
+        turns = ceil_div(n, shape.batch)
         kept = shape.kept(chunks, arch)
         # Of a step: passing on the state; weights from shared memory, or at a share of L2's speed; what the lanes multiply.
         weights = shape.rows * 32 * shape.size
         streamed = weights * (each * chunks - kept) * min(blocks, arch.sms) * turns / (arch.gbps * 1.3e3)
         read = weights * chunks * each * turns / 128 / 1.5e3
-        waits = each * turns * -(-chunks // (shape.warps * shape.unrolled)) * 0.25
+        waits = each * turns * ceil_div(chunks, shape.warps * shape.unrolled) * 0.25
         multiplied = 0.0 if shape.mma else shape.rows * 32 * chunks * each * turns * shape.batch / 64 / 1.5e3
         return (
             measured(arch).launch_us
@@ -117,7 +118,7 @@ class _Rnn(TextKernel):
         tensors = program.tensors
         x, r, y = tensors[op.x], tensors[op.r], tensors[op.y]
         steps, (_, d, n, units), wide = x.shape[0], y.shape, y.padded[3]
-        parts, kept = -(-wide // shape.units), shape.kept(-(-wide // 32), arch)
+        parts, kept = ceil_div(wide, shape.units), shape.kept(ceil_div(wide, 32), arch)
         optional = {name: getattr(op, name) for name in OPTIONAL if getattr(op, name) is not None}
         compiled = code(
             self.name,
@@ -141,7 +142,7 @@ class _Rnn(TextKernel):
         scratch = starts[-1] + (_aligned(steps * d * n * wide * y.dtype.size) if two_rounds else 0)
         args: list[Arg] = [Ptr(op.x), Ptr(op.r), Ptr(op.y), Counters(), *map(Scratch, starts[:4])]
         args += [Scratch(starts[4] if two_rounds else 0), *map(Ptr, optional.values())]
-        sizes = (steps, n, units, wide, d, parts, -(-n // shape.batch), kept, shape.pitch(kept))
+        sizes = (steps, n, units, wide, d, parts, ceil_div(n, shape.batch), kept, shape.pitch(kept))
         strides = [*x.strides[:2], *r.strides[:3], y.strides[0], y.strides[1], y.strides[2]]
         for name, t in optional.items():
             strides += tensors[t].strides[: OPTIONAL[name]]
@@ -202,7 +203,7 @@ RNN = (RnnMma(), RnnSimt())
 
 
 def _aligned(size: int) -> int:
-    return -(-size // 256) * 256
+    return round_up(size, 256)
 
 
 def _rounds(op: Rnn) -> tuple[tuple[int, ...], ...]:

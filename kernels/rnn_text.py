@@ -8,6 +8,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, constant, decode
@@ -54,7 +55,7 @@ class Shape:
     @property
     def tiles(self) -> int:
         """Of 16 rows, or 8 without Tensor Cores."""
-        return -(-self.rows // (16 if self.mma else 8))
+        return ceil_div(self.rows, 16 if self.mma else 8)
 
     @property
     def sums(self) -> int:
@@ -300,7 +301,7 @@ class Writer:
     def row_starts(self, count: int) -> range:
         """The first row of each group of 8: two groups a tile of Tensor Cores'."""
         tile = 16 if self.shape.mma else 8
-        return range(0, -(-count // tile) * tile, 8)
+        return range(0, round_up(count, tile), 8)
 
     def old_states(self, number: int) -> list[str]:
         lines = []

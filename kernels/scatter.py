@@ -14,6 +14,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Coord, Element, identity_view, load
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op, Scatter
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -115,7 +116,7 @@ class ScatterKernel(TextKernel):
             "combine": op.combine, "free": len(shares.free), "sequence": len(shares.sequence), "axes": tuple(kinds),
             "updates": updates.dtype.value, "y": y.dtype.value,
         }  # fmt: skip
-        grid = (-(-shares.threads // THREADS), 1, 1)
+        grid = (ceil_div(shares.threads, THREADS), 1, 1)
         return Work((*first, Launch(code(self.name, **params), grid, THREADS, tuple(args))))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:

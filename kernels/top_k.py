@@ -12,6 +12,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import const
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -66,7 +67,7 @@ class TopKKernel(TextKernel):
         for t in (x, y):
             args += [Ptr(t.name), *(I32(t.strides[a]) for a in (*rows, op.axis))]
         params = {"rows": len(rows), "x": x.dtype.value, "y": y.dtype.value, "largest": op.largest}
-        return Work((*first, Launch(code(self.name, **params), (-(-x.size // THREADS), 1, 1), THREADS, tuple(args))))
+        return Work((*first, Launch(code(self.name, **params), (ceil_div(x.size, THREADS), 1, 1), THREADS, tuple(args))))
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
         return _text(**params)

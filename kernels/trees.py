@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op, Trees
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -54,9 +55,9 @@ class TreesKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Trees)
         y, lanes = program.tensors[op.y], config["lanes"]
-        parts = -(-y.shape[1] // TARGETS)
+        parts = ceil_div(y.shape[1], TARGETS)
         waves = max(1.0, y.padded[0] * lanes * parts / (arch.sms * arch.threads_sm))
-        walks = -(-op.trees // lanes) * (op.depth + 1) * measured(arch).branch_us
+        walks = ceil_div(op.trees, lanes) * (op.depth + 1) * measured(arch).branch_us
         added_up = (lanes.bit_length() - 1) * min(y.shape[1], TARGETS) * 0.05
         return measured(arch).launch_us + traffic_us(op, program, arch) + waves * (walks + added_up)
 
@@ -69,7 +70,7 @@ class TreesKernel(TextKernel):
         records, entries = (program.tensors[name].size // n for name, n in ((op.branches, 4), (op.leaves, 2)))
         numbers = (*y.shape, *y.padded, x.shape[1], op.trees, op.depth, records, entries, *x.strides, *y.strides)
         params = {"x": x.dtype.value, "y": y.dtype.value, "combine": op.combine, "lanes": lanes, "targets": targets}
-        grid = (-(-y.padded[0] * lanes // THREADS), -(-y.shape[1] // targets), 1)
+        grid = (ceil_div(y.padded[0] * lanes, THREADS), ceil_div(y.shape[1], targets), 1)
         args: tuple[Arg, ...] = (*map(Ptr, (op.x, op.branches, op.leaves, op.y)), *map(I32, numbers))
         return Work((Launch(code(self.name, **params), grid, THREADS, args),))
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tccompile.arch import Arch, Feature
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -81,7 +82,7 @@ class Shares:
 
     @property
     def blocks(self) -> int:
-        return -(-self.kept.size * self.threads // (self.block * self.rows))
+        return ceil_div(self.kept.size * self.threads, self.block * self.rows)
 
     @property
     def smem(self) -> int:
@@ -108,11 +109,11 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     # In x's order of memory, so that neighbouring iterations are neighbours; all lanes, those of the padding too.
     for axis in sorted(range(x.rank), key=lambda a: (-x.strides[a], a == lane)):
         u = unit if axis == lane else 1
-        extent = -(-y.padded[axis] // u) if axis == lane else x.shape[axis]
+        extent = ceil_div(y.padded[axis], u) if axis == lane else x.shape[axis]
         steps = (x.strides[axis] * u, row_step[axis], u if axis == lane else 0)
         if groups and axis == 1:
             share = channels // u
-            kept.append((-(-extent // share), *(s * share for s in steps)))
+            kept.append((ceil_div(extent, share), *(s * share for s in steps)))
             inner.append((share, *steps))
         else:
             (inner if axis in axes else kept).append((extent, *steps))
@@ -131,7 +132,7 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     if config is None:
         config = ways(size, outputs, unit, by_k, straight)[0]
     threads, rows, shared = (int(config[name]) for name in ("threads", "rows", "shared"))  # type: ignore[arg-type]
-    held = -(-size // threads)
+    held = ceil_div(size, threads)
     limit = REGISTERS if not across else REGISTERS // 2
     held = held if shared or held <= limit else 0
     words = straight if shared or threads > THREADS or held * rows > REGISTERS // 2 else 0
@@ -154,15 +155,15 @@ def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[
     if not by_k:
         return [way(min(THREADS // min(8 if unit == 8 else 32, power(outputs)), power(size)))]
     if straight and size > THREADS * REGISTERS // 4:  # more than half a block keeps as float32
-        held = {t: -(-size // t) for t in (128, 256, 512, 1024)}
+        held = {t: ceil_div(size, t) for t in (128, 256, 512, 1024)}
         fit = [t for t, n in held.items() if 2 < n <= REGISTERS and (t < 1024 or n * straight <= WORDS)]
         both = [t for t in fit if 2 * held[t] <= REGISTERS and 2 * held[t] * straight <= WORDS]
         again = [512] if fit == [1024] else [] if fit else [1024, 512]  # for rows, or epilogues, that need more registers
         staged = [] if fit and fit != [1024] else [way(512, 1, 1)]
         return [way(t, rows) for rows, some in ((1, fit + again), (2, both)) for t in some] + staged
     most = min(THREADS, power(size))
-    fit = [t for t in (1 << i for i in range(9)) if t <= most and -(-size // t) <= REGISTERS // 2] or [most]
-    both = [t for t in fit[:4] if 2 * -(-size // t) <= REGISTERS // 2]
+    fit = [t for t in (1 << i for i in range(9)) if t <= most and ceil_div(size, t) <= REGISTERS // 2] or [most]
+    both = [t for t in fit[:4] if 2 * ceil_div(size, t) <= REGISTERS // 2]
     return [way(t, rows) for rows, some in ((1, fit[:4]), (2, both)) for t in some]
 
 
@@ -180,7 +181,7 @@ def configs(op: Op, program: Program, axes: tuple[int, ...], arch: Arch, groups:
 
 def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     """Microseconds: the memory's time, the instructions', or the latency of what each thread reads one after the other."""
-    steps = -(-shares.inner.size // shares.threads)
+    steps = ceil_div(shares.inner.size, shares.threads)
     passes = 1 if shares.held else 3
     x = program.tensors[op.x]  # type: ignore[attr-defined]
     # Measured on an H200: a vector of 8 takes 110 instructions in all, about 100 more if it may lack lanes.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense, translated
@@ -65,7 +66,7 @@ def _multiplied(program: Program) -> set[str]:
 
 def _padded(t: Tensor, unit: int) -> Tensor:
     """The tensor with its innermost axis padded to a multiple of `unit` elements."""
-    if not t.rank or 0 in t.shape or t.padded[t.order[-1]] == -(-t.shape[t.order[-1]] // unit) * unit:
+    if not t.rank or 0 in t.shape or t.padded[t.order[-1]] == round_up(t.shape[t.order[-1]], unit):
         return t
     return dense(t.name, t.shape, t.dtype, t.order, unit)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tccompile.arch import KIB
+from tccompile.ir.extent import round_up
 
 BARRIER = 8
 """Bytes of an mbarrier."""
@@ -45,7 +46,7 @@ class SharedLayout:
         self.end = 0
         for region in regions:
             assert region.name not in self._offsets and KIB % region.alignment == 0, region
-            at = -(-self.end // region.alignment) * region.alignment if region.over is None else self[region.over]
+            at = round_up(self.end, region.alignment) if region.over is None else self[region.over]
             assert at % region.alignment == 0, f"{region.name} begins at {at}"
             self._offsets[region.name] = at
             self.end = max(self.end, at + region.bytes)

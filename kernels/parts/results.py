@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tccompile.ir.extent import ceil_div
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
@@ -386,7 +387,7 @@ class Split(Results):
         half, groups = 2 * columns + 16, columns // 8
         stage = hw.stage_turned(bm, pitch) if turned else hw.stage(columns, columns, pitch)
         share = bm * groups // split  # groups of 8 results that a block stores
-        shares = -(-share // consumers)
+        shares = ceil_div(share, consumers)
         sync_consumers, zero = hw.sync_threads(1, consumers), types.float32(0)
         sum_of_parts = _sum_of_parts(split, half)
 

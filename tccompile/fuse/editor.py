@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tccompile.ir.expr import Epilogue, Expr, Shape, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.expr import Epilogue, Expr, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
-from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from tccompile.fuse.editor import Editor
+from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense
@@ -49,7 +50,7 @@ def _pays(e: Editor, whole: Tensor, parts: list[Op]) -> bool:
     views = {t.name for t in e.tensors.values() if t.base == whole.name}
     if at != whole.shape[1] or views != {op.y for op in parts} or whole.name in e.position:
         return False
-    spread = sum(-(-n // GRAIN) * GRAIN for n in channels)
+    spread = sum(round_up(n, GRAIN) for n in channels)
     readers = [e.ops[i] for i in e.readers[whole.name]]
     convolved = all(op is not None and mixes(e, op, whole.name) for op in readers)
     return convolved and any(n % GRAIN for n in channels[:-1]) and spread <= LARGER * at
@@ -63,7 +64,7 @@ def mixes(e: Editor, op: Op, name: str) -> bool:
 
 def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
     channels = [e.tensors[op.y].shape[1] for op in parts]
-    room = [-(-n // GRAIN) * GRAIN for n in channels]
+    room = [round_up(n, GRAIN) for n in channels]
     spread = dense(whole.name, (whole.shape[0], sum(room), *whole.shape[2:]), whole.dtype, whole.order)
     e.tensors[whole.name] = spread
     taken, start, at = np.full(sum(room), whole.shape[1], np.int64), 0, 0

@@ -20,6 +20,7 @@ from functools import reduce
 from typing import Any
 
 from tccompile.ir.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
@@ -51,7 +52,7 @@ def unfold_inputs(program: Program) -> Program:
         x, w, y = tensors[op.x], tensors[op.w], program.op_shape(op)
         outputs, channels, *rows, taps = w.shape
         g, last = _rows_at_once(op, w), x.rank - 1
-        steps = [-(-n // g) for n in rows]
+        steps = [ceil_div(n, g) for n in rows]
         heights = [y[2] + steps[0] - 1] if g > 1 else x.shape[2:last]
         shape = (x.shape[0], g * taps * channels, *heights, y[last])
         columns = dense(f"{op.y}.columns", shape, x.dtype, _channels_last(x.rank))

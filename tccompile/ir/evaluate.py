@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from tccompile.ir.expr import BUILTINS, FUNCTIONS, Expr, Shape, View
+from tccompile.ir.expr import BUILTINS, FUNCTIONS, Expr, View
+from tccompile.ir.extent import Shape
 from tccompile.ir.storage import convert
 from tccompile.ir.types import DType
 

@@ -14,13 +14,8 @@ from types import MappingProxyType
 import numpy as np
 
 from tccompile.errors import InputError
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.types import DType
-
-Extent = int
-"""A size, stride, offset or grid dimension. Constants for now; anything with integer arithmetic could take its place."""
-
-Shape = tuple[Extent, ...]
-
 
 # --- Index -----------------------------------------------------------------------------------------------------------
 
@@ -258,7 +253,7 @@ def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
         case Greatest(a, b):
             (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
             lo, hi = max(alo, blo), max(ahi, bhi)
-            return (lo, hi) if (a + b).terms else (max(lo, -(-(a + b).constant // 2)), hi)  # max(i, c - i) >= c / 2
+            return (lo, hi) if (a + b).terms else (max(lo, ceil_div((a + b).constant, 2)), hi)  # max(i, c - i) >= c / 2
         case Element(_, _, extent):
             return 0, max(extent - 1, 0)
 

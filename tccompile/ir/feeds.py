@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.program import Program
 from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType

@@ -12,7 +12,8 @@ from typing import Any
 
 from tccompile.errors import PlanError
 from tccompile.ir.evaluate import takes
-from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, Shape, View, parts
+from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, View, parts
+from tccompile.ir.extent import Shape
 from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.ops import Op, Pointwise

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.expr import Expr
+from tccompile.ir.extent import Shape
 
 CHANNELS = 1 << 16
 """Channels that are told apart, at most."""

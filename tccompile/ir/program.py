@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
-from tccompile.ir.expr import Epilogue, Expr, Shape, walk
+from tccompile.ir.expr import Epilogue, Expr, walk
+from tccompile.ir.extent import Shape
 from tccompile.ir.forms import Form
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense

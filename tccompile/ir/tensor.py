@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape, ceil_div, round_up
 from tccompile.ir.types import DType
 
 GRAIN = 8
@@ -52,7 +52,7 @@ class Tensor:
     @cached_property
     def nbytes(self) -> int:
         """Bytes from the first to the last element of `padded`."""
-        return -(-self.span * self.dtype.bits // 8)
+        return ceil_div(self.span * self.dtype.bits, 8)
 
     @property
     def storage(self) -> str:
@@ -79,7 +79,7 @@ def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None =
     order = tuple(range(len(shape))) if order is None else order
     padded = list(shape)
     if order:
-        padded[order[-1]] = -(-shape[order[-1]] // pad) * pad
+        padded[order[-1]] = round_up(shape[order[-1]], pad)
     strides, step = [1] * len(shape), 1
     for axis in reversed(order):
         strides[axis], step = step, step * padded[axis]

@@ -8,6 +8,8 @@ from enum import Enum
 
 import numpy as np
 
+from tccompile.ir.extent import ceil_div
+
 _ROWS: Mapping[str, tuple[int, str, int, int, str, int]] = {
     # bits, kind, exponent, digits, NumPy, ONNX
     "float64": (64, "float", 11, 53, "float64", 11),
@@ -79,7 +81,7 @@ class DType(Enum):
         self.numpy = np.dtype(stored)
         used = {"float": self.exponent + self.digits, "int": 1 + self.digits, "uint": self.digits, "bool": 8}[self.kind]
         assert used == (19 if name == "tf32" else self.bits), f"{name}: {used} bits of {self.bits} have a meaning"
-        assert self.numpy.itemsize == -(-self.bits // 8), f"{name}: {self.bits} bits in NumPy's {stored}"
+        assert self.numpy.itemsize == ceil_div(self.bits, 8), f"{name}: {self.bits} bits in NumPy's {stored}"
 
     @property
     def size(self) -> int:

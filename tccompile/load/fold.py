@@ -22,6 +22,7 @@ import onnx.reference
 import onnx.shape_inference
 
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib
 from tccompile.load.constants import Weight, derived, literal
@@ -391,7 +392,7 @@ class Folder:
             step = max(int(sizes[0]), 1)
             if n > step * MAX_PARTS:
                 raise UnsupportedError(
-                    f"{title(node)} makes {-(-n // step)} tensors; at most 2^14 are supported, split larger parts"
+                    f"{title(node)} makes {ceil_div(n, step)} tensors; at most 2^14 are supported, split larger parts"
                 )
             sizes = np.minimum(step, n - np.arange(0, n, step))
         self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]

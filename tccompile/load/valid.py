@@ -16,7 +16,7 @@ import onnx.defs
 import onnx.helper
 
 from tccompile.errors import ModelError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.ops.rnn import GATES
 
 FLAGS = frozenset((
@@ -375,7 +375,7 @@ def _quantization(s: Shapes) -> Iterator[tuple[bool, str]]:
     if math.prod(scale) != 1:
         yield -len(x) <= axis < len(x), f"its axis is {axis}, and its input is {_text(x)}"
         axis %= len(x)
-        wanted = tuple(-(-n // block) if a == axis else n for a, n in enumerate(x)) if block else (x[axis],)
+        wanted = tuple(ceil_div(n, block) if a == axis else n for a, n in enumerate(x)) if block else (x[axis],)
         yield scale == wanted, f"its scale is {_text(scale)}; along axis {axis} of {_text(x)} it must be {_text(wanted)}"
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import Epilogue, Expr, Shape, View, broadcast_view, cast, const, coord, identity_view, load
+from tccompile.ir.expr import Epilogue, Expr, View, broadcast_view, cast, const, coord, identity_view, load
 from tccompile.ir.expr import constant as index_constant
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import ELEMENTS, DType

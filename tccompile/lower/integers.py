@@ -20,7 +20,6 @@ from tccompile.ir.expr import (
     Expr,
     Index,
     Range,
-    Shape,
     View,
     call,
     cast,
@@ -30,6 +29,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.ops import Gemm, Reduce
 from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.types import DType
@@ -124,12 +124,12 @@ class _Sums:
         whole = self.bound(max(self.terms, 1))
         if whole <= EXACT:
             return self.terms
-        parts = -(-whole // EXACT)
+        parts = ceil_div(whole, EXACT)
         while True:
-            share = -(-self.terms // (parts * GRAIN)) * GRAIN
+            share = ceil_div(self.terms, parts * GRAIN) * GRAIN
             if share == GRAIN or self.bound(share) <= EXACT:
                 return share
-            parts += -(-parts // 8)
+            parts += ceil_div(parts, 8)
 
 
 def integer(x: Expr) -> Expr:
@@ -152,7 +152,7 @@ def matmul(b: Builder, a: Factor, w: Factor, y: gs.Tensor, finish: Finish) -> No
     lead = shape_of(y)[: len(y.shape) - (len(ashape) > 1) - (len(wshape) > 1)]
     m = ashape[-2] if len(ashape) > 1 else 1
     several = math.prod(wshape[:-2]) > 1  # else all of a's matrices are rows of one
-    parts, batch, height = -(-k // share), math.prod(lead) if several else 1, m if several else math.prod(lead) * m
+    parts, batch, height = ceil_div(k, share), math.prod(lead) if several else 1, m if several else math.prod(lead) * m
 
     shape: Shape = (parts, batch, height, share)
     *outer, row = _digits(coord(1) * height + coord(2), (*lead, m), shape)
@@ -185,7 +185,7 @@ def convolution(b: Builder, x: Factor, w: Factor, y: gs.Tensor, finish: Finish) 
         conv.product(b, x.tensor, w.tensor, y, lambda reads: finish(reads, ACC, sums.bound(max(k, 1))))
         return
     (n, _, *extents), (_, _, *out) = shape_of(x.tensor), shape_of(y)
-    win, parts, height = window(b, tuple(extents), tuple(size)), -(-k // share), n * math.prod(out)
+    win, parts, height = window(b, tuple(extents), tuple(size)), ceil_div(k, share), n * math.prod(out)
 
     shape: Shape = (parts, groups, height, share)
     image, *pixel = _digits(coord(2), (n, *out), shape)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import ACC, Epilogue, Expr, Shape, View, call, constant, coord, reshape_view
+from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, constant, coord, reshape_view
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Gemm
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.weights import transform

@@ -14,7 +14,6 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.expr import (
     Index,
     Range,
-    Shape,
     View,
     broadcast_view,
     call,
@@ -28,6 +27,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.extent import Shape
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of

@@ -8,7 +8,8 @@ from functools import reduce
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import Expr, Range, Shape, View, call, cast, const, constant, coord
+from tccompile.ir.expr import Expr, Range, View, call, cast, const, constant, coord
+from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, dtype_of, shape_of
 

@@ -13,7 +13,6 @@ from tccompile.ir.expr import (
     Expr,
     Index,
     Range,
-    Shape,
     View,
     call,
     cast,
@@ -27,6 +26,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Pool, Scatter
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType

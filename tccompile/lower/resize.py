@@ -9,21 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import (
-    ACC,
-    Epilogue,
-    Expr,
-    Index,
-    Shape,
-    View,
-    call,
-    cast,
-    constant,
-    coord,
-    identity_view,
-    quotient,
-    reshape_view,
-)
+from tccompile.ir.expr import ACC, Epilogue, Expr, Index, View, call, cast, constant, coord, identity_view, quotient, reshape_view
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Resize
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType

@@ -19,7 +19,6 @@ from tccompile.ir.expr import (
     Expr,
     Index,
     Range,
-    Shape,
     View,
     call,
     cast,
@@ -31,6 +30,7 @@ from tccompile.ir.expr import (
     quotient,
     remainder,
 )
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Conv
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType

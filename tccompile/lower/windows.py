@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.lower.builder import Builder
 
 SPATIAL = (1, 2, 3)
@@ -43,7 +43,7 @@ def window(b: Builder, extents: Shape, size: tuple[int, ...]) -> Window:
     auto = b.attr("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         for i in range(rank):
-            out = -(-extents[i] // strides[i])
+            out = ceil_div(extents[i], strides[i])
             total = max((out - 1) * strides[i] + (size[i] - 1) * dilations[i] + 1 - extents[i], 0)
             small, large = total // 2, total - total // 2
             pads[i], pads[rank + i] = (small, large) if auto == "SAME_UPPER" else (large, small)

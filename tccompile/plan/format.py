@@ -21,6 +21,7 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import LaunchError, PlanError, UsageError
+from tccompile.ir.extent import round_up
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
@@ -777,7 +778,7 @@ def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Co
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+    return round_up(size, ALIGN)
 
 
 def _decompressed(data: bytes | memoryview, size: int, limit: int, what: str) -> bytes:

@@ -21,21 +21,8 @@ import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.evaluate import evaluate_expr
-from tccompile.ir.expr import (
-    Atom,
-    Coord,
-    Element,
-    Expr,
-    Greatest,
-    Index,
-    Least,
-    Quotient,
-    Remainder,
-    Shape,
-    View,
-    coord,
-    load,
-)
+from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Remainder, View, coord, load
+from tccompile.ir.extent import Shape, round_up
 from tccompile.ir.moments import CHANNELS, SAMPLE, Moments
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
@@ -194,7 +181,7 @@ class _Run:
             return np.empty(0, np.float32), 0.0
         axis = 1 if op.epilogue.shuffle > 1 else t.inner
         channels = 1 if axis is None or shape[axis] > CHANNELS else shape[axis]
-        n = -(-ELEMENTS // channels) * channels
+        n = round_up(ELEMENTS, channels)
         at = [np.arange(n) % channels if a == axis and channels > 1 else self.random((n,), e) for a, e in enumerate(shape)]
 
         acc, ends = None, (-math.inf, math.inf)

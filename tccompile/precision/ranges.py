@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.ir import weights
+from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
@@ -158,7 +159,7 @@ def _fewer(pixels: int, factor: float) -> int:
     """Rows or columns of a smaller image, rounded up to what networks with several scales take; a small one stays."""
     fewer = max(int(pixels * factor), 1)
     step = next((n for n in (32, 8) if pixels % n == 0 and pixels >= 8 * n), 1)
-    return pixels if pixels < 64 else -(-fewer // step) * step
+    return pixels if pixels < 64 else round_up(fewer, step)
 
 
 def total_flops(program: Program) -> int:

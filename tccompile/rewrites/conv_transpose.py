@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from tccompile.ir.extent import ceil_div
 from tccompile.load.constants import derived, literal
 from tccompile.rewrites.rule import Editor, Rewrite, constant, itself, name_of, operand, rank, reshaped, shape_constant
 
@@ -50,7 +51,7 @@ def axis_of(n: int, out: int, kernel: int, stride: int, dilation: int, start: in
     k = np.arange(kernel)
     f = (k * dilation - start) % stride
     offsets = (f + start - k * dilation) // stride
-    q = -(-out // stride)
+    q = ceil_div(out, stride)
     lo, hi = min(int(offsets.min(initial=0)), 0), max(int(offsets.max(initial=0)), 0)
     end = max(q - 1 + hi - (n - 1), 0)
     taps = np.full((stride, hi - lo + 1), kernel)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from tccompile.ir.extent import round_up
 from tccompile.load.constants import Weight, literal
 from tccompile.rewrites.pad import amounts_of
 from tccompile.rewrites.rule import Editor, Rewrite, calculate, constant, name_of, operand, producer, rank, rounded
@@ -95,7 +96,7 @@ def _check(edit: Editor, m: Enlarged) -> str | None:
         return "it has groups, strides or dilations"
     if any(s > 1 and r == 1 for s, r in zip(factors, w.shape[2:], strict=True)):
         return "a kernel of one tap has as much to do afterwards"
-    taps = math.prod(s * -(-(r + s - 1) // s) for s, r in zip(factors, w.shape[2:], strict=True))
+    taps = math.prod(round_up(r + s - 1, s) for s, r in zip(factors, w.shape[2:], strict=True))
     size = taps * w.shape[0] * w.shape[1]
     if size > max(GROWTH * math.prod(w.shape), math.prod(m.resize.outputs[0].shape)):
         return f"its weights would become {size} numbers"

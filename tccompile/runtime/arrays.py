@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.runtime.driver import Device, Handle, Memory
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tccompile.errors import VerificationError
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op
 from tccompile.ir.storage import from_storage
 from tccompile.ir.tensor import Storage, Tensor, factor_text
@@ -58,7 +59,7 @@ class Scan:
                     continue
                 low, high, pairs = EXPONENTS[t.dtype]
                 flag, vectors = self._flags.address + 4 * number, t.nbytes // 16
-                blocks = min(max(-(-vectors // THREADS), 1), BLOCKS * self.device.multiprocessors)
+                blocks = min(max(ceil_div(vectors, THREADS), 1), BLOCKS * self.device.multiprocessors)
                 values = (addresses[name], vectors, t.nbytes % 16, low, high, pairs, flag)
                 cu.cuLaunchKernel(self._function, blocks, 1, 1, THREADS, 1, 1, 0, stream, (values, KINDS), 0)
             cu.cuMemcpyDtoHAsync(found.ctypes.data, self._flags.address, found.nbytes, stream)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationError
+from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Op
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
@@ -744,7 +745,7 @@ def _takes(cu: Driver, function: Any, args: Sequence[PlanArg]) -> bool:
     end = 0
     for arg in args:
         size = 4 if isinstance(arg, Int | Float) else 8
-        end = -(-end // size) * size + size
+        end = round_up(end, size) + size
     try:
         offset, size = cu.cuFuncGetParamInfo(function, len(args) - 1) if args else (0, 0)
     except DriverError:
@@ -819,4 +820,4 @@ def arch_for(cc: tuple[int, int]) -> str:
 
 
 def _aligned(n: int) -> int:
-    return -(-n // ALIGN) * ALIGN
+    return round_up(n, ALIGN)

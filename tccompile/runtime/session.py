@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, UsageError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType

@@ -14,6 +14,7 @@ from functools import reduce
 from itertools import accumulate, combinations
 from operator import and_
 
+from tccompile.ir.extent import round_up
 from tccompile.ir.memory import NOWHERE, Budget, Span, accesses, ordered, whereabouts
 from tccompile.ir.program import Program, earlier, lifetimes
 from tccompile.kernels import spec
@@ -74,7 +75,7 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+    return round_up(size, ALIGN)
 
 
 # --- The arena -------------------------------------------------------------------------------------------------------

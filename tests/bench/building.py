@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tests.bench.networks import variant
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.expr import Expr
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import EXTENT
@@ -51,7 +52,7 @@ class Attention(Op):
         if not out.size:
             return out
         rows = max(SCORES // max(k.shape[2], 1), 1)
-        for b, h, first in np.ndindex(*q.shape[:2], -(-q.shape[2] // rows)):
+        for b, h, first in np.ndindex(*q.shape[:2], ceil_div(q.shape[2], rows)):
             part = slice(first * rows, min((first + 1) * rows, q.shape[2]))
             scores = q[b, h, part] @ k[b, h // share].T * np.float32(self.scale)
             if mask is not None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.expr import Expr
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, windows

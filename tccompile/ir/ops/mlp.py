@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
-from tccompile.ir.expr import ACC, Expr, Shape
+from tccompile.ir.expr import ACC, Expr
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import SAMPLE, Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.rules import in_proportion

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 import numpy as np
 
-from tccompile.ir.expr import Epilogue, Expr, Index, Shape, View
+from tccompile.ir.expr import Epilogue, Expr, Index, View
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 
 

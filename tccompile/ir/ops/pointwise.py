@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known
 from tccompile.ir.ops.op import Op
 

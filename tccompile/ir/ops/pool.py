@@ -9,7 +9,8 @@ from typing import Annotated
 
 import numpy as np
 
-from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.expr import Expr
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 from tccompile.ir.ops.rules import EXTENT

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tccompile.ir.expr import Expr, Shape
+from tccompile.ir.expr import Expr
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, Op, Ref
 from tccompile.ir.ops.rules import are_axes, in_proportion

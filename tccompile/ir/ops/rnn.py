@@ -10,7 +10,8 @@ from typing import Annotated
 import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
-from tccompile.ir.expr import Epilogue, Expr, Shape
+from tccompile.ir.expr import Epilogue, Expr
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, OneOf, Op, Ref, Weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 
 EXTENT = 1 << 31
 """Extents, strides of windows and the like are smaller."""

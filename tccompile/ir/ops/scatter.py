@@ -8,7 +8,8 @@ from typing import Annotated
 
 import numpy as np
 
-from tccompile.ir.expr import Coord, Element, Expr, Index, Shape, View
+from tccompile.ir.expr import Coord, Element, Expr, Index, View
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 

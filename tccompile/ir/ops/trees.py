@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from tccompile.errors import PlanError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, OneOf, Op, Ref
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops.rules import EXTENT, in_proportion
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.load.contrib.parts import Operator, Parts
 from tccompile.load.contrib.quantized import scaled_product
 

@@ -13,7 +13,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError, UsageError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.load.contrib.parts import Operator, Parts
 from tccompile.load.contrib.products import CONV, POOL, activate_convolution, kept
 from tccompile.load.valid import title

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.load.contrib.attention import Tensor, apart_heads, joined_heads
 from tccompile.load.contrib.parts import MICROSOFT, Operator, Parts
 

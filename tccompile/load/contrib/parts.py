@@ -11,7 +11,7 @@ import onnx.helper
 from onnx import numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape
 from tccompile.load.valid import attributes, invalid, title
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx.helper
 
-from tccompile.ir.expr import Shape
+from tccompile.ir.extent import Shape, ceil_div
 from tccompile.load.contrib.parts import FLOAT, Operator, Parts
 
 OWN = ("channels_last", "opset")
@@ -169,7 +169,7 @@ def _matmul_n_bits(p: Parts) -> None:
     p.need(
         rows > 0 and terms > 0 and block >= 16 and not block & (block - 1), f"its N, K and block_size are {rows, terms, block}"
     )
-    blocks = -(-terms // block)
+    blocks = ceil_div(terms, block)
     if p.inputs[4] or p.attributes.get("weight_prepacked"):
         raise p.refused("its weights are in the order of one device or another", "leave g_idx and weight_prepacked away")
     p.need_shape(1, "weights", (rows, blocks, block * bits // 8))
@@ -196,7 +196,7 @@ def _zero_points(p: Parts, rows: int, blocks: int, bits: int) -> str:
     """Of blocks of few bits, packed as these are; the middle of the range where there are none."""
     if not p.inputs[3]:
         return p.add("Expand", [p.constant(np.uint8(2 ** (bits - 1))), p.integers(rows, blocks)])
-    packed = -(-blocks * bits // 8)
+    packed = ceil_div(blocks * bits, 8)
     p.need_shape(3, "zero points", (rows, packed), (rows * packed,))
     return p.sliced(_digits(p, p.reshaped(p.inputs[3], rows, packed), (rows, packed), bits), 1, 0, blocks)
 
@@ -218,10 +218,10 @@ def _matmul_bnb4(p: Parts) -> None:
     size, kind = rows * terms, p.attributes["quant_type"]
     p.need(kind in (0, 1), f"its quant_type is {kind}; it must be 0 or 1")
     p.need(rows > 0 and terms > 0 and block >= 16, f"its N, K and block_size are {rows, terms, block}")
-    blocks = -(-size // block)
-    p.need_shape(1, "weights", (-(-size // 2),), (-(-size // 2), 1))
+    blocks = ceil_div(size, block)
+    p.need_shape(1, "weights", (ceil_div(size, 2),), (ceil_div(size, 2), 1))
     p.need_shape(2, "absmax", (blocks,))
-    digits = p.reshaped(_digits(p, p.reshaped(p.inputs[1], -1), (-(-size // 2),), 4), -1, 2)
+    digits = p.reshaped(_digits(p, p.reshaped(p.inputs[1], -1), (ceil_div(size, 2),), 4), -1, 2)
     digits = p.reshaped(p.add("Gather", [digits, p.integers(1, 0)], axis=1), -1)  # the first is the upper half of a byte
     table = NF4 if kind else np.concatenate([FP4, -FP4])
     values = p.add("Gather", [p.constant(table), p.add("Cast", [digits], to=onnx.TensorProto.INT64)])
@@ -255,7 +255,7 @@ def _gather_block_quantized(p: Parts) -> None:
 
 
 def _in_blocks(shape: Shape, axis: int, block: int) -> Shape:
-    return tuple(-(-n // block) if a == axis else n for a, n in enumerate(shape))
+    return tuple(ceil_div(n, block) if a == axis else n for a, n in enumerate(shape))
 
 
 def _is_packed(p: Parts, shape: Shape, wide: Shape, axis: int, block: int) -> bool:
