@@ -22,6 +22,9 @@ from tests.kernels.memory import Memory, SharedMemory
 
 WAIT = "wait"
 
+UNSIGNED = {2: np.uint16, 4: np.uint32}
+"""What elements of so many bytes are compared as."""
+
 Exchange = Callable[[Mapping[int, tuple]], Mapping[int, Any]]
 
 
@@ -242,10 +245,9 @@ def arrive(place: Place, ordered: bool) -> Any:
 
 
 def await_all(place: Place, ordered: bool) -> Any:
-    def awaited(counters: int, blocks: int, tid: int) -> Generator[None]:
-        yield  # so that all threads of a block see the same number
-        while place.memory.atomic_add(counters, 0) < blocks:
-            yield
+    def awaited(counters: int, blocks: int, tid: int) -> Generator[tuple | None]:
+        yield WAIT, lambda: place.memory.atomic_add(counters, 0) >= blocks
+        yield  # nobody leaves, which clears the counters, before all threads of the block have seen them
 
     return awaited
 
@@ -257,6 +259,47 @@ def leave(place: Place) -> Any:
             place.memory.atomic_add(counters + 4, -blocks)
 
     return left
+
+
+def grid_barrier(place: Place) -> Any:
+    arrived, awaited, left = arrive(place, False), await_all(place, False), leave(place)
+
+    def met(counters: int, blocks: int, tid: int) -> Generator[tuple | None]:
+        yield from arrived(counters, tid)
+        yield from awaited(counters, blocks, tid)
+        left(counters, blocks, tid)
+
+    return met
+
+
+def wait_for_values(place: Place, dtype: DType, vectors: int, together: bool) -> Any:
+    words = load_words(place, 4)
+    missing = np.iinfo(UNSIGNED[dtype.size]).max
+
+    def vectors_of(args: tuple[int, ...]) -> list[int]:
+        return [word for k in range(0, 2 * vectors, 2) for word in words(args[k], args[k + 1])]
+
+    def there(*args: int) -> bool:
+        return not (np.array(vectors_of(args), np.uint32).view(UNSIGNED[dtype.size]) == missing).any()
+
+    def waited(*args: int) -> Generator[tuple, None, list[int]]:
+        yield WAIT, there, *args
+        return vectors_of(args)
+
+    return waited
+
+
+def publish(place: Place, dtype: DType) -> Any:
+    def write(address: int, value: Any) -> None:
+        data = to_storage(np.array([value], np.float32), dtype)
+        assert data.view(np.uint8).min() < 0xFF, "all ones says that a value is not there"
+        place.memory.write(address, data)
+
+    return write
+
+
+def withhold(place: Place, dtype: DType) -> Any:
+    return lambda address: place.memory.write(address, np.full(dtype.size, 0xFF, np.uint8))
 
 
 def cluster_arrive(place: Place) -> Any:
@@ -459,7 +502,12 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "parts.split.last_to_arrive": last_to_arrive,
     "ptx.exchange.arrive": arrive,
     "ptx.exchange.await_all": await_all,
+    "ptx.exchange.grid_barrier": grid_barrier,
     "ptx.exchange.leave": leave,
+    "ptx.exchange.publish": publish,
+    "ptx.exchange.values": lambda place, dtype: lambda *words: _floats(dtype, words),
+    "ptx.exchange.wait": wait_for_values,
+    "ptx.exchange.withhold": withhold,
     "ptx.hopper.barrier_arrive": of_engine("barrier_arrive"),
     "ptx.hopper.barrier_expect": of_engine("barrier_expect"),
     "ptx.hopper.barrier_init": of_engine("barrier_init"),

@@ -3,8 +3,7 @@
     python -m tests.kernels.replay resnet18 more/edgenext_opset17
     python -m tests.kernels.replay vit_b_16 --arch sm_61 --precision fp32
 
-Kernels of generated text only (`TextKernel`); recurrent layers, matrix products and convolutions are left out. Of a large
-launch some blocks run.
+Kernels of generated text only (`TextKernel`); matrix products and convolutions are left out. Of a large launch some blocks run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
-from tccompile.ir.ops import Op, Rnn
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import from_storage, to_storage
@@ -70,8 +69,7 @@ def _step(op: Op, program: Program, values: dict[str, np.ndarray], arch: Arch, s
     for c in candidates(op, program, arch):
         name = c.kernel.name
         code = key(op, program), name, tuple(c.config.items())
-        # Rnn's threads poll what other blocks publish, which the simulator does not do: test_rnn.py runs them.
-        if name in kernels or not isinstance(c.kernel, TextKernel) or isinstance(op, Rnn):
+        if name in kernels or not isinstance(c.kernel, TextKernel):
             continue
         kernels.add(name)
         work = c.kernel.work(op, program, c.config, arch)

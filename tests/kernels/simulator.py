@@ -25,6 +25,9 @@ from tests.kernels.copy_engine import CopyEngine
 from tests.kernels.meanings import MEANINGS, WAIT, Cluster, Place, i32, names
 from tests.kernels.memory import Memory, SharedMemory
 
+STUCK = "stuck"
+"""Of a block: its threads wait for what only another block can give."""
+
 APART = 1 << 20
 """Distance of the addresses of what two blocks share, where blocks run in turns."""
 
@@ -152,7 +155,7 @@ class _Launch:
         every = range(int(np.prod(self.launch.grid)))
         in_turns = self.launch.cooperative or self.text.cluster > 1
         part = every if in_turns or blocks is None or blocks >= len(every) else _some(every, blocks)
-        running: dict[int, Generator[None]] = {}
+        running: dict[int, Generator[str]] = {}
         waiting = list(part)
         while waiting or running:
             while waiting and (in_turns or not running):
@@ -160,19 +163,22 @@ class _Launch:
                 first = APART * len(self.blocks) if in_turns else 0
                 self.blocks[n] = _Block(n, self.launch, self.memory, first, self.cuda.threadIdx)
                 running[n] = self._block(self.blocks[n])
-            for n in list(running):
+            said = dict.fromkeys(running, "")
+            for n in said:
                 self.block = self.blocks[n]
                 self.cuda.blockIdx.x, self.cuda.blockIdx.y, self.cuda.blockIdx.z = n % x, n // x % y, n // (x * y)
                 self.cuda.shared = SimpleNamespace(array=self.block.arrays)
-                if next(running[n], "done") == "done":
+                said[n] = next(running[n], "done")
+                if said[n] == "done":
                     del running[n]
                     if not in_turns:
                         del self.blocks[n]
+            assert {*said.values()} != {STUCK}, "threads wait for what never comes"
 
-    def _block(self, block: _Block) -> Generator[None]:
+    def _block(self, block: _Block) -> Generator[str]:
         """Each thread up to the next barrier, warp by warp; the threads of a warp wait for each other where they exchange values.
 
-        Suspended whenever all threads have come to a barrier.
+        Suspended whenever all threads have come to a barrier, and where those that have not are `STUCK`.
         """
         count, index = self.launch.block, self.cuda.threadIdx
         threads = {}
@@ -183,14 +189,14 @@ class _Launch:
         while live:
             before = len(live)
             asked.clear()
-            going = True
-            while going:  # until all are at the barrier, or have ended
+            waiting = True
+            while waiting:  # until all are at the barrier, or have ended
                 steps = [_run_warp(live, range(warp, warp + 32), asked, index) for warp in range(0, count, 32)]
                 waiting = any(asked[i] for i in live)
-                going = waiting and (any(steps) or block.engine.advance())
-                assert going or not waiting, "threads wait for what never comes"
+                if waiting and not (any(steps) or block.engine.advance()):
+                    yield STUCK
             assert len(live) in (0, before), "some threads wait at a barrier that others do not reach"
-            yield
+            yield ""
         block.engine.finish()
 
 
