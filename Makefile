@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check gpu-test backend-test bench bench-models kernels dump clean
+.PHONY: help demo test test-all fuzz check extents gpu-test backend-test bench bench-models kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,9 @@ check: $(READY)  ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+extents: $(READY)  ## where code relies on sizes being plain integers, as types see it
+	-$(BIN)/mypy --cache-dir .mypy_cache/open --shadow-file tccompile/ir/extent.py tests/open_extent.py
 
 gpu-test: $(READY)  ## every kernel in every config against its reference, on a GPU
 	$(BIN)/python -m pytest tests/gpu --all

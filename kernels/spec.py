@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -36,26 +37,26 @@ class Ptr:
     """The address of a tensor's first element plus `bytes`: a 64-bit unsigned parameter."""
 
     tensor: str
-    bytes: int = 0
+    bytes: Extent = 0
 
 
 @dataclass(frozen=True)
 class Scratch:
     """The address of the launch's workspace plus `bytes`. Its content is undefined when the step begins."""
 
-    bytes: int = 0
+    bytes: Extent = 0
 
 
 @dataclass(frozen=True)
 class Counters:
     """The address of the step's counters plus `bytes`: zero before the first inference, and the step leaves them zero."""
 
-    bytes: int = 0
+    bytes: Extent = 0
 
 
 @dataclass(frozen=True)
 class I32:
-    value: int
+    value: Extent
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class TiledMap:
     """
 
     tensor: str
-    bytes: int  # offset of the array from the tensor's first element
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
+    bytes: Extent  # offset of the array from the tensor's first element
+    extents: Shape
+    strides: Shape
     box: tuple[int, ...]
     steps: tuple[int, ...]
     swizzle: int = 128  # bytes; 0 for none
@@ -87,8 +88,8 @@ class Im2colMap:
     """
 
     tensor: str
-    extents: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
+    extents: tuple[Extent, Extent, Extent, Extent]
+    strides: tuple[Extent, Extent, Extent]
     lower: tuple[int, int]
     upper: tuple[int, int]
     steps: tuple[int, int]
@@ -124,7 +125,7 @@ class Launch:
     """
 
     code: Code
-    grid: tuple[int, int, int]
+    grid: tuple[Extent, Extent, Extent]
     block: int  # threads
     args: tuple[Arg, ...]
     smem: int = 0  # dynamic shared memory, bytes
@@ -136,8 +137,8 @@ class Work:
     """All that realises one op: launches that run one after the other, and the memory that they share."""
 
     launches: tuple[Launch, ...]
-    scratch: int = 0  # bytes of workspace
-    counters: int = 0  # bytes of counters
+    scratch: Extent = 0  # bytes of workspace
+    counters: Extent = 0  # bytes of counters
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Kernel(ABC):
 
 def memory_us(tensors: list[Tensor], arch: Arch) -> float:
     """Time to move each tensor once, at the bandwidth that a copy reaches."""
-    return sum(math.prod(t.padded) * t.dtype.size for t in tensors) / (arch.gbps * 1e3 * 0.9)
+    return sum(hint(math.prod(t.padded)) * t.dtype.size for t in tensors) / (arch.gbps * 1e3 * 0.9)
 
 
 def traffic_us(op: Op, program: Program, arch: Arch) -> float:
@@ -201,6 +202,6 @@ def traffic_us(op: Op, program: Program, arch: Arch) -> float:
     read = {n: memory_us([program.tensors[n]], arch) for n in op.inputs}
     for n in read.keys() - {*op.operands}:
         t = program.tensors[n]
-        seen = sum(view.tensor == n for view in op.views) * math.prod(y.padded) * t.dtype.size / (arch.gbps * 1e3 * 0.9)
+        seen = sum(view.tensor == n for view in op.views) * hint(math.prod(y.padded)) * t.dtype.size / (arch.gbps * 1e3 * 0.9)
         read[n] = min(read[n], seen)
     return sum(read.values()) + memory_us([y], arch)

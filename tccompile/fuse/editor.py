@@ -151,7 +151,7 @@ def canonical(program: Program) -> Program:
     return replace(program, ops=tuple(ops))
 
 
-def canonical_view(view: View, shape: tuple[int, ...]) -> View:
+def canonical_view(view: View, shape: Shape) -> View:
     return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.extent import Shape, ceil_div
+from tccompile.ir.extent import Extent, Shape, ceil_div
 from tccompile.ir.types import DType
 
 # --- Index -----------------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ class Quotient:
     """floor(index / divisor)"""
 
     index: Index
-    divisor: int
+    divisor: Extent
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Remainder:
     """index - divisor * floor(index / divisor), so never negative"""
 
     index: Index
-    divisor: int
+    divisor: Extent
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Element:
 
     tensor: str
     index: tuple[Index, ...]
-    extent: int
+    extent: Extent
 
 
 Atom = Coord | Quotient | Remainder | Least | Greatest | Element
@@ -79,11 +79,11 @@ Atom = Coord | Quotient | Remainder | Least | Greatest | Element
 class Index:
     """`sum(coefficient * atom) + constant`, with terms in a canonical order: equal expressions compare equal."""
 
-    terms: tuple[tuple[Atom, int], ...] = ()
-    constant: int = 0
+    terms: tuple[tuple[Atom, Extent], ...] = ()
+    constant: Extent = 0
 
-    def __add__(self, other: Index | int) -> Index:
-        if isinstance(other, int):
+    def __add__(self, other: Index | Extent) -> Index:
+        if not isinstance(other, Index):
             return Index(self.terms, self.constant + other)
         total = dict(self.terms)
         for atom, k in other.terms:
@@ -92,7 +92,7 @@ class Index:
 
     __radd__ = __add__
 
-    def __mul__(self, k: int) -> Index:
+    def __mul__(self, k: Extent) -> Index:
         return _index({atom: c * k for atom, c in self.terms}, self.constant * k)
 
     __rmul__ = __mul__
@@ -100,10 +100,10 @@ class Index:
     def __neg__(self) -> Index:
         return self * -1
 
-    def __sub__(self, other: Index | int) -> Index:
+    def __sub__(self, other: Index | Extent) -> Index:
         return self + (-other)
 
-    def bounds(self, shape: Shape) -> tuple[int, int]:
+    def bounds(self, shape: Shape) -> tuple[Extent, Extent]:
         """The least and greatest value (both included, perhaps not tight) over an output of this shape."""
         lo = hi = self.constant
         for atom, k in self.terms:
@@ -142,14 +142,14 @@ class Index:
                 yield from inner.elements
 
     @property
-    def affine(self) -> dict[int, int] | None:
+    def affine(self) -> dict[int, Extent] | None:
         """Coefficient by axis if only coordinates occur in it, else None."""
         if all(isinstance(atom, Coord) for atom, _ in self.terms):
             return {atom.axis: k for atom, k in self.terms}  # type: ignore[union-attr]
         return None
 
 
-def _index(terms: dict[Atom, int], constant: int) -> Index:
+def _index(terms: dict[Atom, Extent], constant: Extent) -> Index:
     kept = sorted(((a, k) for a, k in terms.items() if k), key=lambda t: (not isinstance(t[0], Coord), repr(t[0])))
     return Index(tuple(kept), constant)
 
@@ -171,16 +171,16 @@ def coord(axis: int) -> Index:
     return Index(((Coord(axis), 1),))
 
 
-def constant(value: int) -> Index:
+def constant(value: Extent) -> Index:
     return Index((), value)
 
 
-def element(tensor: str, index: Sequence[Index], extent: int) -> Index:
+def element(tensor: str, index: Sequence[Index], extent: Extent) -> Index:
     """What an integer tensor holds at `index`, as an index into an axis of `extent`: see `Element`."""
     return Index(((Element(tensor, tuple(index), extent), 1),))
 
 
-def quotient(index: Index, divisor: int, shape: Shape) -> Index:
+def quotient(index: Index, divisor: Extent, shape: Shape) -> Index:
     """floor(index / divisor), simplified with what `shape` says of the coordinates' ranges."""
     whole, rest = _divide(index, divisor)
     lo, hi = rest.bounds(shape)
@@ -195,7 +195,7 @@ def quotient(index: Index, divisor: int, shape: Shape) -> Index:
     return whole + Index(((Quotient(rest, divisor), 1),))
 
 
-def remainder(index: Index, divisor: int, shape: Shape) -> Index:
+def remainder(index: Index, divisor: Extent, shape: Shape) -> Index:
     """index mod divisor (never negative), simplified with what `shape` says of the coordinates' ranges."""
     _, rest = _divide(index, divisor)
     lo, hi = rest.bounds(shape)
@@ -217,14 +217,14 @@ def greatest(a: Index, b: Index, shape: Shape) -> Index:
     return a if alo >= bhi else b if blo >= ahi else Index(((Greatest(a, b), 1),))
 
 
-def _divide(index: Index, divisor: int) -> tuple[Index, Index]:
+def _divide(index: Index, divisor: Extent) -> tuple[Index, Index]:
     """index = divisor * whole + rest, with the terms that divide evenly in `whole` and 0 <= rest.constant < divisor."""
     whole = {a: k // divisor for a, k in index.terms if k % divisor == 0}
     rest = {a: k for a, k in index.terms if k % divisor}
     return _index(whole, index.constant // divisor), _index(rest, index.constant % divisor)
 
 
-def _scaled(index: Index, divisor: int, shape: Shape) -> tuple[int, Index, Index] | None:
+def _scaled(index: Index, divisor: Extent, shape: Shape) -> tuple[Extent, Index, Index] | None:
     """index = g * high + low for the largest g > 1 that divides `divisor` and leaves 0 <= low < g; None if there is none.
 
     Then floor(index / divisor) = floor(high / (divisor / g)), and the remainder is g times high's plus low.
@@ -237,7 +237,7 @@ def _scaled(index: Index, divisor: int, shape: Shape) -> tuple[int, Index, Index
     return None
 
 
-def _bounds(atom: Atom, shape: Shape) -> tuple[int, int]:
+def _bounds(atom: Atom, shape: Shape) -> tuple[Extent, Extent]:
     match atom:
         case Coord(axis):
             return 0, max(shape[axis] - 1, 0)
@@ -314,8 +314,8 @@ class Range:
     """The condition `low <= index < high` on an output element."""
 
     index: Index
-    low: int
-    high: int
+    low: Extent
+    high: Extent
 
 
 @dataclass(frozen=True)
@@ -414,10 +414,12 @@ def reshape_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
     """Reads a tensor as if its elements, in row-major order of its logical shape, had been given `shape`."""
     if 0 in tensor_shape:  # nothing is read
         return View(tensor, (constant(0),) * len(tensor_shape))
-    linear, step = constant(0), 1
+    linear = constant(0)
+    step: Extent = 1
     for axis in reversed(range(len(shape))):
         linear, step = linear + coord(axis) * step, step * shape[axis]
-    index, step = [], 1
+    index = []
+    step = 1
     for n in reversed(tensor_shape):
         index.append(remainder(quotient(linear, step, shape), n, shape) if n > 1 else constant(0))
         step *= n

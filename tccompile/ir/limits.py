@@ -13,7 +13,7 @@ from typing import Any
 from tccompile.errors import PlanError
 from tccompile.ir.evaluate import takes
 from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, View, parts
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.ops import Op, Pointwise
@@ -81,7 +81,8 @@ def _check_tensor(name: str, t: Tensor) -> None:
     require(t.name == name, f"{what} calls itself {t.name!r}")
     require(t.dtype in ELEMENTS, f"{what} has elements of type {t.dtype.value}, which no kernel reads or writes")
     require(len(t.shape) == len(t.padded) == len(t.strides) <= RANK, f"{what}: rank above {RANK}, or different ones")
-    count, empty = 1, 0 in t.padded
+    count: Extent = 1
+    empty = 0 in t.padded
     for n, padded, stride in zip(t.shape, t.padded, t.strides, strict=True):
         if not 0 <= n <= padded < EXTENT:
             raise PlanError(f"{what}: shape {t.shape} in extents of {t.padded}")
@@ -90,7 +91,7 @@ def _check_tensor(name: str, t: Tensor) -> None:
         count *= padded or 1  # more than SIZE NumPy cannot count, not even of an empty array
     require(count < SIZE and 0 <= t.offset < SIZE and t.span < SIZE, f"{what} has {SIZE} elements or more")
     require(t.base is not None or not t.offset, f"{what} begins {t.offset} elements into its own storage")
-    reach = 0
+    reach: Extent = 0
     for stride, n in sorted(zip(t.strides, t.padded, strict=True)):
         if n > 1 and not empty:
             if stride <= reach:
@@ -180,10 +181,10 @@ class _Written:
         block = block_of(t, self._base)
         return block is not None and self._shared(block) == math.prod(t.padded)
 
-    def _along(self, block: Block) -> tuple[int, int]:
+    def _along(self, block: Block) -> tuple[Extent, Extent]:
         return block[self._axis] if self._axis >= 0 else (0, 1)
 
-    def _shared(self, block: Block) -> int:
+    def _shared(self, block: Block) -> Extent:
         """How many elements of a block have been written."""
         return sum(common(block, other) for other in {*self._line.between(*self._along(block))})
 
@@ -269,14 +270,14 @@ def _check_view(view: View, tensors: Mapping[str, Tensor], shape: Shape, what: s
             i = rest.pop()
             rest += _parts(i)
             for atom, factor in i.terms:
-                require(abs(factor) < SIZE, f"{what}: an index of {view.tensor!r} has the factor {factor}")
+                require(-SIZE < factor < SIZE, f"{what}: an index of {view.tensor!r} has the factor {factor}")
                 if isinstance(atom, Coord):
                     require(0 <= atom.axis < len(shape), f"{what}: an index of {view.tensor!r} has no axis {atom.axis}")
                 elif isinstance(atom, Quotient | Remainder):
                     require(0 < atom.divisor < SIZE, f"{what}: an index of {view.tensor!r} is divided by {atom.divisor}")
                 elif isinstance(atom, Element):
                     elements.append(atom)
-            require(abs(i.constant) < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
+            require(-SIZE < i.constant < SIZE, f"{what}: an index of {view.tensor!r} has the constant {i.constant}")
     for element in elements:  # whose own indices have been looked at now
         _check_element(element, tensors, view, shape, what)
     if not view.valid and 0 not in shape:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from tccompile.errors import PlanError
+from tccompile.ir.extent import Extent
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
-Block = tuple[tuple[int, int], ...]
+Block = tuple[tuple[Extent, Extent], ...]
 """The first coordinate and the last plus one along each axis of a storage."""
 
 Span = tuple[int, int]
@@ -36,13 +37,15 @@ def block_of(tensor: Tensor, base: Tensor) -> Block | None:
     if not tensor.span:
         return None
     loops = sorted(((s, n) for s, n in zip(tensor.strides, tensor.padded, strict=True) if n > 1), reverse=True)
-    block, rest = [(0, 1)] * base.rank, tensor.offset
+    block: list[tuple[Extent, Extent]] = [(0, 1)] * base.rank
+    rest = tensor.offset
     axes = [a for a in base.order if base.padded[a] > 1]
     for axis in axes:
         start, rest = divmod(rest, base.strides[axis])
         block[axis] = (start, start + 1)
     for axis in reversed(axes):
-        step, most, count = base.strides[axis], base.padded[axis], 1
+        step, most = base.strides[axis], base.padded[axis]
+        count: Extent = 1
         while loops and loops[-1][0] == step * count and count < most:
             stride, n = loops.pop()
             if count * n > most:  # on along the next axis
@@ -59,7 +62,7 @@ def block_of(tensor: Tensor, base: Tensor) -> Block | None:
     return None if rest or loops else tuple(block)
 
 
-def common(a: Block, b: Block) -> int:
+def common(a: Block, b: Block) -> Extent:
     """Elements that two blocks of one storage share."""
     return math.prod(max(0, min(q, s) - max(p, r)) for (p, q), (r, s) in zip(a, b, strict=True))
 
@@ -78,8 +81,8 @@ class Access(NamedTuple):
     step: int
     writes: bool
     space: str
-    low: int
-    high: int
+    low: Extent
+    high: Extent
     owner: str
     block: Block | None
     solid: bool
@@ -99,9 +102,9 @@ def accesses(
     scratch, counters  where each step's own are
     """
     elsewhere = {*program.inputs, *program.constants}
-    known: dict[str, tuple[str, int, int, str, Block | None, bool] | None] = {}
+    known: dict[str, tuple[str, Extent, Extent, str, Block | None, bool] | None] = {}
 
-    def where(name: str) -> tuple[str, int, int, str, Block | None, bool] | None:
+    def where(name: str) -> tuple[str, Extent, Extent, str, Block | None, bool] | None:
         tensor = program.tensors[name]
         if not tensor.span or tensor.storage in elsewhere:
             return None
@@ -124,7 +127,7 @@ def accesses(
     return out
 
 
-def whereabouts(program: Program, offsets: Mapping[str, int], name: str) -> tuple[str, str, int]:
+def whereabouts(program: Program, offsets: Mapping[str, int], name: str) -> tuple[str, str, Extent]:
     """Where a tensor begins: the space and the name as an `Address` has them, and the byte."""
     tensor = program.tensors[name]
     owner, start = tensor.storage, tensor.offset * tensor.dtype.size
@@ -157,28 +160,28 @@ class Line(Generic[T]):
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._starts = [0]
+        self._starts: list[Extent] = [0]
         self._held: list[list[T]] = [[]]
 
-    def between(self, low: int, high: int) -> list[T]:
+    def between(self, low: Extent, high: Extent) -> list[T]:
         """What the pieces from `low` to `high` hold, which are cut there."""
         pieces = self._held[self._cut(low) : self._cut(high)]
         found = pieces[0] if len(pieces) == 1 else [thing for held in pieces for thing in held]
         self._budget.spend(len(pieces) + len(found))
         return found
 
-    def add(self, low: int, high: int, thing: T) -> None:
+    def add(self, low: Extent, high: Extent, thing: T) -> None:
         """Have all pieces between hold one thing more."""
         for held in self._held[self._cut(low) : self._cut(high)]:
             self._budget.spend(1)
             held.append(thing)
 
-    def put(self, low: int, high: int, *held: T) -> None:
+    def put(self, low: Extent, high: Extent, *held: T) -> None:
         """Make one piece of all between, which holds these things only."""
         first, last = self._cut(low), self._cut(high)
         self._starts[first:last], self._held[first:last] = [low], [[*held]]
 
-    def _cut(self, at: int) -> int:
+    def _cut(self, at: Extent) -> int:
         k = bisect_left(self._starts, at)
         if k == len(self._starts) or self._starts[k] != at:
             self._starts.insert(k, at)

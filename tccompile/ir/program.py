@@ -8,7 +8,7 @@ from functools import reduce
 from operator import or_
 
 from tccompile.ir.expr import Epilogue, Expr, walk
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Shape, hint
 from tccompile.ir.forms import Form
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense
@@ -44,11 +44,11 @@ class Program:
 
     def products(self, op: Op) -> int:
         """See `Op.products`."""
-        return op.products(self._shapes(op), self.op_shape(op))
+        return hint(op.products(self._shapes(op), self.op_shape(op)))
 
     def flops(self, op: Op) -> int:
         """See `Op.flops`."""
-        return op.flops(self._shapes(op), self.op_shape(op))
+        return hint(op.flops(self._shapes(op), self.op_shape(op)))
 
     def _shapes(self, op: Op) -> dict[str, Shape]:
         return {name: self.tensors[name].shape for name in op.operands}

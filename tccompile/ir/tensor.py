@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tccompile.ir.extent import Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.types import DType
 
 GRAIN = 8
@@ -33,24 +33,24 @@ class Tensor:
     padded: Shape
     strides: Shape
     base: str | None = None
-    offset: int = 0
+    offset: Extent = 0
 
     @property
     def rank(self) -> int:
         return len(self.shape)
 
     @cached_property
-    def span(self) -> int:
+    def span(self) -> Extent:
         """Elements from the first to the last one of `padded`, both included."""
         return 1 + sum((n - 1) * s for n, s in zip(self.padded, self.strides, strict=True)) if 0 not in self.padded else 0
 
     @property
-    def size(self) -> int:
+    def size(self) -> Extent:
         """Elements of `shape`."""
         return math.prod(self.shape)
 
     @cached_property
-    def nbytes(self) -> int:
+    def nbytes(self) -> Extent:
         """Bytes from the first to the last element of `padded`."""
         return ceil_div(self.span * self.dtype.bits, 8)
 
@@ -80,15 +80,16 @@ def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None =
     padded = list(shape)
     if order:
         padded[order[-1]] = round_up(shape[order[-1]], pad)
-    strides, step = [1] * len(shape), 1
+    strides: list[Extent] = [1] * len(shape)
+    step: Extent = 1
     for axis in reversed(order):
         strides[axis], step = step, step * padded[axis]
     return Tensor(name, shape, dtype, tuple(padded), tuple(strides))
 
 
-def translated(steps: int, old: Tensor, new: Tensor) -> int:
+def translated(steps: Extent, old: Tensor, new: Tensor) -> Extent:
     """How far elements of a tensor that lie `steps` apart in its layout `old` do so in `new`, with its axes in the same order."""
-    out = 0
+    out: Extent = 0
     for axis in old.order:
         if old.padded[axis] > 1:
             count, steps = divmod(steps, old.strides[axis])
@@ -96,12 +97,12 @@ def translated(steps: int, old: Tensor, new: Tensor) -> int:
     return out
 
 
-def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
+def merged(extents: Sequence[Extent], strides: Sequence[Sequence[Extent]]) -> list[tuple[Extent, Shape]]:
     """Nested loops over some axes, neighbours merged where all strides allow it: how often each turns, and the steps it takes.
 
     strides  of each tensor that the loops go through, one an axis
     """
-    loops: list[tuple[int, tuple[int, ...]]] = []
+    loops: list[tuple[Extent, Shape]] = []
     for i, n in enumerate(extents):
         steps = tuple(s[i] for s in strides)
         if n == 1:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import LaunchError, PlanError, UsageError
-from tccompile.ir.extent import round_up
+from tccompile.ir.extent import Extent, Shape, round_up
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
@@ -51,14 +51,14 @@ class Address:
 
     space: str
     name: str
-    bytes: int
+    bytes: Extent
 
 
 @dataclass(frozen=True)
 class Int:
     """A 32-bit integer parameter."""
 
-    value: int
+    value: Extent
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Map:
     kind: str
     dtype: DType
     address: Address
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
+    extents: Shape
+    strides: Shape
     steps: tuple[int, ...]
     swizzle: int
     box: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class PlacedLaunch:
     """
 
     image: int
-    grid: tuple[int, int, int]
+    grid: tuple[Extent, Extent, Extent]
     block: int
     smem: int
     args: tuple[PlanArg, ...]
@@ -379,7 +379,7 @@ MADE, TIMES = 1 << 27, 64
 
 def _check_left_out(plan: Plan) -> None:
     """Hold what `fill` would make of a model's weights, on the way and in the end, to a multiple of those."""
-    made: dict[str, int] = {}
+    made: dict[str, Extent] = {}
     given: dict[str | int, int] = {}
     for name, (tensor, recipe) in _left_out(plan).items():
         try:
@@ -474,7 +474,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
 
 def _check_lifetimes(section: Section, program: Program) -> None:
     """What is in use at the same time shares no bytes."""
-    begin: list[list[tuple[int, int, str]]] = [[] for _ in section.steps]
+    begin: list[list[tuple[int, Extent, str]]] = [[] for _ in section.steps]
     end: list[list[int]] = [[] for _ in section.steps]
     for name, (first, last) in lifetimes(program).items():
         if size := program.tensors[name].nbytes:
@@ -486,7 +486,7 @@ def _check_lifetimes(section: Section, program: Program) -> None:
             begin[i].append((start, size, "its workspace"))
             end[i].append(start)
     starts: list[int] = []  # of what is in use, in order
-    used: list[tuple[int, str]] = []  # where it ends, and what it is
+    used: list[tuple[Extent, str]] = []  # where it ends, and what it is
     for i, (new, old) in enumerate(zip(begin, end, strict=True)):
         for start, size, what in new:
             k = bisect_left(starts, start)
@@ -528,13 +528,13 @@ class _Places:
     """Bytes that a step's addresses may lie in: of tensors, and of its workspace and counters."""
 
     def __init__(self) -> None:
-        self._spans: dict[tuple[str, str], list[Span]] = {}
-        self._reach: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        self._spans: dict[tuple[str, str], list[tuple[Extent, Extent]]] = {}
+        self._reach: dict[tuple[str, str], tuple[list[Extent], list[Extent]]] = {}
 
-    def add(self, space: str, name: str, start: int, size: int) -> None:
+    def add(self, space: str, name: str, start: Extent, size: Extent) -> None:
         self._spans.setdefault((space, name), []).append((start, start + size))
 
-    def hold(self, address: Address, span: int) -> bool:
+    def hold(self, address: Address, span: Extent) -> bool:
         """Whether an address and `span` bytes from it on lie in one of them, or it is the address of an empty one."""
         key = address.space, address.name
         if key not in self._reach:
@@ -575,7 +575,7 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
     require(len(kinds) <= 1, "code of both kinds")
 
 
-def _place(program: Program, section: Section, name: str) -> tuple[str, str, int, int]:
+def _place(program: Program, section: Section, name: str) -> tuple[str, str, Extent, Extent]:
     return *whereabouts(program, section.offsets, name), program.tensors[name].nbytes
 
 
@@ -614,7 +614,7 @@ def _space(address: Address) -> str:
 CORNER = 1 << 7
 
 
-def _check_map(m: Map) -> tuple[Address, int]:
+def _check_map(m: Map) -> tuple[Address, Extent]:
     """Hold a tensor map to what the driver takes (cuTensorMapEncodeTiled, …Im2col); the bytes that it spans."""
     dims, im2col = len(m.extents), m.kind == "im2col"
     size = m.dtype.size if m.dtype in MAPPED else 0

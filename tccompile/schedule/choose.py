@@ -22,6 +22,7 @@ from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
+from tccompile.ir.extent import hint
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
@@ -145,7 +146,7 @@ def company(program: Program, times: Sequence[float]) -> tuple[list[float], list
 
 def share(work: Work, arch: Arch) -> float:
     """Of the GPU's multiprocessors, the part that a step's blocks are spread over."""
-    return min(1.0, max((math.prod(launch.grid) for launch in work.launches), default=0) / arch.sms)
+    return min(1.0, max((hint(math.prod(launch.grid)) for launch in work.launches), default=0) / arch.sms)
 
 
 def seen(op: Op, program: Program) -> Hashable:

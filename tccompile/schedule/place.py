@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import accumulate, combinations
 from operator import and_
 
-from tccompile.ir.extent import round_up
+from tccompile.ir.extent import Extent, most, round_up
 from tccompile.ir.memory import NOWHERE, Budget, Span, accesses, ordered, whereabouts
 from tccompile.ir.program import Program, earlier, lifetimes
 from tccompile.kernels import spec
@@ -66,16 +66,17 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
             at, arena = wider
     offsets = {area.name: offset for area, offset in zip(areas, at, strict=True) if area.name}
     starts = {area.first: offset for area, offset in zip(areas, at, strict=True) if not area.name}
-    scratch = tuple((starts[i], work.scratch) if work.scratch else NOWHERE for i, work in enumerate(works))
+    scratch = tuple((starts[i], most(work.scratch)) if work.scratch else NOWHERE for i, work in enumerate(works))
     *begins, size = accumulate((_aligned(work.counters) for work in works), initial=0)
-    counters = tuple((at, work.counters) if work.counters else NOWHERE for at, work in zip(begins, works, strict=True))
+    counters = tuple((at, most(work.counters)) if work.counters else NOWHERE for at, work in zip(begins, works, strict=True))
     layout = Layout(program, offsets)
     args = tuple(tuple(layout.args(launch, scratch[i], counters[i]) for launch in work.launches) for i, work in enumerate(works))
     return Placement(offsets, arena, size, _edges(program, works, offsets, scratch, counters), args, scratch, counters)
 
 
-def _aligned(size: int) -> int:
-    return round_up(size, ALIGN)
+def _aligned(size: Extent) -> int:
+    """Bytes to keep for something of this size."""
+    return round_up(most(size), ALIGN)
 
 
 # --- The arena -------------------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Layout:
     program: Program
     offsets: Mapping[str, int]
 
-    def address(self, name: str, more: int = 0) -> Address:
+    def address(self, name: str, more: Extent = 0) -> Address:
         """The address of a tensor's first element plus `more` bytes."""
         space, owner, start = whereabouts(self.program, self.offsets, name)
         return Address(space, owner, start + more)

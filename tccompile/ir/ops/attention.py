@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.extent import Shape, ceil_div
+from tccompile.ir.extent import Extent, Shape, ceil_div
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref
 from tccompile.ir.ops.rules import EXTENT
@@ -33,13 +33,13 @@ class Attention(Op):
     v: Ref
     scale: float
     mask: Ref | None = None
-    causal: int | None = None
+    causal: Extent | None = None
 
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
         q, k, v = shapes[self.q], shapes[self.k], shapes[self.v]
         yield len(q) == len(k) == len(v) == len(y) == 4 and q[3] == k[3] and k[:3] == v[:3] and y == (*q[:3], v[3])
         yield q[0] == k[0] and k[1] >= 1 and q[1] % k[1] == 0
-        yield math.isfinite(self.scale) and (self.causal is None or abs(self.causal) < EXTENT)
+        yield math.isfinite(self.scale) and (self.causal is None or -EXTENT < self.causal < EXTENT)
         if self.mask is not None:
             scores = (*q[:3], k[2])
             yield len(shapes[self.mask]) == 4 and all(n in (1, s) for n, s in zip(shapes[self.mask], scores, strict=True))
@@ -68,7 +68,7 @@ class Attention(Op):
                 out[b, h, part] = e @ v[b, h // share] / np.where(total == 0, 1, total)
         return out
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         q, k, v = shapes[self.q], shapes[self.k], shapes[self.v]
         return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])  # each row of q meets each row of k and of v
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, windows
@@ -25,7 +25,7 @@ class Conv(Op):
     x: Ref
     w: Weights
     strides: tuple[int, ...]  # one per spatial axis
-    pads: tuple[int, ...]  # at the start of each spatial axis; at the end is what y's extents need
+    pads: tuple[Extent, ...]  # at the start of each spatial axis; at the end is what y's extents need
     dilations: tuple[int, ...]
     groups: int = 1
 
@@ -57,7 +57,7 @@ class Conv(Op):
                     y[rows][..., g * k : (g + 1) * k] = (block.reshape(-1, len(matrix)) @ matrix).reshape(*block.shape[:3], k)
         return y.transpose(0, 3, 1, 2).reshape(shape)
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod(y) * math.prod(shapes[self.w][1:])
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 
@@ -31,7 +31,7 @@ class Gemm(Op):
             return (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b.T).reshape(shape)
         return a @ b.swapaxes(-1, -2)
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod(y) * shapes[self.a][-1]
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:

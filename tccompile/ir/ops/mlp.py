@@ -9,7 +9,7 @@ import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import ACC, Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import SAMPLE, Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights
 from tccompile.ir.ops.rules import in_proportion
@@ -45,7 +45,7 @@ class Mlp(Op):
         hidden = np.broadcast_to(evaluate_expr(self.hidden, (), {}, acc.shape, acc), acc.shape)
         return (np.asarray(hidden, np.float32) @ v.T).reshape(shape)
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         x, w, v = shapes[self.x], shapes[self.w], shapes[self.v]
         return 2 * x[0] * w[0] * (w[1] + v[0])
 

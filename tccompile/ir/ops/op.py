@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 import numpy as np
 
 from tccompile.ir.expr import Epilogue, Expr, Index, View
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 
 
@@ -151,11 +151,11 @@ class Op:
         """
         return 0.0
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         """Operations of its convolution or matrix products, two for a multiplication with an addition; 0 for ops without any."""
         return 0
 
-    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         """Operations of its products, or of its windows; 0 for ops without either."""
         return self.products(shapes, y)
 

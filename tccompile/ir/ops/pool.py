@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 from tccompile.ir.ops.rules import EXTENT
@@ -28,8 +28,8 @@ class Pool(Op):
     kind: Annotated[str, OneOf("max", "mean")]
     window: tuple[int, ...]  # one per spatial axis, as strides and dilations
     strides: tuple[int, ...]
-    pads: tuple[int, ...]  # at the start of each spatial axis
-    end_pads: tuple[int, ...]  # at the end of each: counts for `count_pads`; ceil_mode may read beyond it
+    pads: tuple[Extent, ...]  # at the start of each spatial axis
+    end_pads: tuple[Extent, ...]  # at the end of each: counts for `count_pads`; ceil_mode may read beyond it
     dilations: tuple[int, ...]
     count_pads: bool = False
 
@@ -69,7 +69,7 @@ class Pool(Op):
                 y /= (counts[0][:, None] * counts[1]).astype(np.float32)[:, :, None]
         return y.transpose(0, 3, 1, 2).reshape(shape)
 
-    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return math.prod(y) * math.prod(self.window)
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:

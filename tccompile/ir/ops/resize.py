@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.ir.expr import Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, Op, Ref
 from tccompile.ir.ops.rules import are_axes, in_proportion
@@ -52,7 +52,7 @@ class Resize(Op):
             x = total
         return x
 
-    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def flops(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod(y) * sum(shapes[name][1] for name in self.index)
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import Epilogue, Expr
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Integers, OneOf, Op, Ref, Weights
 
@@ -125,7 +125,7 @@ class Rnn(Op):
         c = f * c + i * function(1, cell)
         return function(0, o + peep[1] * c) * _applied(self.functions[d][2], c), c
 
-    def products(self, shapes: Mapping[str, Shape], y: Shape) -> int:
+    def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod((*shapes[self.x][:2], *shapes[self.r]))
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
