@@ -54,6 +54,7 @@ bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a 
 	$(BIN)/python -m tests.bench.recurrent
 	$(BIN)/python -m tests.bench.bandwidth
 	$(BIN)/python -m tests.bench.tensor_cores
+	$(BIN)/python -m tests.bench.single_precision
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
 	mkdir -p out

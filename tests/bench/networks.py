@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, help="take the plans from here")
     parser.add_argument("--build", type=Path, help="write the plans here, measure nothing")
     parser.add_argument("--arch", default="sm_90a", help="generations to build for")
-    parser.add_argument("--precision", default="mixed", help="mixed, fp16, or fp32: CUDA cores alone")
+    parser.add_argument("--precision", default="mixed", help="mixed, fp16, bf16 or fp32")
     parser.add_argument("--ptx", action="store_true", help="with --build: PTX of all these generations too")
     parser.add_argument("--target", help="run this generation's section")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Tensor Cores in fp16 against our own CUDA-core kernels in fp32, on a GPU: python -m tests.bench.tensor_cores [NAME …]
+"""Networks in fp16 beside the same in fp32, on a GPU: python -m tests.bench.tensor_cores [NAME …]
 
 The same network compiled twice, by --precision fp16 and fp32: the latency of an inference, the time of all its convolutions, and
 how much faster single ones are, each timed by itself (`tcrun --profile`).
