@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from math import ceil, prod
+from math import prod
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import round_up
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -110,12 +110,12 @@ class Patch:
     @property
     def blocks(self) -> int:
         """Products of 64 pixels."""
-        return ceil((self.pitch * self.rows if self.spread else self.pixels) / SIDE**2)
+        return ceil_div(self.pitch * self.rows if self.spread else self.pixels, SIDE**2)
 
     @property
     def wide(self) -> int:
         """Columns of a product."""
-        return ceil(self.taps * self.columns / 8) * 8 if self.spread else self.columns
+        return round_up(self.taps * self.columns, 8) if self.spread else self.columns
 
     @property
     def most(self) -> int:
@@ -125,7 +125,7 @@ class Patch:
     @property
     def chunks(self) -> int:
         """Boxes of channels."""
-        return ceil(self.channels / DEPTH)
+        return ceil_div(self.channels, DEPTH)
 
     @property
     def taps(self) -> int:
@@ -134,7 +134,7 @@ class Patch:
     @property
     def last(self) -> int:
         """Products of 16 channels in the last box of channels."""
-        return ceil((self.channels - (self.chunks - 1) * DEPTH) / 16)
+        return ceil_div(self.channels - (self.chunks - 1) * DEPTH, 16)
 
     @property
     def pitch(self) -> int:
@@ -265,7 +265,7 @@ class ConvHalo(Kernel):
             patch = patch_of(op, program, config)
             short = boxed or patch.blocks == 1 or len(steps(patch, DEPTH // 16 if patch.chunks > 1 else patch.last)) <= MOST_STEPS
             fits = patch.blocks * patch.wide // 2 <= patch.most and patch.stages(arch)
-            if short and fits and ceil(stored / patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
+            if short and fits and ceil_div(stored, patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
                 yield config
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
@@ -274,7 +274,7 @@ class ConvHalo(Kernel):
         patch = patch_of(op, program, config)
         shares, n, down, across = tiles_of(op, program, patch)
         tiles = n * down * across
-        each = ceil(tiles / min(tiles, arch.sms // shares))
+        each = ceil_div(tiles, min(tiles, arch.sms // shares))
         depth = ((patch.chunks - 1) * 4 + patch.last) * (1 if patch.spread else patch.taps)
         cycles, narrow = measured(arch).cycles_us, own.narrow if patch.boxed else own.narrow_stored
         multiplying = patch.blocks * depth * max(patch.wide, narrow) * own.multiplying / cycles
@@ -402,7 +402,7 @@ def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, i
     """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
     n, _, p, q = program.op_shape(op)
     shares = epilogue.lane_groups(op, program, epilogue.frame_of(op, program), patch.columns)
-    return shares, n, ceil(p / patch.down), ceil(q / patch.across)
+    return shares, n, ceil_div(p, patch.down), ceil_div(q, patch.across)
 
 
 def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:

@@ -206,7 +206,7 @@ class ConvPatch(TextKernel):
         waves = tiles / (arch.sms * resident)
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
         least = own.tile_us + own.step_us * patch.steps
-        start = own.start_us + own.weight_us * ceil(4 * patch.steps * patch.outputs / patch.threads)
+        start = own.start_us + own.weight_us * ceil_div(4 * patch.steps * patch.outputs, patch.threads)
         computing = start + turns * max(tile * together, least)
         moving = traffic_us(op, program, arch)
         # What large blocks load, multiply and store one after the other overlaps less with what others do.

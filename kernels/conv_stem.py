@@ -23,6 +23,7 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -91,7 +92,7 @@ class Stem:
     @property
     def across(self) -> int:
         """Taps of a filter row, with those of zeros that fill 16 of K."""
-        return ceil(self.taps[1] / 4) * 4
+        return round_up(self.taps[1], 4)
 
     @property
     def width(self) -> int:
@@ -148,7 +149,7 @@ class Stem:
     @property
     def turns(self) -> int:
         """In which a block's threads read a patch, a pixel each."""
-        return ceil(self.width * self.height / self.threads)
+        return ceil_div(self.width * self.height, self.threads)
 
     @property
     def by_registers(self) -> int:
@@ -231,7 +232,7 @@ class ConvStem(Kernel):
         multiplying = 2 * stem.groups * len(stem.steps) * (own.multiplying + own.more * stem.columns) / measured(arch).cycles_us
         putting = own.putting * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
         issuing = (putting + own.storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
-        weights = own.weight_us * ceil(stem.quads * stem.columns / stem.threads)
+        weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
         moving = traffic_us(op, program, arch) * (1 + own.parts * (1 - 1 / shares))
         return own.launching_us + max(computing, moving) + 0.16 * min(computing, moving)
@@ -315,14 +316,14 @@ def stem_of(params: dict[str, Any]) -> Stem:
 def _tiles(op: Conv, program: Program, stem: Stem) -> tuple[int, int, int, int]:
     """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
     n, stored, p, q = program.tensors[op.y].padded
-    return ceil(stored / stem.columns), n, ceil(p / (SIDE * stem.groups)), ceil(q / ACROSS)
+    return ceil_div(stored, stem.columns), n, ceil_div(p, SIDE * stem.groups), ceil_div(q, ACROSS)
 
 
 def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
     """Of (channels, columns, rows, images): of every column, or of every other one from the first or second on."""
     n, _, p, q = y.shape
     apart = tuple(2 * y.strides[a] if y.shape[a] > 1 else 16 for a in (3, 2, 0))
-    extents = (y.padded[1], max(1, ceil((q - phase) / stem.phases)), p, n)
+    extents = (y.padded[1], max(1, ceil_div(q - phase, stem.phases)), p, n)
     strides = (stem.phases * apart[0], *apart[1:])
     box = stem.columns, SIDE, 2, 1
     offset = 2 * phase * y.strides[3] if q > phase else 0
@@ -385,7 +386,7 @@ def _weights(stem: Stem) -> list[str]:
     """The block's weights: of each two taps, the quads of 4 channels of all columns, side by side for a column."""
     total = stem.quads * stem.columns
     reads, puts = [], ["own_tid = again(tid)"]
-    for turn in range(ceil(total / stem.threads)):
+    for turn in range(ceil_div(total, stem.threads)):
 
         def quad(number: str, turn: int = turn) -> list[str]:
             return [f"k = i32({number} + i32({turn * stem.threads}))", *split("k", stem.quads, "o", "t")]

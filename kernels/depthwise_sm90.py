@@ -18,7 +18,7 @@ says so and goes on to the next one; when all have, the slab's buffer is filled 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, hypot
+from math import hypot
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.extent import ceil_div
@@ -103,12 +103,12 @@ class DepthwiseSm90(TextKernel):
         accesses = vectors * (sum(map(len, walk.products)) + 2) * lines + (walk.slab + walk.results) / walk.steps / 128
         pixels = walk.stride * walk.rows * walk.images * walk.width
         # A block's slabs come one after the other; what they take of a multiprocessor, they take from its other blocks too.
-        together, stages = ceil(shares.blocks / arch.sms), walk.stages(arch)
+        together, stages = ceil_div(shares.blocks, arch.sms), walk.stages(arch)
         slabs, steps, all_steps = longest(shares.height, shares.strips, shares.parts, walk.reach, walk.steps, shares.skipped)
-        pairs = ceil(shares.height * shares.strips / shares.parts)
+        pairs = ceil_div(shares.height * shares.strips, shares.parts)
         multiplied = pairs + own.partly * (steps - pairs) if walk.spares else steps
         step_us = max(tensor, accesses) / clock
-        computing = ceil(together / walk.blocks) * slabs * own.slab_us + together * multiplied * step_us
+        computing = ceil_div(together, walk.blocks) * slabs * own.slab_us + together * multiplied * step_us
         copying = together * slabs * walk.steps * pixels * own.pixel / clock
         # Rows and columns that neighbours read too come from the L2 cache, mostly.
         x = program.tensors[op.x]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from math import ceil
 
 from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, round_up
@@ -215,7 +214,7 @@ class Walk:
     @property
     def most_registers(self) -> int:
         """What a thread may have."""
-        return min(MOST_REGISTERS, REGISTERS // ceil(self.blocks * (self.warps + 1) / 4) // 8 * 8)
+        return min(MOST_REGISTERS, REGISTERS // ceil_div(self.blocks * (self.warps + 1), 4) // 8 * 8)
 
 
 CHOSEN = ("channels", "strips", "steps", "blocks", "images", "each")
@@ -309,8 +308,8 @@ def partitions(op: Op, program: Program, walk: Walk, arch: Arch) -> set[int]:
     whole = share(op, program, config, arch)
     rows = whole.strips * whole.height
     most = max(1, min(rows, arch.sms * walk.blocks // whole.chunks))
-    even = {whole.strips * min(most // whole.strips, whole.height), ceil(whole.strips / ceil(whole.strips / most))}
-    short = {ceil(rows / (walk.steps * slabs + 1)) for slabs in range(4)}
+    even = {whole.strips * min(most // whole.strips, whole.height), ceil_div(whole.strips, ceil_div(whole.strips, most))}
+    short = {ceil_div(rows, walk.steps * slabs + 1) for slabs in range(4)}
     return {n for n in {most, *even, *short} if 0 < n <= most}
 
 

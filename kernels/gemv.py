@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.extent import ceil_div, round_up
@@ -151,9 +151,9 @@ class _Gemv(TextKernel):
         rows = across * warp.rows
         tiles = ceil_div(s.many, rows) * problem.batches
         blocks = tiles * splits
-        turns = ceil(each / (WARPS // across * warp.vectors))
+        turns = ceil_div(each, WARPS // across * warp.vectors)
         slots = arch.sms * resident(self.tensor_cores, s.few)
-        waves = ceil(blocks / slots)
+        waves = ceil_div(blocks, slots)
         vector = CHUNK * s.streamed.dtype.size
         # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
         # is not all of a warp's turn at any time.
@@ -167,7 +167,8 @@ class _Gemv(TextKernel):
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
         issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 3)
-        longest = max(moved / rate + again, issue, waves * (ceil(turns / ahead) * own.latency_us + own.start_us) - own.start_us)
+        waiting = waves * (ceil_div(turns, ahead) * own.latency_us + own.start_us) - own.start_us
+        longest = max(moved / rate + again, issue, waiting)
         ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0  # the last wave's gaps
         finish = 0.0
         if splits > 1:
@@ -242,7 +243,7 @@ def _chunks(problem: Problem) -> int:
 
 def _share(problem: Problem, splits: int) -> tuple[int, int]:
     """(splits, vectors of each) that cover K with at most `splits` parts; a part begins at a multiple of 128 bytes of fp16."""
-    each = max(8, ceil(_chunks(problem) / splits / 8) * 8)
+    each = max(8, round_up(ceil_div(_chunks(problem), splits), 8))
     return max(1, ceil_div(_chunks(problem), each)), each
 
 

@@ -9,7 +9,6 @@ product.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
@@ -68,7 +67,7 @@ class MlpKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Mlp)
         w, y = program.tensors[op.w], program.tensors[op.y]
-        waves = ceil(y.shape[0] * ceil(y.padded[1] / RESULTS) / arch.sms)
+        waves = ceil_div(y.shape[0] * ceil_div(y.padded[1], RESULTS), arch.sms)
         each = 0.7 + w.span * w.dtype.size / 100e3  # 100 KB a microsecond reach a multiprocessor from L2
         return measured(arch).launch_us + waves * each
 

@@ -94,12 +94,12 @@ class NormTeam(TextKernel):
         assert isinstance(op, Norm)
         x, s = program.tensors[op.x], _shares(op, program, config, arch)
         size, traffic = prod(x.padded) * x.dtype.size, traffic_us(op, program, arch)
-        pixels = ceil(s.chunk / s.threads)  # of a thread
+        pixels = ceil_div(s.chunk, s.threads)  # of a thread
         costly = sum(e.fn not in CHEAP for e in walk(op.epilogue.expr))
         if config["cluster"]:
             resident = resident_of(s.smem, config["threads"], arch)
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
-            together = min(resident, ceil(s.items * s.blocks / arch.sms))
+            together = min(resident, ceil_div(s.items * s.blocks, arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
             each = 2.1 + 1.75 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 0.5 + pixels * (0.05 + 0.11 * costly)
             return measured(arch).launch_us + 1.2 * traffic / spread + rounds * each / together**0.5
@@ -111,7 +111,7 @@ class NormTeam(TextKernel):
             moved *= 1 + 1.15 / s.vectors
         if s.tiles > s.teams == 1:  # by the same blocks one after the other
             moved *= 1.06
-        waits = ceil(s.items / s.teams) * (4.9 + 0.9 * (config["threads"] / 256 - 1) + pixels * (0.06 + 0.17 * costly))
+        waits = ceil_div(s.items, s.teams) * (4.9 + 0.9 * (config["threads"] / 256 - 1) + pixels * (0.06 + 0.17 * costly))
         return measured(arch).launch_us + waits + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -5,10 +5,9 @@ The two products of a squeeze and excitation, say: each is so small that its lau
 
 from __future__ import annotations
 
-import math
-
 from tccompile.fuse.editor import Editor, names
 from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Mlp, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN
@@ -41,7 +40,7 @@ def _merged(e: Editor, first: Op, second: Op) -> Mlp | None:
     if not alone or any(first.y in view.tensors for view in second.views) or first.epilogue.shuffle != 1:
         return None
     channels = e.tensors[first.x].shape[1]
-    if hidden > HIDDEN or images * math.ceil(results / 64) * hidden * channels > READ:
+    if hidden > HIDDEN or images * ceil_div(results, 64) * hidden * channels > READ:
         return None
     function = _function(e, first)
     if function is None:
