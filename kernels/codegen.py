@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tccompile.ir.expr import FUNCTIONS, Expr, const, walk
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import Extent, ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import F32, I32, Value
 
@@ -292,7 +292,7 @@ def types_of(kinds: Sequence[str]) -> tuple[Any, ...]:
 # --- Division by what is known at launch -------------------------------------------------------------------------------
 
 
-def divider(d: int) -> tuple[int, int]:
+def divider(d: Extent) -> tuple[Extent, Extent]:
     """(multiplier, shift) with n // d == n * multiplier >> shift for 0 <= n < 2**31 (Granlund and Montgomery, 1994).
 
     The multiplier is given as the signed number of its 32 bits, as a launch argument takes it.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import Expr, View
-from tccompile.ir.extent import Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -140,8 +140,8 @@ class RowLoad:
     """
 
     tensor: Tensor
-    offset: int
-    step: int | None
+    offset: Extent
+    step: Extent | None
     vector: bool
 
 
@@ -150,13 +150,14 @@ class _Access:
     """One tensor as an affine function of the result's coordinates, in elements from its first one."""
 
     tensor: Tensor
-    strides: tuple[int, ...]  # by axis of the result
-    offset: int
+    strides: Shape  # by axis of the result
+    offset: Extent
 
 
 def _access(program: Program, view: View, rank: int) -> _Access:
     tensor = program.tensors[view.tensor]
-    strides, offset = [0] * rank, 0
+    strides: list[Extent] = [0] * rank
+    offset: Extent = 0
     for index, stride in zip(view.index, tensor.strides, strict=True):
         assert index.affine is not None
         offset += index.constant * stride
@@ -213,7 +214,7 @@ def _shuffled_mode(y: Tensor, lanes: int) -> str:
     return "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) else "strided"
 
 
-def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes: int, reach: int) -> str:
+def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes: int, reach: Extent) -> str:
     """How a tensor is read for groups of lanes, which ask for `reach` lanes from the result's first channel on.
 
     lane, rows  the result's axes of the lanes and of the rows
@@ -228,7 +229,7 @@ def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes:
     return "strided" if shape[lane] == reach else "guarded"
 
 
-def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> int:
+def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Extent:
     """How many groups of lanes a row has: those that must be stored."""
     lane = frame[-1]
     assert lane is not None
@@ -248,11 +249,11 @@ def loads_by_row(op: Op, program: Program) -> list[RowLoad]:
     return found
 
 
-Dims = list[tuple[int, list[int]]]
+Dims = list[tuple[Extent, list[int]]]
 """Dimensions of the rows, outermost first: their extents, and the axes of the result that each is made of."""
 
 
-def _merged(rows: list[int], shape: Shape, strides: list[tuple[int, ...]], apart: bool) -> Dims:
+def _merged(rows: list[int], shape: Shape, strides: list[Shape], apart: bool) -> Dims:
     """The fewest dimensions in which every access has one stride a dimension."""
     dims: Dims = []
     for axis in rows:
@@ -263,7 +264,7 @@ def _merged(rows: list[int], shape: Shape, strides: list[tuple[int, ...]], apart
     return dims
 
 
-def _rows(dims: Dims, strides: tuple[int, ...], name: str) -> tuple[str, list[Arg]]:
+def _rows(dims: Dims, strides: Shape, name: str) -> tuple[str, list[Arg]]:
     """How an access depends on the row, and its strides as arguments."""
     steps = [_small(strides[axes[-1]], name) for _, axes in dims]
     if not any(steps):
@@ -273,13 +274,13 @@ def _rows(dims: Dims, strides: tuple[int, ...], name: str) -> tuple[str, list[Ar
     return "general", [I32(s) for s in steps]
 
 
-def _small(stride: int, name: str) -> int:
+def _small(stride: Extent, name: str) -> Extent:
     if not -(2**31) <= stride < 2**31:
         raise UnsupportedError(f"tensor {name}: a stride of {stride} elements; kernels take strides below 2**31")
     return stride
 
 
-def _aligned(tensor: Tensor, lanes: int, offset: int, strides: list[int]) -> bool:
+def _aligned(tensor: Tensor, lanes: int, offset: Extent, strides: list[Extent]) -> bool:
     """Whether groups of lanes begin at multiples of their size (16 bytes at most); storage itself is aligned to 16."""
     width = min(16, lanes * tensor.dtype.size)
     return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, offset, *strides))

@@ -5,13 +5,14 @@ Blocks that are neighbours have the shares of one tile, so that what they read o
 
 from __future__ import annotations
 
+from tccompile.ir.extent import Extent
 from tccompile.kernels.codegen import divider
 
 NUMBERS = "tiles, shares, shares_m, shares_s, across, across_m, across_s, down, down_m, down_s"
 """Names of the launch's numbers, in the order of `numbers`."""
 
 
-def numbers(images: int, down: int, across: int, shares: int) -> tuple[int, ...]:
+def numbers(images: Extent, down: Extent, across: Extent, shares: Extent) -> tuple[Extent, ...]:
     """Their values, for so many tiles along the rows' way down and across."""
     tiles = images * down * across
     return (tiles, shares, *divider(shares), across, *divider(across), down, *divider(down))

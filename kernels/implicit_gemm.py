@@ -11,9 +11,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, hint, round_up
 from tccompile.ir.forms import Grouped
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -35,6 +36,12 @@ MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
 
 
+E = TypeVar("E", bound=Extent)
+
+Pair = tuple[Extent, Extent]
+"""Of H and W, of (outer, inner), or of rows and columns, as it says where it is used."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """An op as an implicit GEMM. Strides are in elements.
@@ -54,23 +61,23 @@ class Problem:
     x: Tensor
     w: Tensor
     y: Tensor
-    batch: tuple[int, int]
-    pixels: tuple[int, int, int]
-    columns: int
-    stored: int
-    taps: tuple[int, int]
-    channels: int
-    padded: int
-    image: tuple[int, int]
-    x_batch: tuple[int, int]
-    w_batch: tuple[int, int]
-    x_pixel: tuple[int, int, int, int]
-    w_column: int
-    w_tap: tuple[int, int, int]
-    row_batch: int
-    column_batch: int
+    batch: Pair
+    pixels: tuple[Extent, Extent, Extent]
+    columns: Extent
+    stored: Extent
+    taps: Pair
+    channels: Extent
+    padded: Extent
+    image: Pair
+    x_batch: Pair
+    w_batch: Pair
+    x_pixel: tuple[Extent, Extent, Extent, Extent]
+    w_column: Extent
+    w_tap: tuple[Extent, Extent, Extent]
+    row_batch: Extent
+    column_batch: Extent
     strides: tuple[int, int] = (1, 1)
-    pads: tuple[int, int] = (0, 0)
+    pads: Pair = (0, 0)
     dilations: tuple[int, int] = (1, 1)
 
     @property
@@ -79,16 +86,16 @@ class Problem:
         return CHUNK_BYTES // self.x.dtype.size
 
     @property
-    def batches(self) -> int:
+    def batches(self) -> Extent:
         return self.batch[0] * self.batch[1]
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> Extent:
         """M: rows of a batch."""
         return math.prod(self.pixels)
 
     @property
-    def depth(self) -> int:
+    def depth(self) -> Extent:
         """K, with the channels' padding."""
         return self.taps[0] * self.taps[1] * self.padded
 
@@ -104,7 +111,7 @@ class Problem:
     @property
     def flops(self) -> float:
         """Floating-point operations that the model asks for."""
-        return 2.0 * self.batches * self.rows * self.columns * self.taps[0] * self.taps[1] * self.channels
+        return 2.0 * hint(self.batches * self.rows * self.columns * self.taps[0] * self.taps[1] * self.channels)
 
     @property
     def linear(self) -> bool:
@@ -127,7 +134,7 @@ def _conv(op: Conv, program: Program) -> Problem:
     shape = program.op_shape(op)
     flat = x.rank == 3  # (N, C, W): an image of height 1
 
-    def spatial(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+    def spatial(values: tuple[E, ...], missing: E) -> tuple[E, E]:
         return (missing, values[0]) if flat else (values[0], values[1])
 
     groups, columns, channels = op.groups, shape[1] // op.groups, w.shape[1]
@@ -167,8 +174,8 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
         if leading is None:
             return f"its batches {shape[:-2]} lie at more than two different strides"
         batch, (a_batch, b_batch) = leading
-        pixels: tuple[int, ...] = (1, 1, shape[-2])
-        rows: tuple[int, ...] = (0, 0, a.strides[-2])
+        pixels: Shape = (1, 1, shape[-2])
+        rows: Shape = (0, 0, a.strides[-2])
     else:
         leading = _loops(shape[:-1], [a.strides[:-1]], 3)
         if leading is None:
@@ -197,15 +204,13 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
     )
 
 
-def _stored(op: Op, program: Program, axis: int) -> int:
+def _stored(op: Op, program: Program, axis: int) -> Extent:
     """Columns that the epilogue stores, y's padding included."""
     channels = program.op_shape(op)[axis]
     return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
 
 
-def _loops(
-    extents: tuple[int, ...], strides: list[tuple[int, ...]], depth: int
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]] | None:
+def _loops(extents: Shape, strides: list[Shape], depth: int) -> tuple[Shape, list[Shape]] | None:
     """`merged` loops, filled up to `depth` with loops of one turn; None if there are more."""
     loops = merged(extents, strides)
     if len(loops) > depth:
@@ -333,7 +338,7 @@ SCALARS = (*MATRICES, *IMAGES)
 """The kernels' int32 parameters after their addresses, in order. Offsets and strides of x and w are in chunks."""
 
 
-def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) -> dict[str, int]:
+def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) -> dict[str, Extent]:
     """Values of SCALARS for tiles of bm×bn and steps of bk, of which a block takes `each`; a chunk is so many elements.
 
     columns  rows of w in a batch; stored, last_stored: columns that are stored of a batch, and of the last one
@@ -365,12 +370,12 @@ def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) 
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int]:
+def tiles(problem: Problem, bm: int, bn: int) -> Pair:
     """Tiles along the rows and the columns of one batch."""
     return ceil_div(problem.rows, bm), ceil_div(problem.stored, bn)
 
 
-def split_steps(steps: int, splits: int) -> tuple[int, int]:
+def split_steps(steps: Extent, splits: Extent) -> Pair:
     """(splits, steps each) that cover `steps` steps of K with at most `splits` parts, none of them empty."""
     each = max(1, ceil_div(steps, max(1, splits)))
     return max(1, ceil_div(steps, each)), each
@@ -422,8 +427,9 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     """
     bm, bn, bk, resident = grid.bm, grid.bn, grid.bk, grid.resident
     tm, tn = tiles(problem, bm, bn)
-    splits, each = split_steps(grid.steps, grid.splits)
-    blocks = tm * tn * splits * problem.batches
+    splits, each = map(hint, split_steps(grid.steps, grid.splits))
+    results = hint(tm * tn * problem.batches)  # tiles of y
+    blocks = results * splits
     work = 2.0 * bm * bn * bk / rates.flops_us
     full, rest = divmod(blocks, arch.sms * resident)
 
@@ -436,7 +442,5 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     reduction = 0.0
     if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
         part = bm * bn * 4
-        reduction = (
-            measured(arch).reduce_us + splits * part / 75e3 + tm * tn * problem.batches * splits * part / (arch.gbps * 1e3 * 0.7)
-        )
+        reduction = measured(arch).reduce_us + splits * part / 75e3 + results * splits * part / (arch.gbps * 1e3 * 0.7)
     return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + reduction

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Epilogue, Expr, View
+from tccompile.ir.extent import Extent
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -40,7 +41,7 @@ def outermost_first(axes: Sequence[int], tensor: Tensor) -> list[int]:
     return sorted(axes, key=lambda a: -tensor.strides[a])
 
 
-def dividers(extents: Sequence[int]) -> list[Arg]:
+def dividers(extents: Sequence[Extent]) -> list[Arg]:
     """The arguments for taking numbers apart into digits: of all extents but the first."""
     return [I32(v) for n in extents[1:] for v in (n, *divider(n))]
 

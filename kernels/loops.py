@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -29,7 +29,7 @@ class Loops:
     strides: tuple[Shape, ...]
 
     @property
-    def size(self) -> int:
+    def size(self) -> Extent:
         """Iterations of the whole nest."""
         return prod(self.extents)
 
@@ -44,12 +44,12 @@ class Loops:
         return tuple(I32(v) for v in (*out, *(s for strides in self.strides for s in strides)))
 
 
-def loops(extents: Sequence[int], *strides: Sequence[int]) -> Loops:
+def loops(extents: Sequence[Extent], *strides: Sequence[Extent]) -> Loops:
     """The nest over `extents`, without loops of one iteration, and with neighbours merged where all strides allow it.
 
     The order of the iterations stays. At least one loop is left.
     """
-    kept: list[tuple[int, list[int]]] = []
+    kept: list[tuple[Extent, list[Extent]]] = []
     for i, n in enumerate(extents):
         steps = [s[i] for s in strides]
         if n == 1:

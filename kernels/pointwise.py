@@ -24,7 +24,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, View, parts
-from tccompile.ir.extent import Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -51,25 +51,26 @@ class _Load:
     """A view as an address: elements from the tensor's first one."""
 
     tensor: Tensor
-    strides: tuple[int, ...]  # by axis of y: of its coordinate
-    offset: int
-    terms: tuple[tuple[Atom, int], ...]  # what is not linear
+    strides: Shape  # by axis of y: of its coordinate
+    offset: Extent
+    terms: tuple[tuple[Atom, Extent], ...]  # what is not linear
     valid: tuple[Range, ...]
     fill: float
-    highest: int  # no valid element lies beyond it when the lane's coordinate is 0
+    highest: Extent  # no valid element lies beyond it when the lane's coordinate is 0
 
 
 def _load(program: Program, view: View, shape: Shape, lane: int | None) -> _Load:
     tensor = program.tensors[view.tensor]
-    total: dict[Atom, int] = {}
-    offset = highest = 0
+    total: dict[Atom, Extent] = {}
+    offset: Extent = 0
+    highest: Extent = 0
     still = tuple(1 if a == lane else n for a, n in enumerate(shape))
     for index, stride, extent in zip(view.index, tensor.strides, tensor.shape, strict=True):
         offset += index.constant * stride
         highest += max(0, min(index.bounds(still)[1], extent - 1)) * stride
         for atom, k in index.terms:
             total[atom] = total.get(atom, 0) + k * stride
-    strides = [0] * len(shape)
+    strides: list[Extent] = [0] * len(shape)
     terms = []
     for atom, k in total.items():
         if isinstance(atom, Coord):
@@ -99,18 +100,18 @@ class _Plan:
     y: Tensor
     shape: Shape
     loads: tuple[_Load, ...]
-    dims: tuple[tuple[int, tuple[int, ...]], ...]
-    padded: int
+    dims: tuple[tuple[Extent, tuple[int, ...]], ...]
+    padded: Extent
 
     @property
     def lane(self) -> tuple[int, ...]:
         return self.dims[-1][1]
 
     @property
-    def extent(self) -> int:
+    def extent(self) -> Extent:
         return self.dims[-1][0]
 
-    def stride(self, strides: tuple[int, ...], dim: int) -> int:
+    def stride(self, strides: Shape, dim: int) -> Extent:
         axes = self.dims[dim][1]
         return strides[axes[-1]] if axes else 0
 
@@ -125,7 +126,7 @@ def _plan(op: Op, program: Program) -> _Plan:
         alone |= set().union(*(_atom_axes(atom) for atom, _ in load.terms), *(_axes(r.index) for r in load.valid))
     accesses = [y.strides, *(load.strides for load in loads)]
     rows = sorted((a for a in range(len(shape)) if a != lane and shape[a] > 1), key=lambda a: -y.strides[a])
-    dims: list[tuple[int, tuple[int, ...]]] = []
+    dims: list[tuple[Extent, tuple[int, ...]]] = []
     for axis in [*rows, *([lane] if lane is not None else [])]:
         last = dims[-1][1] if dims else ()
         joins = bool(last) and not {axis, *last} & alone and y.padded[axis] == shape[axis]
@@ -139,7 +140,7 @@ def _plan(op: Op, program: Program) -> _Plan:
     return _Plan(y, shape, loads, tuple(dims), padded)
 
 
-def _aligned(tensor: Tensor, lanes: int, steps: list[int]) -> bool:
+def _aligned(tensor: Tensor, lanes: int, steps: list[Extent]) -> bool:
     """Whether all multiples of the steps (elements) keep groups of lanes at multiples of their size, at most 16 bytes."""
     width = min(16, lanes * tensor.dtype.size)
     return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, *steps))
@@ -171,7 +172,7 @@ def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
 def _fastest(plan: _Plan, modes: list[str]) -> int:
     """The dimension that neighbouring threads share out: the lanes' (the last), or for transposes the input's."""
     last = len(plan.dims) - 1
-    weight = [0] * len(plan.dims)
+    weight: list[Extent] = [0] * len(plan.dims)
     for load, mode in zip(plan.loads, modes, strict=True):
         if mode != "each" or plan.stride(load.strides, last) == 1:
             continue
@@ -196,7 +197,7 @@ class _Arguments:
         self.shape = tuple(reach if lane == (a,) else n for a, n in enumerate(plan.shape))
         self.dim = {axes[0]: d for d, (_, axes) in enumerate(plan.dims) if len(axes) == 1}
 
-    def integer(self, value: int) -> None:
+    def integer(self, value: Extent) -> None:
         assert -(2**31) <= value < 2**31
         self.args.append(I32(value))
 
@@ -237,12 +238,12 @@ def _address(element: Element, tensor: Tensor) -> Index:
     return sum((i * stride for i, stride in zip(element.index, tensor.strides, strict=True)), Index())
 
 
-def _largest(plan: _Plan, tensors: Mapping[str, Tensor]) -> int:
+def _largest(plan: _Plan, tensors: Mapping[str, Tensor]) -> Extent:
     """The largest number that the code computes in 32 bits."""
-    found = [abs(s) for load in plan.loads for s in (load.offset, *load.strides, *(k for _, k in load.terms))]
+    found = [s for load in plan.loads for s in (load.offset, *load.strides, *(k for _, k in load.terms))]
 
     def note(index: Index) -> None:
-        found.extend(map(abs, index.bounds(plan.shape)))
+        found.extend(index.bounds(plan.shape))
         for atom, _ in index.terms:
             if isinstance(atom, Element):
                 found.append(tensors[atom.tensor].span)
@@ -256,10 +257,11 @@ def _largest(plan: _Plan, tensors: Mapping[str, Tensor]) -> int:
             note(Index(((atom, 1),)))
         for r in load.valid:
             note(r.index)
-    rows = 1
+    rows: Extent = 1
     for extent, _ in plan.dims[:-1]:
         rows *= extent
-    return max([*found, *map(abs, plan.y.strides), rows * plan.padded])
+    found += [*plan.y.strides, rows * plan.padded]
+    return max(max(found), -min(found))
 
 
 def _pairs(plan: _Plan, lanes: int) -> Iterator[tuple[_Load, str]]:
@@ -334,7 +336,7 @@ class PointwiseKernel(TextKernel):
         return _tiles(**params) if "dims" in params else _groups(**params)
 
 
-def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
+def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[dict[str, Value], tuple[Arg, ...], Extent]:
     """The parameters of `build`, the launch's arguments, and how many groups of lanes there are."""
     store, modes = _modes(plan, lanes)
     last = len(plan.dims) - 1
@@ -342,7 +344,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
     order = [d for d in range(last + 1) if d != fastest] + [fastest]  # outermost first
     groups = ceil_div(plan.padded, lanes)
     extents = [groups if d == last else plan.dims[d][0] for d in order]
-    total = 1
+    total: Extent = 1
     for n in extents:
         total *= n
     out = _Arguments(plan, lanes, program.tensors)
@@ -353,7 +355,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
     out.integer(plan.extent)
     out.integer(plan.padded)
 
-    def linear(strides: tuple[int, ...]) -> tuple[int, ...]:
+    def linear(strides: Shape) -> tuple[int, ...]:
         used = tuple(d for d in range(last) if plan.stride(strides, d))
         for d in used:
             out.integer(plan.stride(strides, d))
@@ -393,7 +395,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
     return params, (*out.args, *scalars), total
 
 
-def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tuple[dict[str, Value], tuple[Arg, ...], int]:
+def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tuple[dict[str, Value], tuple[Arg, ...], Extent]:
     """The same for tiles of dimension `dim` and the lanes: the last result is how many tiles there are."""
     (load,), last, y = plan.loads, len(plan.dims) - 1, plan.y
     rest = [d for d in range(last) if d != dim]
@@ -415,7 +417,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,
         "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": plan.padded != plan.extent, "expr": encode(expr),
     }  # fmt: skip
-    total = 1
+    total: Extent = 1
     for n in extents:
         total *= n
     return params, (*out.args, *scalars), total

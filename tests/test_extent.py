@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 OPEN = (
     "ir/tensor.py", "ir/program.py", "ir/limits.py", "ir/memory.py", "ir/ops/op.py",
-    "kernels/spec.py", "layout.py", "schedule/place.py", "schedule/choose.py",
+    "layout.py", "schedule/place.py", "schedule/choose.py", "kernels/spec.py", "kernels/implicit_gemm.py", "kernels/pointwise.py",
+    "kernels/epilogue.py", "kernels/loops.py", "kernels/lines.py", "kernels/image_walk.py", "kernels/parts/tile_order.py",
 )  # fmt: skip
 """Modules that would take extents which are known late as they are."""
 

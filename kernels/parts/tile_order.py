@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tccompile.ir.extent import Extent
 from tccompile.kernels.codegen import divider
 
 GROUP = 8
@@ -13,7 +14,7 @@ NUMBERS = 11
 """How many integers `numbers` gives."""
 
 
-def numbers(tiles_m: int, tiles_n: int, batches: int) -> tuple[int, ...]:
+def numbers(tiles_m: Extent, tiles_n: Extent, batches: Extent) -> tuple[Extent, ...]:
     """What `place` needs, with reciprocals for its divisions; first how many tiles there are."""
     rows = tiles_m * batches
     tail = rows % GROUP
