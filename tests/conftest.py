@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,3 +18,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--plans", type=Path, help="a folder of plans that tests.gpu.build wrote, for tests/gpu; else they are compiled here"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What tests are made of stays to the end, and looking for garbage among Numba's objects takes a twentieth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
