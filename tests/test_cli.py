@@ -432,6 +432,19 @@ def test_python_says_what_is_not_installed():
     assert "onnx_graphsurgeon" in said and "pip install 'tccompile[compiler]'" in said
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="Linux lists a process's threads")
+def test_networks_are_measured_in_one_thread(models):
+    """What is read before NumPy is imported is set by then: NumPy starts no threads"""
+    code = (
+        "import os, sys\nfrom tccompile.cli.commands import tccompile\n"
+        "try:\n    tccompile([sys.argv[1], '--check', '--quiet'])\nfinally:\n"
+        "    print('numpy' in sys.modules, len(os.listdir('/proc/self/task')))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    said = subprocess.run([sys.executable, "-c", code, models / "conv.onnx"], env=environment, capture_output=True, text=True)
+    assert said.stdout.splitlines()[-1] == "True 1", said.stderr
+
+
 def test_an_interrupt_stops_a_build_and_leaves_nothing(models, tmp_path):
     environment = {**os.environ, "TCCOMPILE_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()

@@ -263,6 +263,7 @@ def tccompile(
     """
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
     whole_or_part = _part(model, inputs, outputs)
@@ -329,6 +330,10 @@ def tccompile(
         say(report.inspect_text(data) if verbose else report.summary_text(data))
     return 0
 
+
+ONE_THREAD = "1"
+"""How many threads NumPy multiplies with while networks are measured: where others use the processor's cores too, or a container
+may use fewer than there are, its threads spin for each other, some 10 ms a product, which is most often far smaller than that."""
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision."""
