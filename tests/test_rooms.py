@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,15 @@ def test_numba_is_behind_two_doors() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             behind |= {name for n in names if n.partition(".")[0] in ("numba", "numba_cuda", "llvmlite")}
     assert behind == DOORS
+
+
+def test_every_module_is_installed() -> None:
+    """What setuptools is told of is where it looks, and misses no folder"""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    for name, path in modules().items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        assert package in told["packages"], f"{path.relative_to(ROOT)} is in no package that is installed"
+        assert ROOT / told["package-dir"].get(package, package.replace(".", "/")) == path.parent
 
 
 def test_functions_of_kernels_can_be_read() -> None:
