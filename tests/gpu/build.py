@@ -36,6 +36,9 @@ from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.place import place
 from tests.gpu.cases import CASES, network, program_of
 
+CASES_AT_ONCE = 40
+"""Cases whose kernels are compiled, and their plans written, before the next: what is stopped has made most of what it took."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -185,15 +188,20 @@ def main() -> None:
             print(f"{done} of {total} kernels, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
     kernels = [k for k in KERNELS if not args.kernel or k.name in args.kernel.split(",")]
-    built = build_plans(cases, targets, args.all, args.sample, progress, kernels)
     suffix = f"{'+'.join(arch.name for arch, _ in targets)}.{args.kind}.plan"
-    for plan in built.plans:
-        plan.save(args.folder / f"{plan.name}.{suffix}")
+    plans, variants, spilled = 0, 0, Counter[str]()
+    step = len(cases) if args.sample is not None else CASES_AT_ONCE
+    for first in range(0, len(cases), step):
+        built = build_plans(cases[first : first + step], targets, args.all, args.sample, progress, kernels)
+        for plan in built.plans:
+            plan.save(args.folder / f"{plan.name}.{suffix}")
+        plans, variants = plans + len(built.plans), variants + sum(len(p.entries) for p in built.plans)
+        spilled.update(f"{v.kernel.name} for {v.arch.name}" for v in built.spilled)
+        print(f"{plans} plans with {variants} variants, {min(first + step, len(cases))} of {len(cases)} cases", flush=True)
     if not args.case and not args.kernel and args.sample is None:
         (args.folder / "session").mkdir(exist_ok=True)
         session_plan(targets).save(args.folder / "session" / suffix)
-    print(f"{len(built.plans)} plans with {sum(len(p.entries) for p in built.plans)} variants")
-    for what, n in sorted(Counter(f"{v.kernel.name} for {v.arch.name}" for v in built.spilled).items()):
+    for what, n in sorted(spilled.items()):
         print(f"{n} variants of {what} spill registers and are left out")
 
 
