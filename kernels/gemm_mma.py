@@ -345,6 +345,9 @@ class _Mma(OneWay):
             return problem
         if problem.rows >= 2**31 - 256:
             return f"it has {problem.rows} rows; they are counted in 31 bits"
+        stored = program.storage.get(problem.y.storage)
+        if _floats(problem) and stored is not None and stored.in_full:
+            return f"parts in {PART} would leave out the last digits of its products, which count: {stored.reason}"
         if reason := _unfit_floats(problem, arch) if _floats(problem) else unfit(problem, OPERANDS):
             return reason
         if not _floats(problem) and warp_atom(arch, OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype], quads=True) is None:

@@ -7,15 +7,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.errors import UsageError, VerificationError
 from tccompile.ir.feeds import InputRange, seeded
+from tccompile.ir.ops import Gemm
 from tccompile.ir.types import DType
 from tccompile.options import Options, parse_ranges
 from tccompile.pipeline import to_program
 from tccompile.plan.format import from_bytes, to_bytes
 from tccompile.precision.positions import input_ranges, ranges_of
 from tccompile.runtime.session import Session
+from tccompile.schedule.choose import Choice, schedule
 from tccompile.verify.certificate import selftest
 from tccompile.verify.oracle import verify
 from tests.plans import without_code
@@ -147,6 +150,50 @@ def test_angles_coordinates_and_counts_are_exact(case, bound):
     made, inputs = case()
     for name, error in errors(without_code(made, ("sm_80",), precision="mixed"), made, inputs).items():
         assert error <= bound, (name, error)
+
+
+def product_and(*ops: str, **attributes: int) -> onnx.ModelProto:
+    """A product of 256³, and what is done with its result."""
+    n = Network(16)
+    y = n("x", "MatMul", n.weight(256, 256), name="product")
+    for op in ops:
+        more = {"Mul": [array(3)], "QuantizeLinear": [array(0.1), np.array(128, np.uint8)]}.get(op, [])
+        y = n(y, op, *more, **(attributes if op == "Cast" else {}))
+    return model(n, {"x": (FLOAT, (256, 256))}, n(y, "Cast", to=FLOAT))
+
+
+@pytest.mark.parametrize(
+    "ops, full",
+    [
+        ((), False), (("Sin",), True), (("Mul", "Cos"), True), (("Mul", "Softmax", "Sin"), False), (("Tanh", "Sin"), False),
+        (("Floor",), True), (("Cast",), True), (("Relu", "Transpose", "Floor"), True), (("QuantizeLinear",), False),
+        (("CumSum", "Sin"), True),
+    ],
+)  # fmt: skip
+def test_products_of_float32_are_made_in_full_where_their_last_digits_count(ops, full):
+    """Large angles and whole numbers: parts of bf16 lose what lies below the 16th digit."""
+    made = product_and(*(op for op in ops if op != "CumSum"), to=INT)
+    if "CumSum" in ops:
+        made.graph.node.insert(1, helper.make_node("CumSum", [made.graph.node[0].output[0], "axis"], ["sums"]))
+        made.graph.node[2].input[0] = "sums"
+        made.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.int64), "axis"))
+    choice = chosen_for_the_product(made, Options(precision="fp32"))
+    assert (choice.kernel.name == "gemm_simt", "last digits" in choice.reason) == (full, full), choice.reason
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+def test_a_product_that_the_user_names_is_made_in_full(precision):
+    plain, named = (
+        chosen_for_the_product(product_and(), Options(precision=precision, fp32=nodes)) for nodes in ((), ("product",))
+    )
+    assert (plain.kernel.name, named.kernel.name) == ("gemm_mma", "gemm_simt")
+    assert "fp32 as asked for 'product'" in named.reason
+
+
+def chosen_for_the_product(made: onnx.ModelProto, options: Options) -> Choice:
+    program = to_program(made, {}, options, Dump(None))
+    choices = zip(program.ops, schedule(program, ARCHS["sm_80"]), strict=True)
+    return next(c for op, c in choices if isinstance(op, Gemm))
 
 
 def test_a_flow_that_is_iterated_keeps_its_fraction():

@@ -184,7 +184,7 @@ def _need_compiler(purpose: str) -> None:
     show_default=True,
     help="How tensors are stored. mixed: fp16, but scaled or in fp32 what fp16 would lose. bf16: range before digits.",
 )
-@click.option("--fp32", multiple=True, metavar="NODE", help="Keep what a node reads and writes in fp32; repeat, or use patterns.")
+@click.option("--fp32", multiple=True, metavar="NODE", help="Keep a node, and its products, in fp32; repeat, or use patterns.")
 @click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
 @click.option(
     "--max-error",

@@ -118,11 +118,13 @@ def merged(extents: Sequence[Extent], strides: Sequence[Sequence[Extent]]) -> li
 class Storage:
     """How a tensor is stored other than its neighbours, and why.
 
-    scale  what lies in memory is the value times this, any positive number
+    scale    what lies in memory is the value times this, any positive number
+    in_full  products of float32 that it is the result of are made in full, and not of parts that leave out their last digits
     """
 
     reason: str
     scale: float = 1.0
+    in_full: bool = False
 
 
 def factor_text(factor: float) -> str:

@@ -46,7 +46,7 @@ from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.growth import MIXED, growth
-from tccompile.precision.positions import LEAST, divisors, positions
+from tccompile.precision.positions import LEAST, divisors, positions, read_in_full
 from tccompile.precision.ranges import Spread
 
 HEADROOM = 2.0**13
@@ -67,6 +67,10 @@ STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
 
 MANY = 32
 """Terms of a sum from which on its weights are rounded such that they add up: among few, each that goes the longer way counts."""
+
+PARTS = 2.0**-4
+"""How far a result may move when what it is computed from is rounded to fp16, for that to be a product made of parts, which are
+some 30 times as exact."""
 
 SMALL = 1 << 16
 """Elements up to which a constant gets a scaled copy, so that an expression needs no factor."""
@@ -98,14 +102,27 @@ def precision(
         choice.name(pattern)
     for i, reason in raised.items():
         choice.keep(i, reason)
+    choice.read_in_full()
     if mode == "fp32":
-        return program
+        return _with_products_in_full(program, choice)
     choice.widen_equal()
     choice.close()
     program = _with_copies(program, choice)
     program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale != 1.0})
     program = with_storage(program, lambda t: choice.dtype(t, program.constants))
-    return without_dead_code(replace(program, storage=choice.storage))
+    return without_dead_code(_with_products_in_full(replace(program, storage=choice.storage), choice))
+
+
+def _with_products_in_full(program: Program, choice: _Choice) -> Program:
+    """The program with marks on the results of products of float32 that are not to be made of parts."""
+    storage = dict(program.storage)
+    for op in program.ops:
+        y = program.tensors[op.y].storage
+        why = choice.in_full.get(op.nodes[0])
+        if why and isinstance(op, Conv | Gemm) and all(program.tensors[n].dtype is DType.F32 for n in op.operands):
+            told = storage.get(y, Storage(f"products in full: {why}"))
+            storage[y] = replace(told, in_full=True)
+    return replace(program, storage=storage)
 
 
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
@@ -131,7 +148,7 @@ def storage_note(program: Program, mode: str) -> str:
     """How floats are stored, in a line."""
     scaled = sum(s.scale != 1.0 for s in program.storage.values())
     note = f"floats between inputs and outputs are stored in {'fp16' if mode == 'mixed' else mode}"
-    if not program.storage:
+    if not program.storage or mode == "fp32":
         return note
     return f"{note}, but for {len(program.storage) - scaled} tensors in fp32 and {scaled} scaled: --explain says why"
 
@@ -148,6 +165,7 @@ class _Choice:
     exact   ops that read their operands in fp32, by position
     even    constants whose norms for each input channel are of about one size
     sensitive  nodes of products with an operand that they must read in fp32
+    in_full  nodes of products that, if of float32, are not to be made of parts, with the reason
     """
 
     program: Program
@@ -158,6 +176,7 @@ class _Choice:
     exact: set[int] = field(default_factory=set)
     even: set[str] = field(default_factory=set)
     sensitive: set[tuple[str, str]] = field(default_factory=set)
+    in_full: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         p = self.program
@@ -201,6 +220,7 @@ class _Choice:
         """Keep what an op reads and writes in fp32."""
         op = self.program.ops[i]
         self.exact.add(i)
+        self.in_full[op.nodes[0]] = reason
         for owner in dict.fromkeys(self.program.tensors[name].storage for name in (*op.inputs, op.y)):
             if self.is_free(owner) and owner not in self.wide:
                 self._widen(owner, reason)
@@ -224,6 +244,9 @@ class _Choice:
             self._widen_with(owner, f"fp32: rounded to fp16, it would move what {need.node!r} makes of it by {need.moved:.0e}")
             if need.exact:
                 self.sensitive.add((need.node, owner))
+            if need.moved > PARTS:
+                writers = (op for op in self.program.ops if self.program.tensors[op.y].storage == owner)
+                self.in_full |= {op.nodes[0]: f"{need.node!r} depends on its last digits" for op in writers}
         if fits and _loss(v) <= LOSS:
             return
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
@@ -306,6 +329,10 @@ class _Choice:
         for owner, reason in found.wide.items():
             if owner not in self.wide:
                 self._widen_with(owner, reason)
+
+    def read_in_full(self) -> None:
+        """No parts for products that are read for their angle or as integers."""
+        self.in_full |= {self.program.ops[i].nodes[0]: why for i, why in read_in_full(self.program).items()}
 
     def close(self) -> None:
         """What must multiply fp32 has fp32 weights too."""

@@ -45,6 +45,9 @@ FEW = 16
 SMALL_COUNTS = ("reciprocal", "rsqrt", "log")
 """Functions of which small arguments count as much as large ones; and so do divisors."""
 
+BYTE = 256.0
+"""The magnitude up to which limits make a number a small one."""
+
 LEAST = 2.0**-14
 """The smallest normal fp16 number."""
 
@@ -110,6 +113,53 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
         if bound > exact:
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
     return found
+
+
+def read_in_full(program: Program) -> dict[int, str]:
+    """The products, by their position, whose sums count as they are, however large: with the reason.
+
+    That is what is read for its angle or as an integer, in the product's own epilogue or by ops behind it. What is limited to
+    a byte's range first, as when it is quantized, is no large number.
+    """
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    found: dict[int, str] = {}
+    read: dict[str, tuple[str, str]] = {}
+    for i in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[i]
+        for leaf, (node, how) in _in_full(op.epilogue.expr, read.get(owner[op.y]), False, op.nodes[0]):
+            if leaf.fn == "load":
+                read.setdefault(owner[op.views[leaf.value].tensor], (node, how))  # type: ignore[index]
+            elif isinstance(op, Conv | Gemm):
+                found.setdefault(i, f"{node!r} reads it {_for(how)}")
+            elif _carries(op, program):
+                read.update((owner[name], (node, how)) for name in op.operands if owner[name] not in read)
+    return found
+
+
+def _in_full(e: Expr, by: tuple[str, str] | None, limited: bool, node: str) -> Iterator[tuple[Expr, tuple[str, str]]]:
+    """What an expression of a node reads as it is, with the node and the function that do so.
+
+    by       what reads the expression itself so, if anything does
+    limited  whether it counts only as far as a byte's range
+    """
+    if e.fn in ("load", "acc"):
+        if by:
+            yield e, by
+        return
+    if e.fn in ANGLES:
+        by, limited = (node, e.fn), False
+    elif e.fn in BOUNDED:
+        by, limited = None, False
+    elif e.fn == "min" and any(a.fn == "const" and abs(float(a.value or 0)) <= BYTE for a in e.args):
+        by, limited = (by if by and by[1] in ANGLES else None), True
+    elif not limited and (_becomes_integer(e) or (e.fn in STEPS and e.dtype is DType.F32)):
+        by = (node, "integer" if e.fn == "cast" else e.fn)
+    for a in e.args[1:] if e.fn == "where" else e.args:
+        yield from _in_full(a, by, limited, node)
+
+
+def _becomes_integer(e: Expr) -> bool:
+    return e.fn == "cast" and e.dtype is DType.I64 and e.args[0].dtype is DType.F32
 
 
 def divisors(program: Program) -> set[str]:
@@ -179,7 +229,7 @@ def _leaves(e: Expr, through: tuple[str, ...]) -> Iterator[tuple[Expr, tuple[str
         yield e, through
     fn = e.fn
     if fn == "cast":
-        fn = "integer" if e.dtype is DType.I64 and e.args[0].dtype is DType.F32 else ""
+        fn = "integer" if _becomes_integer(e) else ""
     elif fn in STEPS and e.dtype is not DType.F32:  # of integers, which are exact
         fn = ""
     for i, a in enumerate(e.args):
