@@ -15,14 +15,15 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.loops import refusal
 from tccompile.kernels.rates import measured
-from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
+from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 THREADS = 128
 
 
-class ConvDirect(Kernel):
+class ConvDirect(TextKernel):
     """Every Conv of floats whose output can be stored in rows of channels."""
 
     name = "conv_direct"
@@ -85,22 +86,16 @@ class ConvDirect(Kernel):
         )
         return Work((launch,))
 
-    def build(self, arch: Arch, **params: Value) -> Function:
-        from tccompile.kernels.ptx.core import types
-        from tccompile.kernels.ptx.memory import load
-
+    def source(self, arch: Arch, **params: Value) -> KernelText:
         x, w, vector = DType(params["x"]), DType(params["w"]), params["vector"]
-        store, extra = epilogue.build(params["epilogue"])
+        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
         scope = {
-            "store": store,
-            "read_x": load(x, vector, guarded=True, space="global.nc"),
-            "read_w": load(w, vector, space="global.nc"),
+            "store": stored.function,
+            "read_x": intrinsic("ptx.memory.load", x, vector, True, "global.nc"),
+            "read_w": intrinsic("ptx.memory.load", w, vector, False, "global.nc"),
         }
-        lines = _body(params["lanes"], vector, params["pixels"], x.size, w.size)
-        counts = 2, SIZES.count(",") + 1, STEPS.count(",") + 1
-        body = device("conv", "x, w, sizes, steps, e", [f"{SIZES} = sizes", f"{STEPS} = steps", *lines], **scope)
-        signature = types.void(types.int64, types.int64, *(types.int32,) * (counts[1] + counts[2]), *extra)
-        return Function(entry(body, *counts, len(extra)), signature, THREADS)
+        signature = {**parameters("address", "x, w"), **parameters("int", f"{SIZES}, {STEPS}"), "e": stored.kinds}
+        return KernelText(signature, _body(params["lanes"], vector, params["pixels"], x.size, w.size), scope, THREADS)
 
 
 SIZES = "across, rows, O, outputs, inputs, P, P1, P2, Q, Q1, Q2, H, W, R, S"

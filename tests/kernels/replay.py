@@ -3,7 +3,8 @@
     python -m tests.kernels.replay resnet18 more/edgenext_opset17
     python -m tests.kernels.replay vit_b_16 --arch sm_61 --precision fp32
 
-Kernels of generated text only (`TextKernel`); matrix products and convolutions are left out. Of a large launch some blocks run.
+Kernels of generated text only (`TextKernel`); matrix products and convolutions are left out, and `conv_direct`, which takes every
+convolution and would take half the time: test_conv_direct.py runs it. Of a large launch some blocks run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import from_storage, to_storage
+from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.spec import Config, Work
 from tccompile.kernels.text import TextKernel
 from tccompile.plan.format import Plan
@@ -69,7 +71,7 @@ def _step(op: Op, program: Program, values: dict[str, np.ndarray], arch: Arch, s
     for c in candidates(op, program, arch):
         name = c.kernel.name
         code = key(op, program), name, tuple(c.config.items())
-        if name in kernels or not isinstance(c.kernel, TextKernel):
+        if name in kernels or not isinstance(c.kernel, TextKernel) or isinstance(c.kernel, ConvDirect):
             continue
         kernels.add(name)
         work = c.kernel.work(op, program, c.config, arch)

@@ -12,8 +12,8 @@ from tccompile.ir.ops import Conv
 from tccompile.ir.types import DType
 from tccompile.kernels.conv_direct import THREADS, ConvDirect
 from tests.gpu.cases import conv, program_of
-from tests.kernels.support import ARCH, cases_of
-from tests.tiers import thorough
+from tests.kernels.support import ARCH, cases_of, check
+from tests.tiers import thorough, usually
 
 KERNEL = ConvDirect()
 
@@ -22,6 +22,21 @@ KERNEL = ConvDirect()
 def test_supports_every_convolution(case: str) -> None:
     program = program_of(case)
     assert KERNEL.supports(program.ops[0], program, ARCH) is None
+
+
+@pytest.mark.parametrize(
+    "case", usually(["conv_groups_odd", "conv_groups_1x1", "conv_multiplier", "depthwise_1d"], "conv_groups_1x1")
+)
+@pytest.mark.parametrize("pixels", [1, 4])
+def test_values(case: str, pixels: int) -> None:
+    check(KERNEL, program_of(case), {"pixels": pixels})
+
+
+@pytest.mark.parametrize("pixels", [1, 4])
+def test_values_of_odd_sizes(pixels: int) -> None:
+    """Groups of 5 and 7 channels of float32, a window that is no square, stride and dilation."""
+    program = conv("odd", (2, 15, 7, 6), 21, (3, 2), stride=2, dilation=2, groups=3, dtype=DType.F32)
+    check(KERNEL, program, {"pixels": pixels})
 
 
 def test_says_why_not() -> None:
