@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, round_up
@@ -31,12 +32,13 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels import boxes, epilogue, image_walk
+from tccompile.kernels import epilogue
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
-from tccompile.kernels.loops import device, entry, refusal
-from tccompile.kernels.parts.layout import BARRIER, Region, SharedLayout, barriers, ring_barriers
+from tccompile.kernels.loops import entry, refusal
+from tccompile.kernels.parts import image_order
+from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW
-from tccompile.kernels.parts.staging import BOXES, RESULT
+from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
@@ -111,6 +113,11 @@ class Patch:
     def blocks(self) -> int:
         """Products of 64 pixels."""
         return ceil_div(self.pitch * self.rows if self.spread else self.pixels, SIDE**2)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The first column and row in a tile of each of these, where they are squares of a tile's pixels."""
+        return tuple((n % (self.across // SIDE) * SIDE, n // (self.across // SIDE) * SIDE) for n in range(self.blocks))
 
     @property
     def wide(self) -> int:
@@ -199,7 +206,7 @@ class Patch:
             Region("weights", self.weights),
             Region("ring", GROUPS * stages * self.slot, KIB),
             Region("results", WARPS * self.staged),
-            barriers("weights there", self.chunks),
+            barriers("weights full", self.chunks),
             *ring_barriers("ring", GROUPS * stages),
             barriers("landed", WARPS if self.added else 0),
         )
@@ -305,7 +312,7 @@ class ConvHalo(Kernel):
             maps.append(_map(y, y.padded[1], results, 2 * patch.columns))
             maps += [_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)]
         numbers = (
-            *(*image_walk.numbers(n, down, across, shares), *op.pads[:2]),
+            *(*image_order.numbers(n, down, across, shares), *op.pads[:2]),
             *(problem.padded, *problem.pixels[1 : 2 if patch.boxed else 3]),
         )
         stages = patch.stages(arch)
@@ -323,50 +330,8 @@ class ConvHalo(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
-        from tccompile.kernels.ptx import hopper
-        from tccompile.kernels.ptx.core import f32, instruction, types, u32, u64
-
         patch = Patch(*(params[field.name] for field in fields(Patch)))
-        rows = 1 if patch.spread else 2
-        ending, extra = (epilogue.build_results if patch.boxed else epilogue.build)(params["epilogue"], rows)
-
-        scope = {
-            "results" if patch.boxed else "store": ending,
-            "accumulators": hopper.accumulators(patch.wide),
-            "multiply": hopper.multiply(patch.wide, steps(patch, DEPTH // 16), (True, True)),
-            "multiply_last": hopper.multiply(patch.wide, steps(patch, patch.last), (True, True)),
-            "ended": hopper.wgmma_wait_all,
-            "ended_before": hopper.wgmma_wait(patch.blocks),
-            "left": types.uint64(hopper.descriptor(128, 0, (SIDE if patch.spread else patch.pitch) * ROW)),
-            "right": types.uint64(hopper.descriptor(128, 0, SIDE * ROW)),
-            "u64": u64,
-            "one_box_left": hopper.boxes_read(BOXES - 1),
-            "boxes_read": hopper.boxes_read(0),
-            **{name: getattr(hopper, name) for name in CALLED},
-        }
-        if patch.spread:
-            scope["put_parts"] = hopper.stage_turned(patch.wide, patch.parts, 4 * SIDE)
-            scope["sums"] = instruction(sums(patch), (f32,) * patch.columns, u32)
-        maps = ["x", "w", *(["y"] if patch.boxed else []), *(["z"] if patch.added else [])]
-        body = device("conv_halo", f"{', '.join(maps)}, numbers, e", lines(patch, params["stages"], params["constant"]), **scope)
-        count = numbers_of(patch).count(",") + 1
-        signature = types.void(*(types.uint64,) * len(maps), *(types.int32,) * count, *extra)
-        return Function(entry(body, len(maps), count, len(extra)), signature, THREADS)
-
-
-CALLED = (
-    "uniform", "barrier_init", "barrier_arrive", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",
-    "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "copy_box", "copy_box4", "store_box4",
-    "store_matrices", "load_matrices", "sync_group", "base", "operand",
-)  # fmt: skip
-"""Instructions that the kernel's text calls by their names."""
-
-NUMBERS = f"{image_walk.NUMBERS}, top, left_pad, padded, P"
-
-
-def numbers_of(patch: Patch) -> str:
-    """Names of the launch's numbers."""
-    return NUMBERS if patch.boxed else f"{NUMBERS}, Q"
+        return _function(patch, params["stages"], params["constant"], params["epilogue"])
 
 
 def columns_of(boxed: bool) -> tuple[int, ...]:
@@ -438,222 +403,182 @@ def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle:
     return TiledMap(load.tensor.name, 2 * load.offset, (channels, q, p, y.shape[0]), strides, box, (1, 1, 1, 1), swizzle)
 
 
-def lines(patch: Patch, stages: int, constant: bool) -> list[str]:
-    """The kernel's source. x, y: maps of (channels, columns, rows, images); w: as `_map_weights` has it; z: as y, what is added
-    to it."""
-    at = patch.layout(stages)
-    count = patch.chunks + 2 * GROUPS * stages + WARPS * patch.added
-    return [
-        f"{numbers_of(patch)} = numbers",
-        "tid = i32(cuda.threadIdx.x)",
-        "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
-        "memory = base()",
-        f"there = i32(memory + i32({at['weights there']}))",
-        f"full, empty = i32(there + i32({at['ring full'] - at['weights there']})), "
-        f"i32(there + i32({at['ring empty'] - at['weights there']}))",
-        "if tid == 0:",
-        *(f"    barrier_init(i32(there + i32({BARRIER * i})), i32(1))" for i in range(count)),
-        "    fence_barrier_init()",
-        *(f"    prefetch_map({name})" for name in ("xwy" if patch.boxed else "xw")),
-        "cuda.syncthreads()",
-        *image_walk.begin(patch.columns),
-        "slot = i32(0)",
-        "group = i32(warp >> i32(2))",
-        f"if group == i32({GROUPS}):",
-        f"    if tid == i32({GROUP * GROUPS}):",
-        *(f"        {line}" for line in _produce(patch, stages, at, constant)),
-        "else:",
-        *(f"    {line}" for line in _consume(patch, stages, at)),
-    ]
+# --- The code --------------------------------------------------------------------------------------------------------
+
+GEOMETRY = 3
+"""How many integers say how the image and the weights lie: rows and columns of padding, padded channels of a tap's weights."""
 
 
-def _onward(stages: int, indent: str) -> list[str]:
-    """Text that goes one buffer of a warpgroup's ring on."""
-    text = ["slot = i32(slot + i32(1))", f"if slot == i32({stages}):", "    slot, parity = i32(0), i32(parity ^ i32(1))"]
-    return [indent + t for t in text]
+def _accumulators(patch: Patch) -> tuple[Any, Any]:
+    """What multiplies a box of channels by its taps' weights, for all of a tile's blocks of 64 pixels; and the last box."""
+    from tccompile.kernels.parts.accumulator import BlocksAccumulator
+    from tccompile.kernels.ptx import hopper as hw
+
+    descriptors = hw.descriptor(ROW, 0, (SIDE if patch.spread else patch.pitch) * ROW), hw.descriptor(ROW, 0, SIDE * ROW)
+    pixels = [n * SIDE**2 if patch.spread else below * patch.pitch + along for n, (along, below) in enumerate(patch.places)]
+    places = tuple(pixel * ROW for pixel in pixels)
+    whole, last = (BlocksAccumulator(patch.wide, descriptors, places, steps(patch, n)) for n in (DEPTH // 16, patch.last))
+    return whole, last
 
 
-def _ask_for_weights(patch: Patch, at: SharedLayout) -> list[str]:
-    """Text of the one thread that has the weights of a block's output channels copied, for each 64 input channels a barrier."""
-    text = []
-    for chunk in range(patch.chunks):
-        barrier = f"i32(there + i32({BARRIER * chunk}))"
-        text.append(f"barrier_expect({barrier}, i32({patch.taps * patch.tap}))")
-        if patch.spread:
-            to = f"i32(memory + i32({at['weights'] + chunk * patch.filters}))"
-            text.append(f"copy_box({to}, w, {barrier}, i32({DEPTH * chunk}), i32(0), first)")
-            continue
-        for tap in range(patch.taps):
-            to = f"i32(memory + i32({at['weights'] + (chunk * patch.taps + tap) * patch.tap}))"
-            k = f"i32(i32({tap}) * padded + i32({DEPTH * chunk}))"
-            text.append(f"copy_box({to}, w, {barrier}, {k}, first, i32(0))")
-    return text
+def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> Any:
+    """How the results of a tile leave."""
+    from tccompile.kernels.parts import image_results as results
+
+    staging = Staging(layout["results"], patch.staged, layout["landed"] if patch.added else None)
+    if patch.boxed:
+        return results.ImageBoxes(patch.columns, tuple((0, *place) for place in patch.places), WARPS, True, staging, params)
+    if patch.spread:
+        tile, window = (patch.across, patch.down), (patch.columns, patch.height, patch.width)
+        return results.ImageSums(tile, window, patch.pitch, patch.blocks, patch.parts, staging, params)
+    return results.ImageLanes(patch.columns, patch.places, params)
 
 
-def _produce(patch: Patch, stages: int, at: SharedLayout, constant: bool) -> list[str]:
-    """Text of the thread that asks for copies: weights, then tile by tile, for the two warpgroups in turn, boxes of the image."""
-    weights = _ask_for_weights(patch, at)
-    return [
-        *(weights if constant else []),
-        "wait_for_earlier_grids()",
-        *([] if constant else weights),
-        "parity, other, other_parity, number = i32(1), i32(0), i32(1), i32(0)",
-        "while tile < tiles:",
-        *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
-        f"    for chunk in range({patch.chunks}):",
-        f"        buffer = i32(number * i32({stages}) + slot)",
-        "        barrier_wait(i32(empty + buffer * i32(8)), parity)",
-        "        barrier = i32(full + buffer * i32(8))",
-        f"        barrier_expect(barrier, i32({patch.box}))",
-        f"        at, c = i32(memory + i32({at['ring']}) + buffer * i32({patch.slot})), i32(i32(chunk) * i32({DEPTH}))",
-        "        copy_box4(at, x, barrier, c, i32(column - left_pad), i32(row - top), image)",
-        *_onward(stages, "        "),
-        "    slot, parity, other, other_parity, number = other, other_parity, slot, parity, i32(number ^ i32(1))",
-        "    tile = i32(tile + stride)",
-    ]
+def _produce(patch: Patch, ring: Any, weights: Any, constant: bool) -> Any:
+    """The device function of the thread that asks for copies: weights, then tile by tile, for the two warpgroups in turn, boxes
+    of the image. (maps, buffers, order, geometry, start)
+
+    buffers  of the ring, and of the weights; start: as `image_order.starting` has it
+    """
+    from tccompile.kernels.parts import halo
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline
+
+    if patch.spread:
+        ask = halo.weights_of_all_taps(weights, DEPTH, patch.taps * patch.tap)
+    else:
+        ask = halo.weights_by_tap(weights, DEPTH, patch.taps, patch.tap)
+    fill, place = halo.Halo(ring, patch.chunks, DEPTH, patch.box).fill, image_order.placing(patch.across, patch.down)
+
+    @inline
+    def produce(maps, buffers, order, geometry, start):
+        tile, first, stride = start
+        if constant:  # they come while the grids before run, which have no part in them
+            ask(maps[1], buffers[1], first, geometry[2])
+        hw.wait_for_earlier_grids()
+        if not constant:
+            ask(maps[1], buffers[1], first, geometry[2])
+        (slot, parity), (other, other_parity), number = ring.writer(), ring.writer(), i32(0)
+        while tile < order[0]:
+            slot, parity = fill(maps[0], buffers[0], place(tile, order), number, slot, parity, geometry[:2])
+            slot, parity, other, other_parity, number = other, other_parity, slot, parity, i32(number ^ 1)
+            tile = i32(tile + stride)
+
+    return produce
 
 
-def _multiply(patch: Patch, at: SharedLayout, name: str, indent: str) -> list[str]:
-    """Text that waits for a buffer and multiplies it by `name`, for all of a tile's blocks of 64 pixels."""
-    text = [
-        "barrier_wait(i32(there + i32(chunk) * i32(8)), i32(0))",
-        "buffer = i32(mine + slot)",
-        "barrier_wait(i32(full + buffer * i32(8)), parity)",
-        f"a = operand(left, i32(memory + i32({at['ring']}) + buffer * i32({patch.slot})))",
-        f"b = operand(right, i32(memory + i32(chunk) * i32({patch.filters})))",
-    ]
-    for block in range(patch.blocks):
-        along, below = block % (patch.across // SIDE), block // (patch.across // SIDE)
-        pixel = block * SIDE**2 if patch.spread else below * SIDE * patch.pitch + along * SIDE
-        text.append(f"acc{block} = {name}(acc{block}, a + u64({pixel * ROW >> 4}), b, i32(chunk))")
-    return [indent + t for t in text]
+def _sum_up(patch: Patch, ring: Any, weights: Any, accumulators: tuple[Any, Any]) -> Any:
+    """The device function (buffers, number, slot, parity, leads) → the sums of a tile, whose boxes are in the ring `number`, and
+    where in the ring they end. `leads`: whether the thread is the one of its warpgroup that gives buffers back."""
+    from tccompile.kernels.ptx.core import i32, inline
+
+    (whole, last), before_last = accumulators, patch.chunks - 1
+
+    @inline
+    def sum_up(buffers, number, slot, parity, leads):
+        boxes, filters = buffers
+        acc, chunk, before = whole.zero(), i32(0), ring.stage(number, i32(0))
+        if before_last > 0:
+            while chunk < before_last:
+                weights.wait(filters, chunk, 0)
+                stage = ring.stage(number, slot)
+                ring.wait(boxes, stage, parity)
+                acc = whole.multiply(acc, ring.target(boxes, stage)[1], weights.target(filters, chunk)[1], chunk)
+                whole.wait_before()
+                if chunk > 0 and leads:
+                    ring.release(ring.hold(boxes, before))
+                before = stage
+                slot, parity = ring.advance(slot, parity)
+                chunk = i32(chunk + 1)
+        weights.wait(filters, chunk, 0)
+        stage = ring.stage(number, slot)
+        ring.wait(boxes, stage, parity)
+        acc = last.multiply(acc, ring.target(boxes, stage)[1], weights.target(filters, chunk)[1], chunk)
+        last.wait()
+        if leads:
+            if before_last > 0:
+                ring.release(ring.hold(boxes, before))
+            ring.release(ring.hold(boxes, stage))
+        slot, parity = ring.advance(slot, parity)
+        return acc, slot, parity
+
+    return sum_up
 
 
-def _consume(patch: Patch, stages: int, at: SharedLayout) -> list[str]:
-    """Text of a warpgroup: tile by tile, products of all boxes of channels, and then results."""
-    release = "barrier_arrive(i32(empty + before * i32(8)))"
-    ahead, ask, store, after = (by_boxes if patch.boxed else by_sums if patch.spread else by_threads)(patch, at)
-    all_but_the_last = [
-        f"    while chunk < i32({patch.chunks - 1}):",
-        *_multiply(patch, at, "multiply", "        "),
-        "        ended_before()",
-        "        if chunk > i32(0) and leads:",
-        f"            {release}",
-        "        before = buffer",
-        *_onward(stages, "        "),
-        "        chunk = i32(chunk + i32(1))",
-    ]
-    return [
-        "wait_for_earlier_grids()",
-        "let_later_grids_start()",
-        "parity = i32(0)",
-        "tile = i32(tile + group * stride)",
-        f"mine = i32(group * i32({stages}))",
-        *ahead,
-        "warp = i32(warp & i32(3))",
-        "c = i32(first + (lane & i32(3)) * i32(2))",
-        "leads = (tid & i32(127)) == 0",
-        "while tile < tiles:",
-        *(f"    {line}" for line in image_walk.place(patch.across, patch.down)),
-        *(f"    {line}" for line in ask),
-        *(f"    acc{block} = accumulators()" for block in range(patch.blocks)),
-        "    before = mine",
-        "    chunk = i32(0)",
-        *(all_but_the_last if patch.chunks > 1 else []),
-        *_multiply(patch, at, "multiply_last", "    "),
-        "    ended()",
-        "    if leads:",
-        *([f"        {release}"] if patch.chunks > 1 else []),
-        "        barrier_arrive(i32(empty + buffer * i32(8)))",
-        *_onward(stages, "    "),
-        *(f"    {t}" for t in store),
-        f"    tile = i32(tile + i32({GROUPS}) * stride)",
-        *after,
-    ]
+def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
+    """The device function of the warpgroups that multiply: (thread, buffers, order, bounds, start, e).
+
+    thread  as `parts.image_results` has it; bounds: rows, and columns, of the results; e: the arguments of the results
+    """
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline
+
+    place = image_order.placing(patch.across, patch.down)
+
+    @inline
+    def consume(thread, buffers, order, bounds, start, e):
+        _, warp, lane, tid = thread
+        tile, first, stride = start
+        group = i32(warp >> 2)
+        hw.wait_for_earlier_grids()
+        hw.let_later_grids_start()
+        (slot, parity), turn, leads = ring.reader(), i32(0), (tid & 127) == 0
+        own = results.own(thread, first)
+        tile = i32(tile + group * stride)
+        while tile < order[0]:
+            image, row, column = place(tile, order)
+            where = image, row, column, bounds
+            results.ask(own, where, e)
+            acc, slot, parity = sum_up(buffers, group, slot, parity, leads)
+            turn = results.finish(acc, own, where, turn, e)
+            tile = i32(tile + GROUPS * stride)
+        results.drain(lane)
+
+    return consume
 
 
-Ending = tuple[list[str], list[str], list[str], list[str]]
-"""Text of what becomes of results: ahead of all tiles, ahead of a tile's products, behind them, and behind all tiles."""
+def _function(patch: Patch, stages: int, constant: bool, params: tuple[Value, ...]) -> Function:
+    """The kernel of a patch: the code that `ConvHalo.work` gives its arguments to.
 
+    Its maps are of x, w, y and what is added to it: of (channels, columns, rows, images), of w as `_map_weights` has it.
+    """
+    from tccompile.kernels.parts.ring import Ring, Stages
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
-def _result(patch: Patch, block: int) -> tuple[str, str]:
-    """The first column and row of the pixels of which a warp has results: two rows of `SIDE`."""
-    along, below = block % (patch.across // SIDE) * SIDE, block // (patch.across // SIDE) * SIDE
-    return f"i32(column + i32({along}))", f"i32(row + i32({below}) + warp * i32(2))"
+    layout = patch.layout(stages)
+    weights, ring = Stages(layout, "weights", patch.chunks, patch.filters), Ring(layout, "ring", stages, patch.slot, 1, GROUPS)
+    results, begin = _results(patch, layout, params), image_order.starting(patch.columns)
+    produce, sum_up = _produce(patch, ring, weights, constant), _sum_up(patch, ring, weights, _accumulators(patch))
+    consume, stored = _consume(patch, ring, sum_up, results), patch.boxed
+    geometry_at = image_order.NUMBERS
+    bounds_at = geometry_at + GEOMETRY
 
+    @inline
+    def body(maps, numbers, e):
+        order, geometry, bounds = numbers[:geometry_at], numbers[geometry_at:bounds_at], numbers[bounds_at:]
+        base = u32(hw.base())
+        tid = i32(cuda.threadIdx.x)
+        warp, lane = hw.uniform(i32(tid >> 5)), i32(tid & 31)
+        buffers = ring.buffers(base), weights.buffers(base)
+        if tid == 0:
+            weights.init(buffers[1])
+            ring.init(buffers[0])
+            results.init(base)
+            hw.fence_barrier_init()
+            hw.prefetch_map(maps[0])
+            hw.prefetch_map(maps[1])
+            if stored:
+                hw.prefetch_map(maps[2])
+        cuda.syncthreads()
+        start = begin(order)
+        if warp >= WARPS:
+            if tid == GROUP * GROUPS:
+                produce(maps, buffers, order, geometry, start)
+        else:
+            consume((base, warp, lane, tid), buffers, order, bounds, start, maps[2:] + e)
 
-def by_boxes(patch: Patch, at: SharedLayout) -> Ending:
-    """Results go to a warp's boxes, which the copy engine stores."""
-    ahead = [
-        f"own = i32(memory + i32({at['results']}) + warp * i32({patch.staged}))",
-        *([f"landed = i32(there + i32({at['landed'] - at['weights there']}) + warp * i32(8))"] if patch.added else []),
-        boxes.key(patch.columns),
-        "turn = i32(0)",
-    ]
-    ask = [
-        "if lane == 0:",
-        "    boxes_read()",
-        f"    barrier_expect(landed, i32({patch.staged}))",
-    ]
-    store = ["barrier_wait(landed, turn)"] if patch.added else []
-    for block in range(patch.blocks):
-        along, below = _result(patch, block)
-        ask.append(f"    copy_box4(i32(own + i32({block * patch.box_out})), z, landed, first, {along}, {below}, image)")
-        store.append(f"if {below} < P:")
-        if not patch.added:
-            store += ["    if lane == 0:", "        one_box_left()", "    sync_warp()"]
-        store.append(f"    box = i32(own + {f'i32({block})' if patch.added else 'turn'} * i32({patch.box_out}))")
-        store += [f"    {line}" for line in boxes.fill(f"acc{block}", patch.columns, patch.added)]
-        store.append("    if lane == 0:")
-        store.append(f"        store_box4(y, box, first, {along}, {below}, image)")
-        store += [] if patch.added else ["    turn = i32(turn ^ i32(1))"]
-    if patch.added:
-        store.append("turn = i32(turn ^ i32(1))")
-    return ahead, ask if patch.added else [], store, ["if lane == 0:", "    boxes_read()"]
-
-
-def by_threads(patch: Patch, at: SharedLayout) -> Ending:
-    """Lanes store what they have: of a pixel, and of the one in the row below, two neighbours of every 8 channels."""
-    store = ["column, end = i32(column + (lane >> i32(2))), i32((image + i32(1)) * P * Q)"]
-    for block in range(patch.blocks):
-        along, below = _result(patch, block)
-        store += [f"if {along} < Q and {below} < P:", f"    m = i32((image * P + {below}) * Q + {along})"]
-        for eight in range(patch.columns // 8):
-            store.append(f"    store(acc{block}[{4 * eight}:{4 * eight + 4}], m, Q, end, i32(c + i32({8 * eight})), e)")
-    return [], [], [*store, "sync_warp()"], []  # a warp multiplies together
-
-
-def by_sums(patch: Patch, at: SharedLayout) -> Ending:
-    """Parts of results go to shared memory, a column a row there; a thread adds up the taps of its pixels, and stores them."""
-    ahead = [
-        f"own = i32(memory + i32({at['results']}) + group * i32({4 * patch.staged}))",
-        f"at = i32(own + (lane & i32(3)) * i32({2 * patch.parts}) + ((warp & i32(3)) * i32(16) + (lane >> i32(2))) * i32(4))",
-        f"along, below = tid & i32({patch.across - 1}), (tid & i32({GROUP - 1})) >> i32({patch.across.bit_length() - 1})",
-        "meeting = i32(group + i32(1))",
-    ]
-    store = ["sync_group(meeting)"]  # nobody reads the parts before any more
-    for block in range(patch.blocks):
-        store.append(f"put_parts(acc{block}, i32(at + i32({4 * SIDE**2 * block})), i32(0))")
-    store += ["sync_group(meeting)", "column = i32(column + along)"]
-    for turn in range(patch.pixels // GROUP):
-        store += [
-            f"line = i32(below + i32({turn * GROUP // patch.across}))",
-            "if column < Q and row + line < P:",
-            f"    sum = sums(i32(own + (line * i32({patch.pitch}) + along) * i32(4))) + (f32(0),)",
-            "    m = i32((image * P + row + line) * Q + column)",
-            *(f"    store(sum[{c} : {c + 2}], m, i32({c}), e)" for c in range(0, patch.columns, 2)),
-        ]
-    return ahead, [], [*store, "sync_warp()"], []
-
-
-def sums(patch: Patch) -> str:
-    """PTX that adds up a pixel's taps, of each column of a block; the pixel's first tap of the first column lies at the address
-    behind them."""
-    text = ["{ .reg .f32 part;"]
-    for column in range(patch.columns):
-        for tap in range(patch.taps):
-            at = (column * patch.taps + tap) * patch.parts + 4 * (tap // patch.width * patch.pitch + tap % patch.width)
-            to = "part" if tap else f"${column}"
-            text.append(f"ld.shared.f32 {to}, [${patch.columns}+{at}];")
-            text += [f"add.f32 ${column}, ${column}, part;"] if tap else []
-    return " ".join([*text, "}"])
+    maps, integers = 2 + results.maps, bounds_at + (1 if patch.boxed else 2)
+    extra = results.types[results.maps :]
+    signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *extra)
+    return Function(entry(body, 0, maps, integers, len(extra)), signature, THREADS)

@@ -4,10 +4,16 @@ layout       where things lie in a block's shared memory (no Numba)
 operands     how an operand of a product lies in a stage of a ring (no Numba)
 staging      how results lie in shared memory on their way out (no Numba)
 tile_order   in which order blocks take the tiles of a product
-ring         buffers that copies fill and warpgroups read, with their barriers
+ring         buffers that copies fill and warpgroups read, with their barriers: once, or in a ring
 producers    what fills a stage: boxes of a matrix, or pixels by im2col
 accumulator  what multiplies stages, and holds the sums
 results      how sums leave: as rows, in boxes, in boxes turned over, added up over a cluster
+
+And for convolutions whose tiles are rectangles of an image:
+
+image_order    in which order blocks take the tiles of images
+halo           what fills a stage: a box of pixels and those around it; and weights that stay
+image_results  how sums leave: in boxes, from registers, added up from taps' parts
 
 For kernels of mma.sync and of CUDA-core products, whose threads copy for themselves:
 

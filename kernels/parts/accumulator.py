@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tccompile.kernels.parts.operands import Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
@@ -43,3 +45,66 @@ class Accumulator(Part):
 
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent), operands, multiply
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
+
+
+class BlocksAccumulator(Part):
+    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32: a tuple for each block, of which each
+    thread has its part in registers.
+
+    columns      of the product
+    descriptors  the constant parts of those of both operands, which are K-major: see `hopper.descriptor`
+    places       bytes from the left operand's address to the first row of each block
+    steps        for each wgmma, the bytes from the start of both operands to its 32 bytes of K
+
+    zero()                             the tuples before anything is multiplied
+    multiply(acc, left, right, more)   the sums with the product of what lies at these addresses, multiplied from here on; if
+                                       `more` is 0 it replaces what `acc` holds
+    wait_before(), wait()              until all products but the one begun last have been made, or all
+    """
+
+    def __init__(
+        self, columns: int, descriptors: tuple[int, int], places: tuple[int, ...], steps: tuple[tuple[int, int], ...]
+    ) -> None:
+        super().__init__()
+        left_half, right_half = descriptors
+        multiplied = _by_blocks(hw.multiply(columns, steps, (True, True)), places)
+
+        @inline
+        def multiply(acc, left, right, more):
+            return multiplied(acc, hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), more)
+
+        self.zero, self.multiply = _zeros(hw.accumulators(columns), len(places)), multiply
+        self.wait_before, self.wait = hw.wgmma_wait(len(places)), hw.wgmma_wait_all
+
+
+def _zeros(zero: Any, blocks: int) -> Any:
+    """The device function () → a tuple for each block."""
+    rest = _zeros(zero, blocks - 1) if blocks > 1 else None
+
+    @inline
+    def one():
+        return (zero(),)
+
+    @inline
+    def several():
+        first = (zero(),)
+        return first + rest()
+
+    return several if blocks > 1 else one
+
+
+def _by_blocks(multiplied: Any, places: tuple[int, ...]) -> Any:
+    """The device function (acc, a, b, more) → the sums of each block, of which `acc` has a tuple; a, b: descriptors."""
+    units = places[0] >> 4
+    rest = _by_blocks(multiplied, places[1:]) if len(places) > 1 else None
+
+    @inline
+    def one(acc, a, b, more):
+        return (multiplied(acc[0], a + u64(units), b, more),)
+
+    @inline
+    def several(acc, a, b, more):
+        first = (multiplied(acc[0], a + u64(units), b, more),)
+        return first + rest(acc[1:], a, b, more)
+
+    return several if len(places) > 1 else one

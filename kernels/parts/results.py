@@ -61,7 +61,7 @@ class Results(Part):
         self.init = self.drain = nothing
 
 
-def _landing(writers: int, landed: int) -> Any:
+def landing(writers: int, landed: int) -> Any:
     """`init` of a way that adds something: a barrier for each writer."""
 
     @inline
@@ -162,7 +162,7 @@ class Boxes(Results):
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * RESULT * columns
         rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         take, box_read, boxes_read = hw.part(wide, span), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        put_16 = _put_rows(compute, added)
+        put_16 = put_rows(compute, added)
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -211,12 +211,12 @@ class Boxes(Results):
                 for chunk in range(chunks):
                     hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
 
-        self.finish, self.drain = finish, _drain()
+        self.finish, self.drain = finish, drain_boxes()
         if added:
-            self.init, self.ask = _landing(bm // 16, landed), ask
+            self.init, self.ask = landing(bm // 16, landed), ask
 
 
-def _put_rows(compute: Any, added: bool) -> Any:
+def put_rows(compute: Any, added: bool) -> Any:
     """The device function put(values, at, c, e): 16 rows of 16 columns through the epilogue and into a box, where `at` is the
     lane's address for stmatrix. A lane has 4 values of 8 columns after those of the 8 before."""
 
@@ -235,7 +235,7 @@ def _put_rows(compute: Any, added: bool) -> Any:
     return put_added if added else put_plain
 
 
-def _drain() -> Any:
+def drain_boxes() -> Any:
     """`drain` of boxes: shared memory lives until the copy engine has read it."""
     boxes_read = hw.boxes_read(0)
 
@@ -305,9 +305,9 @@ class Turned(Results):
                 hw.barrier_expect(barrier, each)
                 hw.copy_box(u32(base + at_results + group * each), e[1], barrier, i32(n + group * 64), m, number)
 
-        self.keep, self.finish, self.drain = keep, finish, _drain()
+        self.keep, self.finish, self.drain = keep, finish, drain_boxes()
         if added:
-            self.init, self.ask = _landing(bn // 64, landed), ask
+            self.init, self.ask = landing(bn // 64, landed), ask
 
 
 def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
