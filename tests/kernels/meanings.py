@@ -109,7 +109,8 @@ def load(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: s
         if not inside:
             return kind(0) if n == 1 else (kind(0),) * n
         stored = _space(place, space).bytes(address, dtype.size * n).view(dtype.numpy)
-        values = tuple(kind(v) for v in from_storage(stored, dtype))
+        found = from_storage(stored, dtype)
+        values = tuple(found if dtype.is_float else map(int, found))
         return values[0] if n == 1 else values
 
     return read if guarded else lambda address: read(address)
@@ -137,7 +138,7 @@ def load_words(place: Place, n: int, space: str = "global") -> Any:
 
 
 def read_words(place: Place, n: int, space: str = "global") -> Any:
-    return lambda address: tuple(map(int, _space(place, space).bytes(address, 4 * n).view(np.uint32)))
+    return lambda address: tuple(_space(place, space).bytes(address, 4 * n).view(np.uint32).tolist())
 
 
 def store_words(place: Place, n: int) -> Any:
@@ -171,7 +172,7 @@ def shared_address(place: Place) -> Any:
 
 
 def _floats(dtype: DType, words: tuple[int, ...]) -> tuple[np.float32, ...]:
-    return tuple(map(np.float32, from_storage(np.array(words, np.uint32).view(dtype.numpy), dtype)))
+    return tuple(from_storage(np.array(words, np.uint32).view(dtype.numpy), dtype))
 
 
 def floats(place: Place, dtype: DType, n: int) -> Any:
@@ -392,22 +393,19 @@ def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32") -> 
     word, of a's rows g and g + 8 and of b's column g, and accumulators of columns 2t and 2t + 1 of these rows (PTX ISA, "Matrix
     fragments for mma.m16n8k16", and for m16n8k8 and m16n8k32).
     """
+    assert [i % 32 for i in asked] == list(range(32)), "lanes in another order"
     dtype = np.dtype(ELEMENTS[kind])
     each = 4 // dtype.itemsize  # elements of a word
-    blocks = (len(next(iter(asked.values()))) - 4) // 3
     number = np.float32 if acc == "f32" else np.int64
-    a, b, c = (np.zeros(shape, number) for shape in ((16, 4 * each * blocks), (4 * each * blocks, 8), (16, 8)))
-    places = {i: (i % 32 // 4, i % 4) for i in asked}
-    for i, (g, t) in places.items():
-        values = asked[i]
-        words = [np.array([w & 0xFFFFFFFF], np.uint32).view(dtype).astype(number) for w in values[4:]]
-        for j in range(2 * blocks):
-            a[g + j % 2 * 8, (4 * (j // 2) + t) * each :][:each] = words[j]
-        for j in range(blocks):
-            b[(4 * j + t) * each :, g][:each] = words[2 * blocks + j]
-        c[g, 2 * t : 2 * t + 2], c[g + 8, 2 * t : 2 * t + 2] = values[:2], values[2:4]
-    c += a @ b
-    return {i: (*c[g, 2 * t : 2 * t + 2], *c[g + 8, 2 * t : 2 * t + 2]) for i, (g, t) in places.items()}
+    given = list(asked.values())
+    words = (np.array([v[4:] for v in given], np.int64) & 0xFFFFFFFF).astype(np.uint32)
+    blocks = words.shape[1] // 3
+    of_lanes = words.view(dtype).astype(number).reshape(8, 4, 3 * blocks, each)  # by g, t, word and element
+    a = of_lanes[:, :, : 2 * blocks].reshape(8, 4, blocks, 2, each).transpose(3, 0, 2, 1, 4).reshape(16, -1)
+    b = of_lanes[:, :, 2 * blocks :].transpose(2, 1, 3, 0).reshape(-1, 8)
+    c = np.array([v[:4] for v in given], number).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+    sums = (c + a @ b).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+    return dict(zip(asked, map(tuple, sums), strict=True))
 
 
 def products_of_patch(asked: Mapping[int, tuple], mi: int, groups: int, blocks: int) -> dict[int, Any]:
