@@ -146,6 +146,18 @@ def test_an_index_that_is_read_counts_from_the_end_and_stays_in_its_axis():
         element("i", [coord(0), coord(1)], 3).evaluate((2, 3), TABLE)
 
 
+@pytest.mark.parametrize("last", [4, 3], ids=["whole rows", "parts of rows"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_gathered_rows_are_what_their_elements_are(order, last):
+    """Which rows of x are read is in two tensors, and rows' elements lie along an axis in the middle of the output"""
+    x = np.asarray(np.arange(3 * 5 * 4).reshape(3, 5, 4), order=order)
+    i, j = np.array([[2, 0], [1, 2], [0, -1]]), np.array([4, -2])
+    view = View("x", (element("i", [coord(0), coord(2)], 3), element("j", [coord(2)], 5), coord(1)))
+    found = np.broadcast_to(view.read({"x": x, "i": i, "j": j}, (3, last, 2)), (3, last, 2))
+    expected = [[[x[i[a, c], j[c], b] for c in range(2)] for b in range(last)] for a in range(3)]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_view_knows_what_it_reads_and_under_which_names():
     inner = element("j", [coord(0)], 2)
     view = View("x", (element("i", [inner, coord(1)], 9), coord(1)), (Range(element("k", [coord(0)], 5), 0, 3),))
