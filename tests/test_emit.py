@@ -672,13 +672,7 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
 
 def insides() -> list[Any]:
     """What `quick` replaces, as it is now."""
-    from numba.cuda.compiler import CUDAFlags
-    from numba.cuda.core import inline_closurecall
-    from numba.cuda.lowering import Lower
-
-    worker = inline_closurecall.InlineWorker
-    found = worker.inline_function, Lower._find_singly_assigned_variable, CUDAFlags.compute_capability
-    return [inline_closurecall.copy, *found]
+    return [getattr(owner, name) for owner, name in numba._places()]
 
 
 def test_numba_is_as_it_was_whichever_thread_ends_first():
