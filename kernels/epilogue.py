@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import Expr, View
+from tccompile.ir.expr import Expr, View, walk
 from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
@@ -101,6 +101,11 @@ class Form:
         lanes, depth, (dtype, *how), loads, expr = params
         reads = tuple(Read(DType(kind), mode, rows) for kind, mode, rows in loads)
         return Form(lanes, depth, Written(DType(dtype), *how), reads, decode(expr))
+
+    @property
+    def taken(self) -> DType:
+        """The compute type in which it takes results: float32, or int64 for integers that stay exact."""
+        return next((e.dtype for e in walk(self.expr) if e.fn == "acc"), DType.F32)
 
     @property
     def unmasked(self) -> Form:

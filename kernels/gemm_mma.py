@@ -1,10 +1,13 @@
 """Convolution and matrix product on Tensor Cores by mma.sync: the generations from sm_70 on.
 
 A block computes a tile of bm rows by bn columns of one batch of a `Problem`. K is walked in steps of bk; each step's operands
-are copied to shared memory in chunks of 8 halves, every thread following one chunk column of the tap and channel walk, so that
+are copied to shared memory in chunks of 16 bytes, every thread following one chunk column of the tap and channel walk, so that
 a step may cover part of a tap or several. An operand of a product that is not K-major is copied in lines of K, in chunks of 8
 rows, and turned round by ldmatrix. Warps multiply 16×16 blocks from there. From sm_80 on the copies are asynchronous and
 run `stages` - 1 steps ahead; before, they pass through registers, one step ahead.
+
+Integers of 8 bits have sums of int32, which stay so until the epilogue takes them, in parts of K, too: as int64, exactly, or each
+rounded once to float32. What the epilogue's expression says of its `acc` decides.
 
 Where the tiles are too few to fill the GPU, K is split over blocks: each writes its part of the tile to a workspace, and the
 last one to arrive, by a counter, adds the parts in their order and goes on to the epilogue, so results do not depend on timing.
@@ -103,7 +106,7 @@ class Tile:
 
     @property
     def slab_pitch(self) -> int:
-        """Floats from row to row where a warp turns its results round: 8 or 24 modulo 32, for accesses without bank conflicts."""
+        """Words from row to row where a warp turns its results round: 8 or 24 modulo 32, for accesses without bank conflicts."""
         return 16 * self.nj + 8
 
     @property
@@ -171,16 +174,18 @@ def resident_of(tile: Tile, arch: Arch) -> int:
     return max(1, min(tile.blocks, arch.smem_sm // smem, arch.threads_sm // tile.threads, arch.blocks_sm))
 
 
-def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, floats: bool) -> Rates:
+def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, dtype: DType) -> Rates:
     """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
 
-    Where copies are not asynchronous a step waits for memory. `loads`: of the epilogue, those that differ by row.
+    Where copies are not asynchronous a step waits for memory. Bytes are multiplied twice as fast as halves.
+
+    loads  of the epilogue, those that differ by row; dtype: the operands' type
     """
     own = measured(arch).gemm_mma
-    flops, step = (own.float_tiles if floats else own.tiles)[tile.mi * tile.nj]
-    peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if floats else 1)
+    flops, step = (own.float_tiles if dtype is DType.F32 else own.tiles)[tile.mi * tile.nj]
+    peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if dtype is DType.F32 else 1)
     return Rates(
-        flops_us=min(flops, 0.9 * peak),
+        flops_us=min(flops, 0.9 * peak) * (2 if dtype.bits == 8 else 1),
         step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
         least_us=own.memory_us / (stages_of(tile, arch) - 1),
         start_us=0.7,
@@ -201,6 +206,7 @@ class Form:
     k_major   of x and of w, as `Problem.k_major`
     split     whether K is split over blocks
     floats    whether operands are float32, which an atom of bf16 multiplies in parts
+    kinds     types of x and of w, where an atom's row stands for several
     """
 
     atom: Atom
@@ -211,6 +217,7 @@ class Form:
     k_major: tuple[bool, bool]
     split: bool
     floats: bool = False
+    kinds: tuple[str | None, str | None] = (None, None)
 
     @property
     def chunk(self) -> int:
@@ -224,7 +231,7 @@ class Form:
         tile = self.tile
         if self.floats:
             return compensated.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth)
-        return fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned)
+        return fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned, self.kinds)
 
 
 def operands_of(form: Form) -> tuple[Any, Any, Any]:
@@ -247,12 +254,14 @@ def operands_of(form: Form) -> tuple[Any, Any, Any]:
     return a, b, copies
 
 
-def results_of(form: Form, store: Any) -> Any:
-    """The part that takes a warp's accumulators to the epilogue, in 16 rows at a time."""
+def results_of(form: Form, store: Any, taken: DType) -> Any:
+    """The part that takes a warp's accumulators to the epilogue, in 16 rows at a time; `taken`: as `epilogue.Form.taken`."""
     from tccompile.kernels.parts import fragments, slabs
+    from tccompile.kernels.ptx import memory, mma
     from tccompile.kernels.ptx.core import i32, inline
 
     tile, mi, nj = form.tile, form.tile.mi, form.tile.nj
+    read = memory.load_sums(taken, 8) if form.atom.acc == "s32" else mma.load_floats
     spill = fragments.spill_block(form.atom, tile.mi, tile.nj, tile.slab_pitch)
 
     @inline
@@ -263,7 +272,7 @@ def results_of(form: Form, store: Any) -> Any:
         if m < matrices.rows and n < stored:
             store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
 
-    return slabs.slabs(spill, fragments.fragments_of(form.atom).acc, tile.nj, tile.slab_pitch, keep)
+    return slabs.slabs(spill, fragments.fragments_of(form.atom).acc, tile.nj, tile.slab_pitch, read, keep)
 
 
 def build_tile(form: Form, epilogue_params: Any) -> Function:
@@ -279,10 +288,10 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
     ring = async_ring.ring(form.stages, tile.stage, form.cp_async)
     locate = blocks.located(tile.bm, tile.bn, CHUNK_BYTES, CHUNK_BYTES)
     walk = blocks.walk(tile.across, form.chunk, form.linear)
-    multiply, zeros = form.multiply_stage(a.turned, b.turned), mma.zeros(mi * nj * 8)
-    parts = split.split_k(mi * nj * 8, tile.threads, form.cp_async)
+    multiply, zeros = form.multiply_stage(a.turned, b.turned), mma.zeros(mi * nj * 8, form.atom.acc)
+    parts = split.split_k(mi * nj * 8, tile.threads, form.cp_async, form.atom.acc)
     store, extra = epilogue.build(epilogue_params)
-    results, ahead = results_of(form, store), form.stages - 1
+    results, ahead = results_of(form, store, epilogue.Form.decoded(epilogue_params).taken), form.stages - 1
     FILLED, MULTIPLIED = async_ring.FILLED, async_ring.MULTIPLIED
 
     @inline
@@ -333,7 +342,7 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
 
 
 class _Mma(OneWay):
-    """Convolutions and matrix products by mma.sync, fp16, from sm_70 on; one class for each of the two ops."""
+    """Convolutions and matrix products by mma.sync, from sm_70 on; one class for each of the two ops."""
 
     tensor_cores = True
 
@@ -352,6 +361,8 @@ class _Mma(OneWay):
             return reason
         if not _floats(problem) and warp_atom(arch, OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype], quads=True) is None:
             return f"{arch.name} has no products of {problem.x.dtype.value}"
+        if not all(problem.k_major) and problem.integers:
+            return f"{problem.x.name} or {problem.w.name} is transposed, which ldmatrix does for 16 bits only"
         if not all(problem.k_major) and warp_atom(arch) is None:
             return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"
         return None
@@ -414,11 +425,12 @@ class _Mma(OneWay):
         return Work((launch,), _scratch(problem, tile, splits), count * 4)
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        floats = params["types"] == FLOATS
+        floats, integers = params["types"] == FLOATS, DType(params["types"][0]).bits == 8
         a, b = (PART, PART) if floats else (OPERANDS[DType(kind)] for kind in params["types"])
         atom = warp_atom(arch, a, b, quads=True)
         assert atom is not None
         how = {name: params[name] for name in ("stages", "linear", "k_major", "split")} | {"floats": floats}
+        how["kinds"] = (a, b) if integers else (None, None)
         return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
 
 
@@ -455,7 +467,7 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
     own = measured(arch).gemm_mma
-    rates, resident = rates_of(tile, arch, problem.linear, loads, _floats(problem)), resident_of(tile, arch)
+    rates, resident = rates_of(tile, arch, problem.linear, loads, problem.x.dtype), resident_of(tile, arch)
     if min(problem.rows, problem.columns) <= 16:  # a step's operand comes from memory, not from L2
         rates = replace(rates, step_us=max(rates.step_us, own.latency_us / max(1, stages_of(tile, arch) - 1)))
     grid = Grid(tile.bm, tile.bn, tile.depth // problem.x.dtype.size, _steps(problem, tile), splits, resident)

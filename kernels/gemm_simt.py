@@ -1,8 +1,11 @@
-"""Convolution and matrix product without Tensor Cores, in float32 arithmetic: every generation, every layout and grouping.
+"""Convolution and matrix product without Tensor Cores: every generation, every layout and grouping.
 
 The plain kernel that always works, and the one for models in fp32. A block computes a tile of bm×bn of one batch of a
 `Problem`; operands of any float type become float32 on their way through registers to shared memory, K-major, one step ahead of
 the arithmetic; a thread multiplies rows and columns in groups of four. Few tiles are split along K as in gemm_mma.
+
+Integers of 8 bits stay as they are, a word for four neighbours along K (or for one, where they are no neighbours, with zeros
+beside it), which dp4a multiplies at once; sums are int32, as in gemm_mma.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.implicit_gemm import (
     MOST_SCRATCH,
+    OPERANDS,
     Grid,
     Problem,
     Rates,
@@ -29,10 +33,11 @@ from tccompile.kernels.implicit_gemm import (
     tiles,
     time_us,
 )  # fmt: skip
+from tccompile.kernels.ptx.atoms import Atom, thread_atom
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code, traffic_us
 
 BK = 16
-"""Depth of a step."""
+"""Depth of a step, in words of shared memory: a float32, or up to four integers of 8 bits."""
 
 More = namedtuple("More", ("x_c", "w_r", "w_s", "w_c"))
 """int32 parameters after SCALARS: strides of x along channels and of w along taps and channels, in chunks."""
@@ -84,12 +89,28 @@ def chunk_of(problem: Problem) -> int:
     return 4 if fits and problem.x_pixel[3] == problem.w_tap[2] == 1 and all(s % 4 == 0 for s in steps) else 1
 
 
+def kind_of(dtype: DType) -> str:
+    """As what operands of a type are multiplied: floats as float32."""
+    return "f32" if dtype.is_float else OPERANDS.get(dtype, dtype.value)
+
+
+def words_of(chunk: int, atom: Atom) -> int:
+    """Words of shared memory that so many elements take: one each, unless an instruction multiplies several of a word."""
+    return ceil_div(chunk, atom.k)
+
+
+def atom_of(problem: Problem, arch: Arch) -> Atom | None:
+    """What multiplies the operands, if anything does."""
+    return thread_atom(arch, kind_of(problem.x.dtype), kind_of(problem.w.dtype))
+
+
 @dataclass(frozen=True)
 class Form:
-    """What the code depends on, beside the epilogue: types of x and of w, elements that are loaded at once along K, whether K is
-    split over blocks, and columns that the epilogue takes at once."""
+    """What the code depends on, beside the epilogue: what multiplies, types of x and of w, elements that are loaded at once along
+    K, whether K is split over blocks, and columns that the epilogue takes at once."""
 
     tile: Tile
+    atom: Atom
     x: DType
     w: DType
     chunk: int
@@ -97,13 +118,32 @@ class Form:
     lanes: int
 
     @property
+    def words(self) -> int:
+        """Words of shared memory that a chunk takes."""
+        return words_of(self.chunk, self.atom)
+
+    @property
     def across(self) -> int:
         """Chunks of a step; neighbouring threads load them, and have one of every `apart`-th row and column."""
-        return BK // self.chunk
+        return BK // self.words
+
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """The types of x and of w, as the atom is told."""
+        return kind_of(self.x), kind_of(self.w)
 
     @property
     def apart(self) -> int:
         return self.tile.threads // self.across
+
+
+def fetch_of(form: Form, dtype: DType) -> Any:
+    """The device function (array, at, address, ok) that keeps a chunk of an operand in array[at …]; zeros if not ok."""
+    from tccompile.kernels.ptx import memory, simt
+
+    if form.atom.k == 1:
+        return simt.fetch(memory.load(dtype, form.chunk, guarded=True), form.chunk)
+    return simt.fetch(memory.load_bytes(form.chunk), 1)
 
 
 def rows_of(form: Form) -> Any:
@@ -112,11 +152,10 @@ def rows_of(form: Form) -> Any:
     from tccompile.kernels.parts import blocks
     from tccompile.kernels.parts.blocks import C, K, R, S
     from tccompile.kernels.parts.part import part
-    from tccompile.kernels.ptx import memory, simt
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
-    chunk, unit, apart, count = form.chunk, form.chunk * form.x.size, form.apart, form.tile.bm // form.apart
-    take = simt.fetch(memory.load(form.x, chunk, guarded=True), chunk)
+    words, unit, apart, count = form.words, form.chunk * form.x.size, form.apart, form.tile.bm // form.apart
+    take = fetch_of(form, form.x)
 
     @inline
     def begin(m0, first, matrices, images):
@@ -137,7 +176,7 @@ def rows_of(form: Form) -> Any:
         shift = i32(h * images.x_h + w * matrices.x_row + here[C] * more.x_c)
         for i in range(count):
             ok = inside and u32(i32(top[i] + h)) < u32(images.image_h) and u32(i32(left[i] + w)) < u32(images.image_w)
-            take(held, i * chunk, at(x, i32(offset[i] + shift), unit), i32(ok))
+            take(held, i * words, at(x, i32(offset[i] + shift), unit), i32(ok))
 
     return part(begin=begin, fetch=fetch)
 
@@ -146,11 +185,10 @@ def columns_of(form: Form) -> Any:
     """The device function that brings B, whose columns are rows of w, to registers behind those of A."""
     from tccompile.kernels.device_math import at
     from tccompile.kernels.parts.blocks import C, K, R, S
-    from tccompile.kernels.ptx import memory, simt
     from tccompile.kernels.ptx.core import i32, inline
 
-    chunk, unit, apart, count = form.chunk, form.chunk * form.w.size, form.apart, form.tile.bn // form.apart
-    take, behind = simt.fetch(memory.load(form.w, chunk, guarded=True), chunk), form.tile.bm // form.apart * chunk
+    words, unit, apart, count = form.words, form.chunk * form.w.size, form.apart, form.tile.bn // form.apart
+    take, behind = fetch_of(form, form.w), form.tile.bm // form.apart * words
 
     @inline
     def fetch(w, n0, first, here, held, matrices, more):
@@ -159,45 +197,48 @@ def columns_of(form: Form) -> Any:
         for i in range(count):
             n = i32(n0 + first + i * apart)
             ok = inside and n < matrices.columns
-            take(held, behind + i * chunk, at(w, i32(n * matrices.w_row + shift), unit), i32(ok))
+            take(held, behind + i * words, at(w, i32(n * matrices.w_row + shift), unit), i32(ok))
 
     return fetch
 
 
 def keeper(form: Form, start: int, count: int, offset: int, pitch: int) -> Any:
-    """The part that writes `count` chunks of a thread, from register `start` on, to a stage: from its float `offset` on rows
-    (columns) lie side by side, `pitch` floats from one k to the next."""
+    """The part that writes `count` chunks of a thread, from register `start` on, to a stage: from its word `offset` on rows
+    (columns) lie side by side, `pitch` words from one k to the next."""
     from tccompile.kernels.parts.part import part
     from tccompile.kernels.ptx import memory
     from tccompile.kernels.ptx.core import inline, u32
 
-    chunk, apart = form.chunk, form.apart
-    put = memory.store(DType.F32, 1, space="shared")
+    words, apart = form.words, form.apart
+    put = memory.store(DType.F32, 1, space="shared") if form.atom.k == 1 else memory.store_word
 
     @inline
     def first(base, column, line):
-        return base + u32((offset + column * chunk * pitch + line) * 4)
+        return base + u32((offset + column * words * pitch + line) * 4)
 
     @inline
     def store(held, to):
         for i in range(count):
-            for j in range(chunk):
-                put(to + u32((i * apart + j * pitch) * 4), held[start + i * chunk + j])
+            for j in range(words):
+                put(to + u32((i * apart + j * pitch) * 4), held[start + i * words + j])
 
     return part(first=first, store=store)
 
 
-def results_of(form: Form, store: Any) -> Any:
+def results_of(form: Form, store: Any, taken: DType) -> Any:
     """The device function (acc, i, to, base, tid, where) that takes row i of each thread to the epilogue, through a slab in
-    shared memory, so that neighbouring threads store neighbouring columns. `to`: where this thread's row goes there."""
+    shared memory, so that neighbouring threads store neighbouring columns. `to`: where this thread's row goes there; `taken`: as
+    `epilogue.Form.taken`."""
     from tccompile.kernels.ptx import memory, simt
     from tccompile.kernels.ptx.core import cuda, i32, inline, u32
 
     tile, lanes, pitch = form.tile, form.lanes, form.tile.bn + 4
     threads, threads_m, threads_n, groups = tile.threads, tile.threads_m, tile.threads_n, tile.bn // lanes
     turns = threads_m * groups // threads
-    spill = simt.spill_row(tile.rows, tile.columns, threads_n)
-    read = simt.as_tuple(memory.load(DType.F32, lanes, space="shared"), lanes)
+    spill = simt.spill_row(tile.rows, tile.columns, threads_n, form.atom.acc)
+    of_floats = form.atom.acc == "f32"
+    load = memory.load(DType.F32, lanes, space="shared") if of_floats else memory.load_sums(taken, lanes)
+    read = simt.as_tuple(load, lanes)
 
     @inline
     def results(acc, i, to, base, tid, where):
@@ -226,19 +267,21 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     tile, chunk, across, splits = form.tile, form.chunk, form.across, form.split
+    kept = types.float32 if form.atom.k == 1 else types.uint32
     count, threads_n, rows, slab_pitch = tile.rows * tile.columns, tile.threads_n, tile.rows, tile.bn + 4
     a_count, b_count = tile.bm // form.apart, tile.bn // form.apart  # chunks that a thread loads
-    a_pitch, b_pitch = tile.bm + 4, tile.bn + 4  # floats from one k to the next
-    stage, words, b_at = BK * (a_pitch + b_pitch) * 4, (a_count + b_count) * chunk, BK * a_pitch
+    a_pitch, b_pitch = tile.bm + 4, tile.bn + 4  # words from one k to the next
+    stage, words, b_at = BK * (a_pitch + b_pitch) * 4, (a_count + b_count) * form.words, BK * a_pitch
 
     locate = blocks.located(tile.bm, tile.bn, chunk * form.x.size, chunk * form.w.size)
     walk = blocks.walk(across, chunk, False)
     a, fetch_b = rows_of(form), columns_of(form)
-    keep_a, keep_b = keeper(form, 0, a_count, 0, a_pitch), keeper(form, a_count * chunk, b_count, b_at, b_pitch)
-    multiply = simt.multiply_step(tile.rows, tile.columns, BK, a_pitch, b_pitch, tile.threads_m, threads_n)
-    zeros, parts = mma.zeros(count), split.split_k(count, tile.threads, in_order)
+    keep_a, keep_b = keeper(form, 0, a_count, 0, a_pitch), keeper(form, a_count * form.words, b_count, b_at, b_pitch)
+    lie = (a_pitch, b_pitch, tile.threads_m, threads_n)
+    multiply = simt.multiply_step(form.atom, form.kinds, tile.rows, tile.columns, BK, lie)
+    zeros, parts = mma.zeros(count, form.atom.acc), split.split_k(count, tile.threads, in_order, form.atom.acc)
     store, extra = epilogue.build(epilogue_params)
-    results = results_of(form, store)
+    results = results_of(form, store, epilogue.Form.decoded(epilogue_params).taken)
 
     @inline
     def body(x, w, partial, counter, matrices, images, more, e):
@@ -251,7 +294,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
         from_a = base + u32(tid // threads_n * 16)
         from_b = base + u32((b_at + tid % threads_n * 4) * 4)
 
-        acc, held = zeros(), cuda.local.array(words, types.float32)
+        acc, held = zeros(), cuda.local.array(words, kept)
         fill = u32(0)
         for turn in range(i32(steps + 1)):
             if turn < steps:  # global memory to registers
@@ -284,7 +327,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
 
 
 class _Simt(Kernel):
-    """Convolutions and matrix products of floats by CUDA cores; one class for each of the two ops."""
+    """Convolutions and matrix products by CUDA cores; one class for each of the two ops."""
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         problem = describe(op, program)
@@ -292,9 +335,10 @@ class _Simt(Kernel):
             return problem
         if problem.rows >= 2**31 - 256:
             return f"it has {problem.rows} rows; they are counted in 31 bits"
+        if atom_of(problem, arch) is None:
+            kinds = f"{problem.x.name} is {problem.x.dtype.value} and {problem.w.name} {problem.w.dtype.value}"
+            return f"{kinds}; CUDA cores multiply two floats, or two integers of 8 bits"
         for t in (problem.x, problem.w):
-            if not t.dtype.is_float:
-                return f"{t.name} is {t.dtype.value}; it multiplies floats"
             if t.span >= 2**31:
                 return f"{t.name} has {t.span} elements; offsets are counted in 31 bits"
         return None
@@ -305,7 +349,7 @@ class _Simt(Kernel):
         ranked = []
         moving = traffic_us(op, program, arch)
         for tile in TILES:
-            for splits in sorted({split_steps(_steps(problem), s)[0] for s in (1, 2, 4, 8, 16)}):
+            for splits in sorted({split_steps(_steps(problem, arch), s)[0] for s in (1, 2, 4, 8, 16)}):
                 if splits == 1 or _scratch(problem, tile, splits) <= MOST_SCRATCH:
                     ranked.append((_time(problem, tile, splits, arch, moving), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
         ranked.sort(key=lambda r: r[0])
@@ -323,14 +367,14 @@ class _Simt(Kernel):
         if problem.batches * problem.rows * problem.stored == 0:
             return Work(())
         tile, chunk = _tile(config), chunk_of(problem)
-        splits, each = split_steps(_steps(problem), int(config["splits"]))  # type: ignore[arg-type]
+        splits, each = split_steps(_steps(problem, arch), int(config["splits"]))  # type: ignore[arg-type]
         lanes = next(n for n in (4, 2, 1) if (problem.column_batch if problem.batches > 1 else 0) % n == 0)
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes)
         more = (problem.x_pixel[3], *(s // chunk for s in problem.w_tap[:2]), problem.w_tap[2])
         args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
         if splits > 1:
             args += [Scratch(), Counters()]
-        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, BK, each, chunk).values()]
+        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, _depth(problem, arch), each, chunk).values()]
         args += [I32(v) for v in more]
         tm, tn = tiles(problem, tile.bm, tile.bn)
         count = tm * tn * problem.batches
@@ -345,7 +389,9 @@ class _Simt(Kernel):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         tile, x, w = BY_SHAPE[params["bm"], params["bn"]], DType(params["x"]), DType(params["w"])
-        form = Form(tile, x, w, params["chunk"], params["split"], params["lanes"])
+        atom = thread_atom(arch, kind_of(x), kind_of(w))
+        assert atom is not None
+        form = Form(tile, atom, x, w, params["chunk"], params["split"], params["lanes"])
         return build_tile(form, arch.has(Feature.ASYNC_COPIES), params["epilogue"])
 
 
@@ -353,10 +399,18 @@ def _tile(config: Config) -> Tile:
     return BY_SHAPE[config["bm"], config["bn"]]  # type: ignore[index]
 
 
-def _steps(problem: Problem) -> int:
-    """Steps of BK along K: each tap's channels fill whole chunks."""
+def _depth(problem: Problem, arch: Arch) -> int:
+    """Elements of K of a step."""
+    chunk, atom = chunk_of(problem), atom_of(problem, arch)
+    assert atom is not None
+    return BK // words_of(chunk, atom) * chunk
+
+
+def _steps(problem: Problem, arch: Arch) -> int:
+    """Steps along K: each tap's channels fill whole chunks."""
     chunk = chunk_of(problem)
-    return ceil_div(problem.taps[0] * problem.taps[1] * ceil_div(problem.channels, chunk), BK // chunk)
+    chunks = problem.taps[0] * problem.taps[1] * ceil_div(problem.channels, chunk)
+    return ceil_div(chunks, _depth(problem, arch) // chunk)
 
 
 def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
@@ -366,9 +420,10 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, moving: float) -> float:
     share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
-    resident = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024)))
+    resident, depth = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024))), _depth(problem, arch)
+    share *= depth / BK  # a step takes as long however many elements a word has
     rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=0.0)
-    return time_us(problem, arch, rates, Grid(tile.bm, tile.bn, BK, _steps(problem), splits, resident), moving)
+    return time_us(problem, arch, rates, Grid(tile.bm, tile.bn, depth, _steps(problem, arch), splits, resident), moving)
 
 
 class GemmSimt(_Simt):

@@ -29,7 +29,7 @@ CHUNK_BYTES = 16
 CHUNK = 8
 """Halves that are copied at once."""
 
-OPERANDS = {DType.F16: "f16", DType.BF16: "bf16"}
+OPERANDS = {DType.F16: "f16", DType.BF16: "bf16", DType.I8: "s8", DType.U8: "u8"}
 """Types of tensors that Tensor Cores can be fed with as they are stored, and what instructions call them."""
 
 MOST_SCRATCH = 64 << 20
@@ -84,6 +84,11 @@ class Problem:
     def chunk(self) -> int:
         """Elements of x and of w that are copied at once."""
         return CHUNK_BYTES // self.x.dtype.size
+
+    @property
+    def integers(self) -> bool:
+        """Whether operands are integers of 8 bits, whose sums are int32."""
+        return {self.x.dtype, self.w.dtype} <= {DType.I8, DType.U8}
 
     @property
     def batches(self) -> Extent:
@@ -279,26 +284,32 @@ def _chosen(op: Op, program: Program, config: Config) -> Op:
 
 
 def unfit(problem: Problem, kinds: Collection[DType] = (DType.F16,)) -> str | None:
-    """None if 16-byte copies of operands of one of these types can feed Tensor Cores, else the rule that does not hold."""
+    """None if 16-byte copies of operands of one of these types can feed Tensor Cores, else the rule that does not hold.
+
+    Two operands are of one type, or of int8 and uint8.
+    """
     for t in (problem.x, problem.w):
         if t.dtype not in kinds:
             return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with {' or '.join(kind.value for kind in kinds)}"
-    if problem.x.dtype is not problem.w.dtype:
+    if problem.x.dtype is not problem.w.dtype and not problem.integers:
         return f"{problem.x.name} is {problem.x.dtype.value} and {problem.w.name} {problem.w.dtype.value}; they must be alike"
     return unaligned(problem)
 
 
 def unaligned(problem: Problem) -> str | None:
-    """None if both operands can be read in aligned vectors of 8 neighbouring channels, else the rule that does not hold."""
-    x, w = problem.x, problem.w
+    """None if both operands can be read in aligned vectors of neighbouring channels, else the rule that does not hold.
+
+    A vector has 16 bytes, and 8 elements at least.
+    """
+    x, w, unit = problem.x, problem.w, max(CHUNK, problem.chunk)
     if problem.batch[1] > 1 and problem.column_batch:  # a grouped convolution
-        for what, n in (("input", problem.channels), ("output", problem.columns)):
-            if n % CHUNK:
-                return f"its groups have {n} {what} channels, not a multiple of {CHUNK}"
+        for what, n, whole in (("input", problem.channels, unit), ("output", problem.columns, CHUNK)):
+            if n % whole:
+                return f"its groups have {n} {what} channels, not a multiple of {whole}"
     x_k_major, w_k_major = problem.k_major
-    whole = round_up(problem.channels, CHUNK)
+    whole = round_up(problem.channels, unit)
     if w_k_major and problem.padded != whole:
-        return f"{w.name} has {problem.padded} elements a tap for {problem.channels} channels, not the next multiple of {CHUNK}"
+        return f"{w.name} has {problem.padded} elements a tap for {problem.channels} channels, not the next multiple of {unit}"
     channel_axis = 1 if problem.column_batch else x.rank - 1
     if x_k_major and (problem.batches == 1 or not problem.column_batch) and x.padded[channel_axis] < whole:
         return f"{x.name} has {x.padded[channel_axis]} channels in memory, fewer than the {whole} that are read at once"
@@ -316,7 +327,7 @@ def unaligned(problem: Problem) -> str | None:
     steps = {x.name: (x.offset, *problem.x_batch, *x_steps), w.name: (w.offset, *problem.w_batch, w_step)}
     for name, values in steps.items():
         for v in values:
-            if v % CHUNK:
+            if v % unit:
                 return f"rows of {name} begin at multiples of {v} elements, not of 16 bytes"
     for t in (x, w):
         if t.span // CHUNK >= 2**31:

@@ -1,7 +1,7 @@
 """Fragments of mma.sync: how an instruction's operands lie over a warp's lanes, their loads from shared memory, products of them.
 
-A warp multiplies blocks of 16 rows by 16 columns by 32 bytes of K (16 halves), whatever the instruction's own shape is, so that
-one kernel body serves all of them.
+A warp multiplies blocks of 16 rows by 16 columns by 32 bytes of K (16 halves, 32 integers of 8 bits), whatever the instruction's
+own shape is, so that one kernel body serves all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tccompile.kernels.ptx.atoms import Atom
 from tccompile.kernels.ptx.core import f32, i32, intrinsic, ir, packed, types, u32, unpacked, void
-from tccompile.kernels.ptx.mma import along_k, asm
+from tccompile.kernels.ptx.mma import SUMS, Kinds, along_k, asm
 
 I32, F32 = ir.IntType(32), ir.FloatType()
 
@@ -82,20 +82,27 @@ def chunks_of(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset:
     return unpacked(builder, asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
-def _multiply(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
+def _multiply(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list, kinds: Kinds = (None, None)) -> list:
     """acc += a @ bᵀ for one block of 16 rows, 16 columns and 32 bytes of K: eight accumulators; a and b four words each."""
     if atom.threads == 8:  # words of K lie one after the other
         return along_k(builder, atom, acc, a, b)
+    if atom.m == 8:  # rows 0-7 and 8-15 of each half of the columns; words of a are those of both, chunk after chunk
+        return [x for half in range(2) for eight in range(2)
+                for x in along_k(builder, atom, acc[4 * half + 2 * eight : 4 * half + 2 * eight + 2], a[eight::2],
+                                 b[2 * half : 2 * half + 2], kinds)]  # fmt: skip
     return [x for half in range(2)  # columns 0-7 and 8-15
-            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[2 * half : 2 * half + 2])]  # fmt: skip
+            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[2 * half : 2 * half + 2], kinds)]  # fmt: skip
 
 
 @cache
-def multiply_stage(atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, b_turned: int = 0) -> Any:
+def multiply_stage(
+    atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, b_turned: int = 0, kinds: Kinds = (None, None)
+) -> Any:
     """The device function acc, a, b → acc that adds a warp's product of one stage: mi×nj blocks of 16×16, K of `pitch` bytes.
 
-    acc: mi*nj*8 float32, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the warp's first
-    row and of chunk `half`; a row has `pitch` bytes, and its chunk c lies at c ^ swizzle(row): xor with 32*step walks K.
+    acc: mi*nj*8 of the atom's sums, block (i, j) first at 8*(i*nj + j). a, b: this lane's addresses in shared memory, of the
+    warp's first row and of chunk `half`; a row has `pitch` bytes, and its chunk c lies at c ^ swizzle(row): xor with 32*step
+    walks K.
     Fragments are read one step before they are multiplied.
 
     a_turned, b_turned: of an operand that lies in lines of K, the bytes of a line; the address is that of the lane's line in the
@@ -103,7 +110,7 @@ def multiply_stage(atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, 
     """
     fragments, steps = fragments_of(atom), pitch // STEP
     count = mi * nj * 8
-    ty = types.UniTuple(f32, count)
+    ty = types.UniTuple(SUMS[atom.acc][0], count)
 
     def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
         if turned:
@@ -125,7 +132,7 @@ def multiply_stage(atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, 
                 for i in range(mi):
                     for j in range(nj):
                         at = 8 * (i * nj + j)
-                        values[at : at + 8] = _multiply(builder, atom, values[at : at + 8], left[i], right[j])
+                        values[at : at + 8] = _multiply(builder, atom, values[at : at + 8], left[i], right[j], kinds)
             return packed(builder, values)
 
         return ty(ty, u32, u32), codegen
@@ -135,12 +142,12 @@ def multiply_stage(atom: Atom, mi: int, nj: int, pitch: int, a_turned: int = 0, 
 
 @cache
 def spill_block(atom: Atom, mi: int, nj: int, pitch: int) -> Any:
-    """The device function (acc, address, i) that writes block row i to shared memory, as 16 rows of `pitch` floats.
+    """The device function (acc, address, i) that writes block row i to shared memory, as 16 rows of `pitch` numbers.
 
     address: of this lane's first pair; i may be a variable (the registers are chosen by branches).
     """
-    fragments = fragments_of(atom)
-    ty = types.UniTuple(f32, mi * nj * 8)
+    fragments, (kind, _, register) = fragments_of(atom), SUMS[atom.acc]
+    ty = types.UniTuple(kind, mi * nj * 8)
 
     @intrinsic
     def spill(typingctx, acc, address, i):
@@ -152,8 +159,8 @@ def spill_block(atom: Atom, mi: int, nj: int, pitch: int) -> Any:
                             offset = 4 * (t % 2 * fragments.row_step * pitch + j * 16 + t // 2 * 8)
                             at = 8 * (row * nj + j) + 2 * t
                             pair = [builder.extract_value(args[0], at + e) for e in range(2)]
-                            text = f"st.shared.v2.f32 [$0+{offset}], {{$1, $2}};"
-                            asm(builder, text, "r,f,f,~{memory}", ir.VoidType(), [args[1], *pair], True)
+                            text = f"st.shared.v2.{atom.acc} [$0+{offset}], {{$1, $2}};"
+                            asm(builder, text, f"r,{register},{register},~{{memory}}", ir.VoidType(), [args[1], *pair], True)
             return context.get_dummy_value()
 
         return void(ty, u32, i32), codegen

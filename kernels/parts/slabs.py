@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from tccompile.kernels.parts.part import Part, part
-from tccompile.kernels.ptx import mma
 from tccompile.kernels.ptx.core import cuda, i32, inline, u32
 
 
-def slabs(spill: Any, lanes: Any, blocks: int, pitch: int, keep: Any) -> Part:
+def slabs(spill: Any, lanes: Any, blocks: int, pitch: int, read: Any, keep: Any) -> Part:
     """A warp's results, of 16 rows and 16 times `blocks` columns at a time.
 
-    spill  as `mma.spill_block`; lanes: as `Fragments.acc`; pitch: floats from row to row of a slab
+    spill  as `mma.spill_block`; lanes: as `Fragments.acc`; pitch: numbers from row to row of a slab
+    read   the device function address → 8 numbers that lie there, as `keep` takes them
     keep   the device function (values, row, column, where) that takes 8 of a row's results
     """
     groups = 2 * blocks
-    place, read = inline(lanes), mma.load_floats
+    place = inline(lanes)
 
     @inline
     def own(base, tid, lane):

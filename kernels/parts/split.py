@@ -38,13 +38,13 @@ def last_to_arrive(in_order: bool) -> Any:
 
 
 @cache
-def split_k(count: int, threads: int, in_order: bool) -> Part:
-    """Sums of which each of a tile's blocks has a part, in `count` float32 of each of its threads.
+def split_k(count: int, threads: int, in_order: bool, kind: str = "f32") -> Part:
+    """Sums of which each of a tile's blocks has a part, in `count` numbers of each of its threads, of a type of `mma.SUMS`.
 
     Parts of a tile lie in the workspace one after the other. The block that comes last adds all of them in their order, so that
     results do not depend on timing; each thread reads what its like wrote. `in_order`: see `last_to_arrive`.
     """
-    put, add, zeros = mma.store_partial(count, threads), mma.add_partial(count, threads), mma.zeros(count)
+    put, add, zeros = mma.store_partial(count, threads, kind), mma.add_partial(count, threads, kind), mma.zeros(count, kind)
     arrived, size = last_to_arrive(in_order), count * threads
 
     @inline

@@ -1,7 +1,8 @@
-"""The multiply instructions of Tensor Cores, a row each; every text of one is made here.
+"""The multiply instructions of Tensor Cores and of CUDA cores, a row each; every text of one is made here.
 
 Shapes, types and the generations that have them are those of the PTX ISA ("Matrix multiply-accumulate operation using mma
-instruction", the same for mma.sp, and "Asynchronous warpgroup level matrix multiply-accumulate").
+instruction", the same for mma.sp, "Asynchronous warpgroup level matrix multiply-accumulate", and for CUDA cores "Floating point
+instructions: fma" and "Integer arithmetic instructions: dp4a").
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Atom:
     name       as kernels and plans call it
     a, b, acc  PTX's types of the elements of a, of b, and of c and d; s8 stands for u8 too, e4m3 for e5m2, in any mix
     m, n, k    elements; `wgmma` takes any n that `takes` says, up to this
-    threads    of a group: 8 of a quad-pair, 32 of a warp, 128 of a warpgroup
+    threads    of a group: 8 of a quad-pair, 32 of a warp, 128 of a warpgroup; 1 for what a thread does by itself, on CUDA cores
     since      the compute capability of the first generation that has it
     only       whether it is for that one generation's own code
     sparse     whether of every four neighbours of K two of a are zero, and are not there
@@ -46,6 +47,9 @@ class Atom:
         for elements, kind in ((self.m * self.k, self.a), (self.k * self.n, self.b), (self.m * self.n, self.acc)):
             assert elements * BITS[kind] % (32 * self.threads) == 0, f"{self.name}: parts of a word"
         shape = "wgmma" if self.warpgroup else f"mma.{'sp.' if self.sparse else ''}m{self.m}n{self.n}k{self.k}"
+        if self.threads == 1:
+            assert (self.m, self.n, self.name) == (1, 1, f"dp{self.k}a" if self.k > 1 else "fma"), self.name
+            return
         assert self.name == (shape if self.a == "f16" else f"{shape}.{self.a}"), f"{self.name} is no name of {shape}"
 
     @property
@@ -85,6 +89,9 @@ class Atom:
         assert self.takes(n), f"{self.name} has no n of {n}"
         assert (ROW_OF.get(a, a), ROW_OF.get(b, b)) == (self.a, self.b), f"{self.name} does not multiply {a} by {b}"
         shape = f"m{self.m}n{n}k{self.k}"
+        if self.threads == 1:
+            words = (".u32" if kind == "u8" else ".s32" for kind in (a, b))
+            return "fma.rn.f32" if self.k == 1 else f"{self.name}{''.join(words)}"
         if self.warpgroup:
             return f"wgmma.mma_async.sync.aligned.{shape}.{self.acc}.{a}.{b}"
         kind = "mma.sp::ordered_metadata" if self.sparse else "mma"
@@ -112,15 +119,17 @@ ATOMS = {
         Atom("wgmma.tf32",        "tf32", "tf32", "f32",  64, 256,  8, 128, (9, 0), only=True),
         Atom("wgmma.s8",          "s8",   "s8",   "s32",  64, 256, 32, 128, (9, 0), only=True),
         Atom("wgmma.e4m3",        "e4m3", "e4m3", "f32",  64, 256, 32, 128, (9, 0), only=True),
+        Atom("fma",               "f32",  "f32",  "f32",   1,   1,  1,   1, (2, 0)),
+        Atom("dp4a",              "s8",   "s8",   "s32",   1,   1,  4,   1, (6, 1)),
     )
 }  # fmt: skip
 
 
 def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> list[Atom]:
-    """What a generation multiplies two types of elements by, the largest product first; none without Tensor Cores for them."""
+    """What a generation's Tensor Cores multiply two types of elements by, the largest product first; none if it has none."""
     wanted = (ROW_OF.get(a, a), ROW_OF.get(b, b), sparse)
     found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= arch.cc]
-    there = [x for x in found if not x.only or (x.since == arch.cc and arch.suffix)]
+    there = [x for x in found if x.threads > 1 and (not x.only or (x.since == arch.cc and arch.suffix))]
     return sorted(there, key=lambda x: -x.m * x.n * x.k)
 
 
@@ -133,3 +142,9 @@ def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -
     """The largest product of operands in registers that a warp makes as a whole; with `quads`, or that its quad-pairs make."""
     groups = (8, 32) if quads else (32,)
     return next((x for x in atoms(arch, a, b) if x.threads in groups), None)
+
+
+def thread_atom(arch: Arch, a: str, b: str) -> Atom | None:
+    """What a thread multiplies two types of elements by, on CUDA cores; other floats become float32 before."""
+    wanted = ROW_OF.get(a, a), ROW_OF.get(b, b)
+    return next((x for x in ATOMS.values() if x.threads == 1 and (x.a, x.b) == wanted and x.since <= arch.cc), None)

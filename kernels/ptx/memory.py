@@ -53,6 +53,32 @@ def read_words(words: int, space: str = "global") -> Any:
     return instruction(" ".join(body), (u32,) * words, _address(space))
 
 
+@cache
+def load_bytes(n: int) -> Any:
+    """The device function (address, inside) → the word of n = 1 or 4 bytes in global memory, zeros above; 0 if not inside."""
+    assert n in (1, 4)
+    kind = "u8" if n == 1 else "b32"
+    return instruction(_block(["mov.b32 $0, 0;", f"@p ld.global.{kind} $0, [$1];"], "$2"), u32, u64, i32)
+
+
+store_word = instruction("st.shared.b32 [$0], $1;", void, u32, u32)
+
+
+@cache
+def load_sums(compute: DType, n: int) -> Any:
+    """The device function address → n int32 in shared memory, exactly as int64, or each rounded to the nearest float32."""
+    if compute is DType.I64:
+        return load(DType.I32, n, space="shared")
+    assert compute is DType.F32
+    body, words = [], [f"w{k}" for k in range(n)]
+    body.append(f".reg .b32 {', '.join(words)};")
+    for at, width, _ in _chunks(4, n):
+        vector, target = _braces(words[at // 4 : (at + width) // 4])
+        body.append(f"ld.shared{vector}.b32 {target}, [${n}+{at}];")
+    body += [f"cvt.rn.f32.s32 ${k}, {word};" for k, word in enumerate(words)]
+    return instruction(_block(body, ""), f32 if n == 1 else (f32,) * n, u32)
+
+
 prefetch = instruction("prefetch.global.L2 [$0];", void, u64)
 """The 32 bytes or more around an address are to come to the L2 cache."""
 

@@ -99,25 +99,32 @@ def asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, arg
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
 
 
-def mma(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
+SUMS = {"f32": (f32, F32, "f"), "s32": (i32, I32, "r")}
+"""What accumulators are, by the type that an atom says of them: Numba's type, LLVM's, and the kind of register."""
+
+Kinds = tuple[str | None, str | None]
+"""Types of a and of b where an atom's row stands for several, else None."""
+
+
+def mma(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list, kinds: Kinds = (None, None)) -> list:
     """One instruction: the accumulators plus a @ bᵀ. It stays where all of the warp's lanes run it together."""
     assert (len(a), len(b), len(acc)) == (atom.words_a, atom.words_b, atom.words_acc)
-    n = len(acc)
+    n, (_, number, register) = len(acc), SUMS[atom.acc]
     names = [f"${i}" for i in range(2 * n + len(a) + len(b))]
     d, rest = ", ".join(names[:n]), names[n:]
-    text = f"{atom.text()} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
+    text = f"{atom.text(a=kinds[0], b=kinds[1])} {{{d}}}, {{{', '.join(rest[: len(a)])}}}, "
     text += f"{{{', '.join(rest[len(a) : len(a) + len(b)])}}}, {{{d}}};"
-    constraints = ",".join(["=f"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
+    constraints = ",".join([f"={register}"] * n + ["r"] * (len(a) + len(b)) + [str(i) for i in range(n)])
     args = [*a, *b, *acc]
-    function = ir.FunctionType(ir.LiteralStructType([F32] * n), [v.type for v in args])
+    function = ir.FunctionType(ir.LiteralStructType([number] * n), [v.type for v in args])
     out = builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), args, attrs=("convergent",))
     return unpacked(builder, out, n)
 
 
-def along_k(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list) -> list:
+def along_k(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list, kinds: Kinds = (None, None)) -> list:
     """acc += a @ bᵀ over as much of K as the words of a and b have, an instruction for each part of it."""
     for words_a, words_b in zip(batched(a, atom.words_a), batched(b, atom.words_b), strict=True):
-        acc = mma(builder, atom, acc, words_a, words_b)
+        acc = mma(builder, atom, acc, words_a, words_b, kinds)
     return acc
 
 
@@ -146,7 +153,7 @@ def warp_multiply(atom: Atom) -> Any:
 def multiply_fragment(name: str) -> Any:
     """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""
     atom = ATOMS[name]
-    a, b, acc = atom.words_a, atom.words_b, i32 if atom.acc == "s32" else f32
+    a, b, acc = atom.words_a, atom.words_b, SUMS[atom.acc][0]
     words = [f"${i}" for i in range(8, 8 + a + b)]
     text = f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(words[:a])}}}, "
     text += f"{{{', '.join(words[a:])}}}, {{$4, $5, $6, $7}};"
@@ -232,14 +239,15 @@ def multiply_sparse(taps: int) -> Any:
 
 
 @cache
-def zeros(count: int) -> Any:
-    """The device function () → count float32 zeros."""
-    ty = types.UniTuple(f32, count)
+def zeros(count: int, acc: str = "f32") -> Any:
+    """The device function () → count zeros of a type of `SUMS`."""
+    kind, number, _ = SUMS[acc]
+    ty = types.UniTuple(kind, count)
 
     @intrinsic
     def zero(typingctx):
         def codegen(context, builder, sig, args):
-            return ir.Constant(ir.ArrayType(F32, count), [ir.Constant(F32, 0.0)] * count)
+            return ir.Constant(ir.ArrayType(number, count), [ir.Constant(number, 0)] * count)
 
         return ty(), codegen
 
@@ -251,20 +259,21 @@ load_floats = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$8]; ld.shared.v4
 
 
 @cache
-def store_partial(count: int, threads: int) -> Any:
-    """The device function (acc, address) that writes a thread's accumulators to global memory, four at a time.
+def store_partial(count: int, threads: int, acc: str = "f32") -> Any:
+    """The device function (sums, address) that writes a thread's accumulators to global memory, four at a time.
 
-    address: of the block's tile plus 16 bytes a thread; the tile is count*threads floats.
+    address: of the block's tile plus 16 bytes a thread; the tile is count*threads numbers of a type of `SUMS`.
     """
-    ty = types.UniTuple(f32, count)
+    kind, _, register = SUMS[acc]
+    ty = types.UniTuple(kind, count)
 
     @intrinsic
-    def store(typingctx, acc, address):
+    def store(typingctx, sums, address):
         def codegen(context, builder, sig, args):
             values = unpacked(builder, args[0], count)
             for k in range(0, count, 4):
-                text = f"st.global.v4.f32 [$0+{4 * k * threads}], {{$1, $2, $3, $4}};"
-                asm(builder, text, "l,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
+                text = f"st.global.v4.{acc} [$0+{4 * k * threads}], {{$1, $2, $3, $4}};"
+                asm(builder, text, f"l{f',{register}' * 4},~{{memory}}", ir.VoidType(), [args[1], *values[k : k + 4]], True)
             return context.get_dummy_value()
 
         return void(ty, u64), codegen
@@ -273,22 +282,23 @@ def store_partial(count: int, threads: int) -> Any:
 
 
 @cache
-def add_partial(count: int, threads: int) -> Any:
-    """The device function acc, address → acc plus what `store_partial` wrote there, read through L2."""
-    ty = types.UniTuple(f32, count)
+def add_partial(count: int, threads: int, acc: str = "f32") -> Any:
+    """The device function sums, address → sums plus what `store_partial` wrote there, read through L2."""
+    kind, number, register = SUMS[acc]
+    ty = types.UniTuple(kind, count)
 
     @intrinsic
-    def add(typingctx, acc, address):
+    def add_to(typingctx, sums, address):
         def codegen(context, builder, sig, args):
             values = unpacked(builder, args[0], count)
-            quad = ir.LiteralStructType([F32] * 4)
+            quad, add = ir.LiteralStructType([number] * 4), builder.fadd if acc == "f32" else builder.add
             read: list = []
             for k in range(0, count, 4):
-                text = f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * k * threads}];"
-                out = asm(builder, text, "=f,=f,=f,=f,l,~{memory}", quad, [args[1]], True)
+                text = f"ld.global.cg.v4.{acc} {{$0, $1, $2, $3}}, [$4+{4 * k * threads}];"
+                out = asm(builder, text, f"{f'={register},' * 4}l,~{{memory}}", quad, [args[1]], True)
                 read += unpacked(builder, out, 4)
-            return packed(builder, [builder.fadd(v, r) for v, r in zip(values, read, strict=True)])
+            return packed(builder, [add(v, r) for v, r in zip(values, read, strict=True)])
 
         return ty(ty, u64), codegen
 
-    return add
+    return add_to

@@ -1,11 +1,13 @@
-"""The inner loops of a matrix product in plain float32 arithmetic, unrolled."""
+"""The inner loops of a matrix product on CUDA cores, unrolled."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+from tccompile.kernels.ptx.atoms import Atom
 from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, ir, types, u32, void
+from tccompile.kernels.ptx.mma import SUMS
 
 I32, F32 = ir.IntType(32), ir.FloatType()
 
@@ -83,31 +85,41 @@ def as_tuple(load: Any, n: int) -> Any:
     return one
 
 
-def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list) -> Any:
+def _asm(builder: ir.IRBuilder, text: str, constraints: str, result: ir.Type, args: list, effect: bool = True) -> Any:
     function = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), args)
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), args)
+
+
+def _product(builder: ir.IRBuilder, atom: Atom, kinds: tuple[str, str], a: Any, b: Any, acc: Any) -> Any:
+    """acc plus a times b, a word each."""
+    if atom.acc == "f32":
+        return builder.fma(a, b, acc)
+    return _asm(builder, f"{atom.text(a=kinds[0], b=kinds[1])} $0, $1, $2, $3;", "=r,r,r,r", I32, [a, b, acc], False)
 
 
 @cache
-def multiply_step(rows: int, columns: int, bk: int, a_pitch: int, b_pitch: int, threads_m: int, threads_n: int) -> Any:
-    """The device function acc, a, b → acc that adds a thread's rows×columns products over bk values of K.
+def multiply_step(atom: Atom, kinds: tuple[str, str], rows: int, columns: int, bk: int, lie: tuple[int, int, int, int]) -> Any:
+    """The device function acc, a, b → acc that adds a thread's rows×columns products over bk words of K.
 
-    acc: rows*columns float32, row-major. a, b: addresses in shared memory of the thread's first row and column at the step's
-    first k; the next k is a_pitch (b_pitch) floats on, the next group of four rows (columns) 4*threads_m (4*threads_n).
+    acc: rows*columns numbers of the atom's type, row-major. a, b: addresses in shared memory of the thread's first row and column
+    at the step's first word of K. lie: words to the next one of a and of b, and threads along rows and columns; the next group of
+    four rows (columns) is four times as many words on. kinds: types of a and of b, of those that the atom takes.
     """
-    ty = types.UniTuple(f32, rows * columns)
+    number, word, register = SUMS[atom.acc]
+    ty, (a_pitch, b_pitch, threads_m, threads_n) = types.UniTuple(number, rows * columns), lie
+    read = "f32" if atom.acc == "f32" else "b32"
 
     @intrinsic
     def multiply(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
             values = [builder.extract_value(args[0], i) for i in range(rows * columns)]
-            quad = ir.LiteralStructType([F32] * 4)
+            quad = ir.LiteralStructType([word] * 4)
 
             def load(address: Any, n: int, threads: int, first: int) -> list:
                 out: list = []
                 for group in range(n // 4):
-                    text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{4 * (first + group * 4 * threads)}];"
-                    four = _asm(builder, text, "=f,=f,=f,=f,r,~{memory}", quad, [address])
+                    text = f"ld.shared.v4.{read} {{$0, $1, $2, $3}}, [$4+{4 * (first + group * 4 * threads)}];"
+                    four = _asm(builder, text, f"{f'={register},' * 4}r,~{{memory}}", quad, [address])
                     out += [builder.extract_value(four, i) for i in range(4)]
                 return out
 
@@ -117,8 +129,8 @@ def multiply_step(rows: int, columns: int, bk: int, a_pitch: int, b_pitch: int, 
                 for i in range(rows):
                     for j in range(columns):
                         at = i * columns + j
-                        values[at] = builder.fma(left[i], right[j], values[at])
-            out = ir.Constant(ir.ArrayType(F32, rows * columns), ir.Undefined)
+                        values[at] = _product(builder, atom, kinds, left[i], right[j], values[at])
+            out = ir.Constant(ir.ArrayType(word, rows * columns), ir.Undefined)
             for i, v in enumerate(values):
                 out = builder.insert_value(out, v, i)
             return out
@@ -129,12 +141,13 @@ def multiply_step(rows: int, columns: int, bk: int, a_pitch: int, b_pitch: int, 
 
 
 @cache
-def spill_row(rows: int, columns: int, threads_n: int) -> Any:
+def spill_row(rows: int, columns: int, threads_n: int, kind: str) -> Any:
     """The device function (acc, address, i) that writes row i of a thread's results to shared memory; i may be a variable.
 
-    address: of the thread's first column; the next group of four lies 4*threads_n floats on.
+    address: of the thread's first column; the next group of four lies 4*threads_n numbers on. kind: their type, of `mma.SUMS`.
     """
-    ty = types.UniTuple(f32, rows * columns)
+    number, _, register = SUMS[kind]
+    ty = types.UniTuple(number, rows * columns)
 
     @intrinsic
     def spill(typingctx, acc, address, i):
@@ -144,8 +157,8 @@ def spill_row(rows: int, columns: int, threads_n: int) -> Any:
                     for group in range(columns // 4):
                         at = row * columns + group * 4
                         four = [builder.extract_value(args[0], at + e) for e in range(4)]
-                        text = f"st.shared.v4.f32 [$0+{16 * group * threads_n}], {{$1, $2, $3, $4}};"
-                        _asm(builder, text, "r,f,f,f,f,~{memory}", ir.VoidType(), [args[1], *four])
+                        text = f"st.shared.v4.{kind} [$0+{16 * group * threads_n}], {{$1, $2, $3, $4}};"
+                        _asm(builder, text, f"r{f',{register}' * 4},~{{memory}}", ir.VoidType(), [args[1], *four])
             return context.get_dummy_value()
 
         return void(ty, u32, i32), codegen

@@ -149,6 +149,8 @@ def _verify_expressions(program: Program, op: Op, where: str) -> None:
             for i, n in zip(index, program.tensors[name].shape, strict=True):
                 lo, hi = i.bounds(shape)
                 assert lo >= 0 and hi < n, f"{where}: reads {name} at {lo}…{hi} of {n}"
+    taken = {e.dtype for e in walk(op.epilogue.expr) if e.fn == "acc"}
+    assert len(taken) <= 1, f"{where}: its epilogue takes what it computed as {' and '.join(sorted(t.value for t in taken))}"
     for e in walk(op.epilogue.expr):
         assert e.fn != "acc" or not isinstance(op, Pointwise), f"{where}: a Pointwise has no acc"
         if e.fn == "load":

@@ -304,6 +304,49 @@ def product_of_bytes(case: str, a: tuple[int, ...], n: int, batched: bool = Fals
     return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep))
 
 
+def of_8_bits(
+    case: str,
+    x: tuple[int, ...],
+    n: int,
+    window: tuple[int, ...] = (),
+    kinds: tuple[DType, DType, DType] = (DType.I8, DType.I8, DType.I32),
+    stride: int = 1,
+    groups: int = 1,
+    extreme: bool = False,
+) -> Program:
+    """A Gemm, of batches if x has more than two axes, or with a window a Conv, of integers of 8 bits.
+
+    kinds    types of the operands and of the result. An int32 is the sum; floats are scaled per channel; bytes have a bias of
+             int32, and are scaled, rounded and saturated
+    extreme  operands are the ends of their types, nine tenths of them the upper one
+    """
+    b, order = Builder(case), NHWC if window else None
+    for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
+        low, high = int(kind.lowest), int(kind.largest)
+        values = np.where(b.rng.random(shape) < 0.9, high, low) if extreme else b.rng.integers(low, high + 1, shape)
+        b.values(name, values, kind, order, 16)
+    pads = tuple(k // 2 for k in window)
+    spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
+    out = (x[0], n, *spatial) if window else (*x[:-1], n)
+    axis, y, ep = 1 if window else len(out) - 1, kinds[2], Epilogue(Expr("acc", (), None, I64))
+    if y is not DType.I32:
+        b.values("scale", b.rng.uniform(0.5, 2, n) * 2.0 ** b.rng.integers(-9, -5, n), F32)
+        biased = ACC
+        if y.size == 1:
+            b.integers("bias", (n,), DType.I32, -4096, 4096)
+            biased = cast(call("add", ep.expr, load(1, I64)), F32)
+        scaled = call("mul", biased, load(0))
+        views = tuple(View(name, (coord(axis),)) for name in ("scale", "bias") if name in b.tensors)
+        ep = Epilogue(call("round", scaled) if y.size == 1 else scaled, views)
+    name, fields = b.result(out, y, order), {"nodes": (case,), "epilogue": ep}
+    if not window:
+        return b.program(Gemm(y=name, a="x", b="w", **fields))
+    one = (1,) * len(window)
+    return b.program(
+        Conv(y=name, x="x", w="w", strides=(stride,) * len(window), pads=pads, dilations=one, groups=groups, **fields)
+    )
+
+
 def pool(
     case: str,
     x: tuple[int, ...],
@@ -762,6 +805,16 @@ def _case(make: Callable[..., Program], *args, **how) -> Callable[[str], Program
 
 
 CASES: Cases = {
+    # integers of 8 bits, whose sums are int32
+    "s8_gemm": _case(of_8_bits, (77, 200), 45),
+    "s8_gemm_extreme": _case(of_8_bits, (33, 1040), 40, kinds=(DType.U8, DType.U8, DType.I32), extreme=True),
+    "s8_gemm_rounded": _case(of_8_bits, (33, 1040), 40, kinds=(DType.U8, DType.U8, F32), extreme=True),
+    "s8_gemm_batches": _case(of_8_bits, (2, 3, 19, 40), 21, kinds=(DType.I8, DType.U8, F16)),
+    "s8_gemm_few": _case(of_8_bits, (5, 2064), 300, kinds=(DType.U8, DType.I8, DType.U8)),
+    "s8_conv": _case(of_8_bits, (2, 48, 13, 11), 40, (3, 3), (DType.U8, DType.I8, DType.I8)),
+    "s8_conv_stride": _case(of_8_bits, (1, 67, 15, 9), 21, (5, 3), (DType.I8, DType.U8, F16), stride=2),
+    "s8_conv_groups": _case(of_8_bits, (1, 64, 9, 10), 48, (3, 3), (DType.U8, DType.I8, DType.U8), groups=2),
+    "s8_conv_narrow_groups": _case(of_8_bits, (1, 18, 9, 10), 27, (3, 3), (DType.I8, DType.I8, DType.I32), groups=3),
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations
     "bytes_conv": _case(product_of_bytes, (1, 24, 6, 7), 40, window=(3, 3)),
     "bytes_conv_1x1": _case(product_of_bytes, (2, 256, 5, 5), 24, window=(1, 1)),

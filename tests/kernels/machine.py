@@ -677,21 +677,28 @@ class Machine:
         return step
 
     def elements(self, registers: list[np.ndarray], rows: np.ndarray, kind: str = "f16") -> np.ndarray:
-        """What is in words of lanes, as float32: (warps, 8, 4, registers, elements of a word)."""
+        """What is in words of lanes, as float32 or int64: (warps, 8, 4, registers, elements of a word)."""
         words = np.ascontiguousarray(np.stack([r[rows] for r in registers], -1))
         if kind == "f16":
             values = words.view(np.float16).astype(np.float32)
         elif kind == "bf16":
             values = (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        elif kind in ("s8", "u8"):
+            values = words.view(kind.replace("s", "i").replace("8", "1")).astype(np.int64)
         else:
             assert kind == "tf32", kind
             values = (words & np.uint32(0xFFFFE000)).view(np.float32)
         return values.reshape(len(rows), 8, 4, len(registers), -1)
 
     def left(self, registers: list[np.ndarray], rows: np.ndarray, kind: str = "f16") -> np.ndarray:
-        """The left operand of a warp's product, (warps, 16, K): half as many registers as a row has words, for two rows."""
+        """The left operand of a warp's product, (warps, 16, K): half as many registers as a row has words, for two rows.
+
+        One register is of 8 rows, (warps, 8, K).
+        """
         elements = self.elements(registers, rows, kind)
         k, each = len(registers) // 2, elements.shape[-1]
+        if not k:
+            return elements.reshape(-1, 8, 4 * each)
         return elements.reshape(-1, 8, 4, k, 2, each).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 4 * k * each)
 
     def sparse(self, registers: list[np.ndarray], which: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -709,23 +716,41 @@ class Machine:
 
     def do_mma(self, parts: list[str], operands: list[str]) -> Step:
         sparse = parts[1].startswith("sp::ordered_metadata")
-        assert parts[3 + sparse] in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
-        kind = parts[-3]
-        assert parts[-4:] == ["f32", kind, kind, "f32"] and (kind == "f16" or not sparse), parts
+        shape, (sums, kind, other, same) = parts[3 + sparse], parts[-4:]
+        if {kind, other} <= {"s8", "u8"}:
+            assert (shape, sums, same, sparse) in (("m8n8k16", "s32", "s32", False), ("m16n8k32", "s32", "s32", False)), parts
+        else:
+            assert shape in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
+            assert (sums, other, same) == ("f32", kind, "f32") and (kind == "f16" or not sparse), parts
+        number = np.float32 if sums == "f32" else np.int32
         a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:4])
         assigns = [self.target(n.strip()) for n in operands[0].strip("{}").split(",")]
         which = self.registers[operands[4]] if sparse else None
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
-            right = self.elements(b, rows, kind).transpose(0, 3, 2, 4, 1).reshape(len(rows), -1, 8)
+            right = self.elements(b, rows, other).transpose(0, 3, 2, 4, 1).reshape(len(rows), -1, 8)
             left = self.left(a, rows, kind) if which is None else self.sparse(a, which, rows)
-            product = (left @ right).reshape(-1, 2, 8, 4, 2)
+            product = (left @ right).reshape(len(rows), -1, 8, 4, 2)
             for i, assign in enumerate(assigns):
-                out = np.zeros(self.n, np.float32)
-                before = c[i].view(np.float32)[rows]
-                out[rows] = before + product[:, i // 2, :, :, i % 2].reshape(-1, 32)
+                out = np.zeros(self.n, number)
+                before = c[i].view(number)[rows]
+                out[rows] = before + product[:, i // 2, :, :, i % 2].reshape(-1, 32).astype(number)
                 assign(out, mask)
+
+        return step
+
+    def do_dp4a(self, parts: list[str], operands: list[str]) -> Step:
+        kinds = ["i1" if kind == "s32" else "u1" for kind in parts[1:]]
+        a, b, c = (self.source(o, "b32") for o in operands[1:])
+        assign = self.target(operands[0])
+
+        def step(mask: np.ndarray) -> None:
+            bytes_a, bytes_b = (
+                np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(kind).reshape(self.n, 4).astype(np.int32)
+                for v, kind in zip((a, b), kinds, strict=True)
+            )
+            assign((bytes_a * bytes_b).sum(1, dtype=np.int32) + c.view(np.int32), mask)
 
         return step
 

@@ -11,7 +11,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.toolchain import ptxas
-from tccompile.kernels.ptx.atoms import ATOMS, ROW_OF, Atom, atoms, of_warpgroups, warp_atom
+from tccompile.kernels.ptx.atoms import ATOMS, ROW_OF, Atom, atoms, of_warpgroups, thread_atom, warp_atom
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +52,8 @@ def test_a_generation_s_best_is_what_its_row_says(arch) -> None:
         ("mma.m8n8k16.s8", (1, 1, 2), "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"),
         ("mma.m16n8k32.s8", (4, 2, 4), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
         ("mma.m16n8k32.e4m3", (4, 2, 4), "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"),
+        ("fma", (1, 1, 1), "fma.rn.f32"),
+        ("dp4a", (1, 1, 1), "dp4a.s32.s32"),
         ("mma.sp.m16n8k64.s8", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32"),
         ("mma.sp.m16n8k64.e4m3", (4, 4, 4), "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.f32.e4m3.e4m3.f32"),
     ],
@@ -83,8 +85,20 @@ def test_eight_bits_mix(kinds: tuple[str, str], since: tuple[int, int]) -> None:
         assert bool(found) == (arch.cc >= since)
         assert any(x.warpgroup for x in found) == (arch.name == "sm_90a")
         assert all(f".{a}.{b}" in x.text(a=a, b=b) for x in found)
+    for arch, a, b in product(ARCHS.values(), kinds, kinds):
+        found = thread_atom(arch, a, b)
+        assert (found and found.name) == ("dp4a" if "s8" in kinds else None)  # every generation that code is made for has it
+        signs = [".u32" if kind == "u8" else ".s32" for kind in (a, b)]
+        assert found is None or found.text(a=a, b=b) == "dp4a" + "".join(signs)
     with pytest.raises(AssertionError, match="does not multiply s8 by e4m3"):
         ATOMS["wgmma.s8"].text(b="e4m3")
+
+
+def test_cuda_cores_multiply_float32_and_bytes() -> None:
+    for arch in ARCHS.values():
+        assert thread_atom(arch, "f32", "f32") is ATOMS["fma"]
+        assert [thread_atom(arch, kind, kind) for kind in ("f16", "bf16", "tf32", "e4m3")] == [None] * 4
+        assert thread_atom(arch, "s8", "f32") is None
 
 
 def test_columns_of_a_warpgroup_s_integers() -> None:
@@ -105,13 +119,17 @@ def statement(atom: Atom, a: str, b: str) -> str:
         signs = {"s32": ""}.get(atom.acc, ", 1, 1") + ("" if atom.along_k else ", 0, 0")
         return f"{{ {sums} {atom.text(a=a, b=b)} {names('d', atom.words_acc)}, x, y, p{signs}; }}"
     parts = f".reg .b32 a<{atom.words_a}>, b<{atom.words_b}>;"
+    if atom.threads == 1:
+        return f"{{ {sums} {parts.replace('.b32', '.f32') if atom.a == 'f32' else parts} {atom.text(a=a, b=b)} d0, a0, b0, d0; }}"
     operands = [names(*part) for part in (("d", atom.words_acc), ("a", atom.words_a), ("b", atom.words_b), ("d", atom.words_acc))]
     return f"{{ {sums} {parts} {atom.text(a=a, b=b)} {', '.join(operands)}{', e, 0' if atom.sparse else ''}; }}"
 
 
-@pytest.mark.parametrize("arch", [ARCHS[name] for name in ("sm_70", "sm_75", "sm_80", "sm_89", "sm_90a")], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "arch", [ARCHS[name] for name in ("sm_61", "sm_70", "sm_75", "sm_80", "sm_89", "sm_90a")], ids=lambda a: a.name
+)
 def test_the_first_generation_s_assembler_takes_each(arch, tmp_path: Path) -> None:
-    lines = [statement(x, a, b) for x in ATOMS.values() if x.since == arch.cc
+    lines = [statement(x, a, b) for x in ATOMS.values() if arch is next(other for other in ARCHS.values() if other.cc >= x.since)
              for a, b in product(*([k, *(o for o, row in ROW_OF.items() if row == k)] for k in (x.a, x.b)))]  # fmt: skip
     registers = ".reg .b64 x, y; .reg .pred p; .reg .b32 e;"
     body = f"{registers} setp.eq.u32 p, 0, 0; mov.b64 x, 0; mov.b64 y, 0; mov.b32 e, 0;\n" + "\n".join(lines)
@@ -122,7 +140,7 @@ def test_the_first_generation_s_assembler_takes_each(arch, tmp_path: Path) -> No
 
 
 def test_no_other_place_has_their_text() -> None:
-    text = re.compile(r"mma(\.sp)?(::ordered_metadata)?\.sync\.aligned|wgmma\.mma_async")
+    text = re.compile(r"mma(\.sp)?(::ordered_metadata)?\.sync\.aligned|wgmma\.mma_async|dp4a\.[su]32")
     found = [p.relative_to(ROOT) for folder in ("kernels", "tccompile") for p in (ROOT / folder).rglob("*.py")
              if p.resolve().is_relative_to(ROOT / "kernels") or folder == "tccompile" if text.search(p.read_text())]  # fmt: skip
     assert {p.as_posix().removeprefix("tccompile/") for p in found} == {"kernels/ptx/atoms.py"}

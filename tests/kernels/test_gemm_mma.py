@@ -174,7 +174,7 @@ def x_view(channels: int, offset: int) -> tuple[Tensor, Tensor]:
         (gemm(lead=(3, 2), batched=True), None),
         (conv(dtype=DType.F32), None),
         (conv(dtype=DType.BF16), None),
-        (conv(dtype=DType.F64), "x is float64; Tensor Cores are fed with float16 or bfloat16"),
+        (conv(dtype=DType.F64), "x is float64; Tensor Cores are fed with float16 or bfloat16 or int8 or uint8"),
         (conv(groups=64), "its groups have 1 input channels"),
         (conv((1, 64, 9, 9), 24, groups=8), "its groups have 3 output channels"),
         (conv(x=dense("x", (1, 64, 14, 14), DType.F16)), "neighbouring channels of x are 224 elements apart"),

@@ -14,6 +14,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_mma import ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import BK, BY_SHAPE, TILES, ConvSimt, Form, GemmSimt, build_tile, chunk_of
 from tccompile.kernels.implicit_gemm import SCALARS, describe, scalars
+from tccompile.kernels.ptx.atoms import ATOMS
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as case_program
@@ -68,7 +69,9 @@ def test_steps_cover_all_of_k(case):
 
 def test_what_it_refuses():
     op, program = gemm(dtype=DType.I32)
-    assert GemmSimt().supports(op, program, ARCHS["sm_80"]) == "x is int32; it multiplies floats"
+    assert GemmSimt().supports(op, program, ARCHS["sm_80"]) == (
+        "x is int32 and w int32; CUDA cores multiply two floats, or two integers of 8 bits"
+    )
     op, program = gemm(m=2**17, k=2**14, dtype=F32)
     assert "offsets are counted in 31 bits" in str(GemmSimt().supports(op, program, ARCHS["sm_80"]))
 
@@ -115,7 +118,9 @@ def test_compiles_without_spills(name, shape, chunk, x, w, split, lanes):
     op, program = conv(groups=1)
     params = epilogue.describe(op, program, epilogue.frame_of(op, program), lanes).params
     tile, arch = BY_SHAPE[shape], ARCHS[name]
-    ptx = ptx_text(build_tile(Form(tile, x, w, chunk, split, lanes), arch.has(Feature.ASYNC_COPIES), params), arch, "kernel")
+    ptx = ptx_text(
+        build_tile(Form(tile, ATOMS["fma"], x, w, chunk, split, lanes), arch.has(Feature.ASYNC_COPIES), params), arch, "kernel"
+    )
     _, used = assemble(ptx, name)
     assert used.stack == 0
     assert ptx.count("fma.rn.f32") >= tile.rows * tile.columns * BK

@@ -11,7 +11,7 @@ import numpy as np
 from tccompile.ir.expr import Expr
 from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
-from tccompile.ir.ops.op import Op, Ref, Weights
+from tccompile.ir.ops.op import Op, Ref, Weights, multiplied_in, summed
 from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, windows
 
 
@@ -19,7 +19,7 @@ from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image
 class Conv(Op):
     """y = epilogue(conv(x, w)): cross-correlation of x (N, C, H, W) with w (O, C/groups, R, S), or of rank 3 (N, C, W).
 
-    Before the epilogue's shuffle y is (N, O, P, Q); beyond the edges x reads as zero.
+    Before the epilogue's shuffle y is (N, O, P, Q); beyond the edges x reads as zero. Sums are of the types that Gemm's are.
     """
 
     x: Ref
@@ -37,12 +37,13 @@ class Conv(Op):
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
         """Gathered windows times a matrix of weights, a block of output rows and one group at a time."""
-        x, w = as_image(values[self.x]), as_image(values[self.w])
+        kind = multiplied_in(values[self.x], values[self.w])
+        x, w = (as_image(values[name]).astype(kind, copy=False) for name in (self.x, self.w))
         n, o, p, q = image_shape(shape)
         strides, dilations = pair(self.strides, 1), pair(self.dilations, 1)
         window = (w.shape[2], w.shape[3])
         x = padded(x, pair(self.pads, 0), window, strides, dilations, (p, q), 0.0)
-        y = np.empty((n, p, q, o), np.float32)
+        y = np.empty((n, p, q, o), kind)
         if 0 in y.shape or 0 in w.shape:
             y[...] = 0
         elif w.shape[1] == 1 and self.groups > 1:
@@ -55,7 +56,7 @@ class Conv(Op):
                 for rows in blocks(y.shape, taps.shape[3:5], c):
                     block = taps[rows][..., g * c : (g + 1) * c]
                     y[rows][..., g * k : (g + 1) * k] = (block.reshape(-1, len(matrix)) @ matrix).reshape(*block.shape[:3], k)
-        return y.transpose(0, 3, 1, 2).reshape(shape)
+        return summed(y).transpose(0, 3, 1, 2).reshape(shape)
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod(y) * math.prod(shapes[self.w][1:])

@@ -11,12 +11,16 @@ import numpy as np
 from tccompile.ir.expr import Expr
 from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
-from tccompile.ir.ops.op import Op, Ref, Weights
+from tccompile.ir.ops.op import Op, Ref, Weights, multiplied_in, summed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm(Op):
-    """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N)."""
+    """y = epilogue(a @ bᵀ): a (…, M, K), b (N, K) or (…, N, K) with the same leading axes, y (…, M, N).
+
+    Sums of floats are float32. Where both operands are integers, of 8 bits, sums are int32, modulo 2^32; the type of the
+    epilogue's `acc` says whether it takes them exactly, as int64, or each rounded to float32.
+    """
 
     a: Ref
     b: Weights
@@ -26,10 +30,11 @@ class Gemm(Op):
         yield len(a) >= 2 and len(b) >= 2 and a[-1] == b[-1] and y == (*a[:-1], b[-2]) and (len(b) == 2 or b[:-2] == a[:-2])
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-        a, b = values[self.a].astype(np.float32, copy=False), values[self.b].astype(np.float32, copy=False)
+        kind = multiplied_in(values[self.a], values[self.b])
+        a, b = values[self.a].astype(kind, copy=False), values[self.b].astype(kind, copy=False)
         if b.ndim == 2:  # one matrix product instead of many
-            return (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b.T).reshape(shape)
-        return a @ b.swapaxes(-1, -2)
+            return summed(a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) @ b.T).reshape(shape)
+        return summed(a @ b.swapaxes(-1, -2))
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         return 2 * math.prod(y) * shapes[self.a][-1]

@@ -160,6 +160,16 @@ class Op:
         return self.products(shapes, y)
 
 
+def multiplied_in(a: np.ndarray, b: np.ndarray) -> np.dtype:
+    """The type to multiply operands in, given in compute types, and to add products up in: sums of bytes are exact in float64."""
+    return np.dtype(np.float64 if a.dtype.kind == b.dtype.kind == "i" else np.float32)
+
+
+def summed(sums: np.ndarray) -> np.ndarray:
+    """Sums of products as an epilogue takes them: those of integers, made in float64, as int64, modulo 2^32 as int32 is."""
+    return sums.astype(np.int64).astype(np.int32).astype(np.int64) if sums.dtype == np.float64 else sums
+
+
 def _held(hint: Any) -> Any:
     """What a field of this type holds one of, or several, or none: an Operand, a OneOf, or a type."""
     if get_origin(hint) is Annotated:

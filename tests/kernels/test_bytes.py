@@ -1,0 +1,268 @@
+"""Products of integers of 8 bits, as compiled, run thread by thread and compared with exact sums: mma.sync and CUDA cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit.ptx import ptx_text
+from tccompile.emit.ptxas import assemble
+from tccompile.ir.expr import Epilogue, Expr, View, call, cast, coord, load
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program, verify
+from tccompile.ir.reference import compute
+from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal
+from tccompile.kernels import KERNELS
+from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
+from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
+from tccompile.kernels.spec import Config
+from tccompile.layout import per_row
+from tests.kernels import machine
+from tests.tiers import thorough, usually
+
+I8, U8, I32, F16, F32 = DType.I8, DType.U8, DType.I32, DType.F16, DType.F32
+NHWC = (0, 2, 3, 1)
+SUM, ROUNDED = Expr("acc", (), None, DType.I64), Expr("acc")
+MIXES = [(I8, I8), (I8, U8), (U8, I8), (U8, U8)]
+
+
+def values(shape: tuple[int, ...], dtype: DType, seed: int, extreme: bool = False) -> np.ndarray:
+    """All values of the type, or, with `extreme`, the two ends of it."""
+    rng, (low, high) = np.random.default_rng(seed), (int(dtype.lowest), int(dtype.largest))
+    found = np.where(rng.random(shape) < 0.9, high, low) if extreme else rng.integers(low, high + 1, shape)
+    return found.astype(dtype.numpy)
+
+
+def program_of(op: Op, x: Tensor, w: Tensor, y: Tensor, extreme: bool = False) -> Program:
+    """An op of constants. Of the result, `scale` is per channel and `bias` an int32: those of a quantized layer."""
+    channels = y.shape[1] if isinstance(op, Conv) else y.shape[-1]
+    rng = np.random.default_rng(5)
+    scale = rng.uniform(0.5, 2, channels) * 2.0 ** rng.integers(-9, -5, channels)
+    given = {
+        "x": values(x.shape, x.dtype, 1, extreme),
+        "w": values(w.shape, w.dtype, 2, extreme),
+        "scale": scale.astype(np.float32),
+        "bias": rng.integers(-(2**12), 2**12, channels).astype(np.int32),
+    }
+    tensors = {t.name: t for t in (x, w, y, dense("scale", (channels,), F32), dense("bias", (channels,), I32))}
+    made = Program((), (), tensors, {n: Literal(given[n]) for n in given if n in op.inputs}, (op,))
+    verify(made)
+    return made
+
+
+def ending(y: DType, axis: int) -> Epilogue:
+    """What a layer does with its sums: int32 as they are; floats scaled; bytes with a bias, scaled, rounded and saturated."""
+    scale, bias = View("scale", (coord(axis),)), View("bias", (coord(axis),))
+    if y is I32:
+        return Epilogue(SUM)
+    if y.is_float:
+        return Epilogue(call("mul", ROUNDED, load(0)), (scale,))
+    biased = cast(call("add", SUM, load(1, DType.I64)), F32)
+    return Epilogue(call("round", call("mul", biased, load(0))), (scale, bias))
+
+
+def gemm(
+    m: int, n: int, k: int, x: DType = I8, w: DType = I8, y: DType = I32, lead: tuple[int, ...] = (), extreme: bool = False
+) -> Program:
+    op = Gemm(nodes=("gemm",), a="x", b="w", y="y", epilogue=ending(y, len(lead) + 1))
+    tensors = (dense("x", (*lead, m, k), x, pad=16), dense("w", (*lead, n, k), w, pad=16), dense("y", (*lead, m, n), y))
+    return program_of(op, *tensors, extreme)
+
+
+def conv(
+    shape: tuple[int, ...],
+    outputs: int,
+    taps: tuple[int, int],
+    kinds: tuple[DType, DType, DType] = (I8, I8, I32),
+    groups: int = 1,
+    order: Sequence[int] = NHWC,
+    **how: tuple[int, int],
+) -> Program:
+    n, c, h, w = shape
+    (sh, sw), (ph, pw), (dh, dw) = (how.get(k, d) for k, d in (("strides", (1, 1)), ("pads", (0, 0)), ("dilations", (1, 1))))
+    p, q = (h + 2 * ph - dh * (taps[0] - 1) - 1) // sh + 1, (w + 2 * pw - dw * (taps[1] - 1) - 1) // sw + 1
+    op = Conv(nodes=("c",), x="x", w="w", y="y", groups=groups, strides=(sh, sw), pads=(ph, pw), dilations=(dh, dw))
+    x = dense("x", shape, kinds[0], tuple(order), 16)
+    weights = dense("w", (outputs, c // groups, *taps), kinds[1], NHWC, 16)
+    y = dense("y", (n, outputs, p, q), kinds[2], NHWC)
+    return program_of(replace(op, epilogue=ending(kinds[2], 1)), x, weights, y)
+
+
+def sums(program: Program) -> np.ndarray:
+    """The product in integers of 64 bits."""
+    (op,) = program.ops
+    x, w = (program.constants[n].values.astype(np.int64) for n in ("x", "w"))  # type: ignore[union-attr]
+    if isinstance(op, Gemm):
+        return x @ w.swapaxes(-1, -2)
+    assert isinstance(op, Conv)
+    (sh, sw), (ph, pw), (dh, dw) = op.strides, op.pads, op.dilations
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    n, o, p, q = program.tensors[op.y].shape
+    out, inner = np.zeros((n, o, p, q), np.int64), x.shape[1] // op.groups
+    for c in range(o):
+        first = c // (o // op.groups) * inner
+        for r in range(w.shape[2]):
+            for s in range(w.shape[3]):
+                seen = padded[:, first : first + inner, r * dh : r * dh + sh * p : sh, s * dw : s * dw + sw * q : sw]
+                out[:, c] += np.einsum("nchw,c->nhw", seen[:, :, :p, :q], w[c, :, r, s])
+    return out
+
+
+def expected(program: Program) -> np.ndarray:
+    """What the layer gives, by NumPy from the exact sums, in the result's own type."""
+    (op,) = program.ops
+    y, total = program.tensors[op.y], sums(program)
+    along = [-1 if a == (1 if isinstance(op, Conv) else y.rank - 1) else 1 for a in range(y.rank)]
+    given = {n: program.constants[n].values.reshape(along) for n in ("scale", "bias") if n in program.constants}  # type: ignore[union-attr]
+    if y.dtype is I32:
+        return total.astype(np.int32)
+    if y.dtype.is_float:
+        return (total.astype(np.float32) * given["scale"]).astype(y.dtype.numpy)
+    quantized = np.rint((total + given["bias"]).astype(np.float32) * given["scale"])
+    return np.clip(quantized, float(y.dtype.lowest), float(y.dtype.largest)).astype(y.dtype.numpy)
+
+
+def check(program: Program, simt: bool = False, arch: str = "sm_80", config: Config | None = None) -> None:
+    """The kernel, and the CPU engine's meaning of the op, give every element exactly, and all of y's padding is written."""
+    (op,), generation = program.ops, ARCHS[arch]
+    kernel = {(True, True): GemmSimt, (True, False): GemmMma, (False, True): ConvSimt, (False, False): ConvMma}[
+        isinstance(op, Gemm), simt
+    ]()
+    assert kernel.supports(op, program, generation) is None
+    config = config or min(kernel.configs(op, program, generation), key=lambda c: kernel.cost(op, program, c, generation))
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    memory = machine.run(kernel.work(op, program, config, generation), program, given, op.y, generation)
+    memory.check_written(True)
+    wanted = expected(program)
+    np.testing.assert_array_equal(memory.result(), wanted)
+    meant = compute(op, program, given)
+    if program.tensors[op.y].dtype.size == 1:
+        meant = np.clip(meant, program.tensors[op.y].dtype.lowest, program.tensors[op.y].dtype.largest)
+    np.testing.assert_array_equal(meant.astype(wanted.dtype), wanted)
+
+
+KINDS = [(x, w, I32) for x, w in MIXES] + [(U8, I8, F16), (I8, I8, F32), (I8, I8, I8), (U8, I8, U8)]
+
+
+@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 1, 7))
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+def test_both_signs_and_every_result(x: DType, w: DType, y: DType, arch: str) -> None:
+    check(gemm(21, 19, 75, x, w, y), arch=arch, config={"bm": 32, "bn": 64, "bk": 128, "splits": 1})
+
+
+@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 2, 6))
+def test_both_signs_and_every_result_by_dp4a(x: DType, w: DType, y: DType) -> None:
+    check(gemm(21, 19, 75, x, w, y), simt=True, arch="sm_61")
+
+
+def test_results_saturate() -> None:
+    for y in (I8, U8):
+        program = gemm(16, 16, 32, y=y)
+        found = expected(program)
+        assert found.min() == y.lowest and found.max() == y.largest and len(np.unique(found)) > 20
+
+
+ENDS = [{"bm": t.bm, "bn": t.bn, "bk": t.depth, "splits": 1} for t in TILES]
+
+
+@pytest.mark.parametrize("config", usually(ENDS, 7), ids=str)
+def test_every_tile(config: Config) -> None:
+    check(gemm(37, 41, 200, U8, I8), config=config)
+
+
+PARTS = [(y, simt, splits) for y in (I32, F32) for simt, splits in ((False, 1), (False, 3), (True, 1), (True, 4))]
+
+
+@pytest.mark.parametrize(("y", "simt", "splits"), usually(PARTS, 1, 5, 7))
+def test_sums_beyond_24_bits_are_exact_until_they_are_rounded_once(y: DType, simt: bool, splits: int) -> None:
+    program = gemm(8, 8, 1024, U8, U8, y, extreme=True)
+    total = sums(program)
+    assert (total > 2**24).all() and (total % 2 == 1).any()
+    check(
+        program,
+        simt,
+        config={"bm": 32, "bn": 32, "splits": splits} if simt else {"bm": 16, "bn": 64, "bk": 128, "splits": splits},
+    )
+
+
+def test_sums_are_modulo_2_to_the_32() -> None:
+    x, w = np.full((1, 40000), 255), np.full((2, 40000), 255)
+    op = Gemm(nodes=("gemm",), a="x", b="w", y="y")
+    found = op.compute({"x": x, "w": w}, (1, 2))
+    assert found.tolist() == [[40000 * 255 * 255 - 2**32] * 2]
+
+
+CONVOLUTIONS = {
+    "3x3": partial(conv, (1, 16, 5, 6), 24, (3, 3), pads=(1, 1)),
+    "1x1 with strides": partial(conv, (2, 40, 5, 4), 8, (1, 1), (U8, I8, F16), strides=(2, 1)),
+    "dilated": partial(conv, (1, 24, 6, 7), 16, (3, 2), (I8, U8, I32), dilations=(2, 1), strides=(1, 2)),
+    "two groups": partial(conv, (1, 32, 5, 5), 32, (3, 3), (U8, I8, U8), groups=2, pads=(1, 1)),
+    "odd channels": partial(conv, (1, 5, 5, 5), 9, (3, 3), (U8, I8, I8), pads=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("simt", [False, pytest.param(True, marks=thorough)])
+@pytest.mark.parametrize("case", usually(CONVOLUTIONS, "3x3", "two groups"))
+def test_convolutions(case: str, simt: bool) -> None:
+    check(CONVOLUTIONS[case](), simt, "sm_61" if simt else "sm_80")
+
+
+ELSEWHERE = {
+    "narrow groups": partial(conv, (1, 6, 5, 5), 9, (3, 3), (U8, I8, I32), groups=3, pads=(1, 1)),
+    "planes": partial(conv, (1, 5, 5, 6), 8, (3, 3), order=(0, 1, 2, 3)),
+    "batches": partial(gemm, 9, 10, 40, y=F32, lead=(3,)),
+}
+
+
+@pytest.mark.parametrize("case", usually(ELSEWHERE, "narrow groups"))
+def test_layouts_that_only_cuda_cores_take(case: str) -> None:
+    check(ELSEWHERE[case](), simt=True)
+
+
+@thorough
+def test_batches() -> None:
+    check(gemm(9, 10, 40, y=I32, lead=(2, 3)))
+
+
+def test_what_multiplies_where() -> None:
+    """Every generation has one kernel at least, and those that know halves alone say that they do not take bytes."""
+    for program in (gemm(64, 64, 256, U8, I8), conv((1, 32, 8, 8), 32, (3, 3), pads=(1, 1))):
+        (op,) = program.ops
+        for arch in ARCHS.values():
+            takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
+            kind = "gemm" if isinstance(op, Gemm) else "conv"
+            assert takes == {f"{kind}_simt"} | ({f"{kind}_mma"} if arch.cc >= (7, 5) else set())
+    assert "no products of int8" in str(GemmMma().supports(gemm(64, 64, 256).ops[0], gemm(64, 64, 256), ARCHS["sm_70"]))
+
+
+def test_rows_of_16_bytes() -> None:
+    """A row whose padding ends within 16 bytes is left to CUDA cores."""
+    assert per_row(I8) == 16
+    program = gemm(16, 16, 24)
+    narrow = {**program.tensors, "x": dense("x", (16, 24), I8), "w": dense("w", (16, 24), I8)}
+    program = replace(program, tensors=narrow)
+    assert "24 elements a tap for 24 channels, not the next multiple of 16" in str(
+        GemmMma().supports(program.ops[0], program, ARCHS["sm_80"])
+    )
+    check(program, simt=True)
+    bare = replace(program, tensors={**narrow, "x": dense("x", (24, 16), I8)})
+    turned = replace(bare.tensors["x"], shape=(16, 24), padded=(16, 24), strides=(1, 16))
+    turned_program = replace(bare, tensors={**bare.tensors, "x": turned, "w": dense("w", (16, 24), I8, pad=16)})
+    assert "is transposed" in str(GemmMma().supports(program.ops[0], turned_program, ARCHS["sm_80"]))
+
+
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_75", "sm_89", "sm_90a", "sm_120"], "sm_75"))
+def test_no_tile_spills_registers(arch: str) -> None:
+    program, kernel, generation = gemm(512, 512, 512, U8, I8, I8), GemmMma(), ARCHS[arch]
+    (op,) = program.ops
+    for config in [c for c in ENDS if c in [{**d, "splits": 1} for d in kernel.configs(op, program, generation)]][:2]:
+        (launch,) = kernel.work(op, program, config, generation).launches
+        _, used = assemble(ptx_text(kernel.build(generation, **dict(launch.code.params)), generation, "kernel"), arch)
+        assert used.stack == 0
