@@ -28,9 +28,10 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels import boxes, epilogue, image_walk
+from tccompile.kernels import epilogue
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
+from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout
 from tccompile.kernels.parts.staging import BOXES, RESULT
 from tccompile.kernels.ptx.atoms import of_warpgroups
@@ -246,7 +247,7 @@ class ConvStem(Kernel):
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
         maps = tuple(_map(y, stem, phase) for phase in range(stem.phases))
         numbers = (
-            *image_walk.numbers(n, down, across, shares),
+            *image_order.numbers(n, down, across, shares),
             *(*x.shape[2:], *op.pads[:2], x.strides[0], x.strides[1], x.strides[2], x.strides[3]),
             *(w.shape[0], w.strides[0], w.strides[2], w.strides[3], y.shape[2]),
         )
@@ -263,21 +264,20 @@ class ConvStem(Kernel):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
+        from tccompile.kernels.parts.accumulator import BlocksAccumulator
         from tccompile.kernels.ptx import hopper, memory, mma
-        from tccompile.kernels.ptx.core import i32, instruction, types, u64
+        from tccompile.kernels.ptx.core import types
 
         stem, x = stem_of(params), DType(params["x"])
         results, extra = epilogue.build_results(params["epilogue"])
-
+        descriptors = hopper.descriptor(0, 16, stem.strides[0] * stem.pitch), hopper.descriptor(0, 16 * stem.columns, 16 * SIDE)
+        next_block = stem.copy if stem.phases == 2 else 16 * SIDE
         scope = {
             "results": results,
-            "accumulators": hopper.accumulators(stem.columns),
-            "multiply": hopper.multiply(stem.columns, stem.steps, (True, True)),
-            "ended": hopper.wgmma_wait_all,
-            "left": types.uint64(hopper.descriptor(0, 16, stem.strides[0] * stem.pitch)),
-            "right": types.uint64(hopper.descriptor(0, 16 * stem.columns, 16 * SIDE)),
-            "u64": u64,
-            "again": instruction("mov.b32 $0, $1;", i32, i32),
+            "product": BlocksAccumulator(stem.columns, descriptors, (0, next_block), stem.steps),
+            "start": image_order.starting(stem.columns),
+            "place": image_order.placing(ACROSS, SIDE * stem.groups),
+            "again": hopper.computed,
             "halves": mma.halves,
             "read_quad": memory.load_words(2, space="global.nc"),
             "read_x": memory.load(x, guarded=True, space="global.nc"),
@@ -287,18 +287,19 @@ class ConvStem(Kernel):
             **{name: getattr(hopper, name) for name in CALLED},
         }
         maps = ", ".join(f"y{phase}" for phase in range(stem.phases))
-        body = device("conv_stem", f"{maps}, x, w, numbers, e", lines(stem, x, params["constant"]), **scope)
-        count = NUMBERS.count(",") + 1
-        signature = types.void(*(types.uint64,) * stem.phases, *(types.int64,) * 2, *(types.int32,) * count, *extra)
-        function = entry(body, stem.phases + 2, count, len(extra))
+        body = device("conv_stem", f"{maps}, x, w, order, numbers, e", lines(stem, x, params["constant"]), **scope)
+        counts = image_order.NUMBERS, NUMBERS.count(",") + 1
+        signature = types.void(*(types.uint64,) * stem.phases, *(types.int64,) * 2, *(types.int32,) * sum(counts), *extra)
+        function = entry(body, stem.phases + 2, *counts, len(extra))
         return Function(function, signature, stem.threads, stem.by_registers)
 
 
 CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
-          "store_matrices", "base", "operand")  # fmt: skip
+          "store_matrices", "base")  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
-NUMBERS = f"{image_walk.NUMBERS}, H, W, top, left_pad, xn, xc, xh, xw, outputs, wo, wr, ws, P"
+NUMBERS = "H, W, top, left_pad, xn, xc, xh, xw, outputs, wo, wr, ws, P"
+"""Names of the launch's numbers behind those of `image_order`."""
 
 
 def _stem(op: Conv, program: Program, config: Config) -> Stem:
@@ -335,7 +336,6 @@ def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
 
 def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
     """The kernel's source. x: (N, C, H, W) at any strides; w: [O][R][S][C]; y0, y1: maps of (channels, columns, rows, images)."""
-    place = image_walk.place(ACROSS, SIDE * stem.groups)
     loop = [
         f"patch = i32(memory + i32({stem.layout['patches']}) + turn * i32({stem.patch}))",
         *_put(stem),
@@ -343,36 +343,32 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         "cuda.syncthreads()",  # the patch is whole; and all have read the one before it, which the next one takes the place of
         "column0, row0, image0 = column, row, image",
         "tile = i32(tile + stride)",
-        *place,
+        "image, row, column = place(tile, order)",
         *_read(stem, x),  # before the products, which need registers for their results
-        f"a = operand(left, i32(patch + group * i32({SIDE * stem.strides[0] * stem.pitch})))",
-    ]
-    for block in range(2):
-        at = block * (stem.copy if stem.phases == 2 else 16 * SIDE)
-        loop.append(f"acc{block} = multiply(accumulators(), a + u64({at >> 4}), b, i32(0))")
-    loop += [
-        "ended()",
+        f"a = i32(patch + group * i32({SIDE * stem.strides[0] * stem.pitch}))",
+        "acc = product.multiply(product.zero(), a, memory, i32(0))",
+        "product.wait()",
         *_results(stem),
         "turn = i32(turn ^ i32(1))",
     ]
     return [
         f"{NUMBERS} = numbers",
+        "tiles = order[0]",
         "tid = i32(cuda.threadIdx.x)",
         "warp, lane = uniform(i32(tid >> i32(5))), tid & i32(31)",
         "memory = base()",
         "group = i32(warp >> i32(2))",
-        *image_walk.begin(stem.columns),
+        "tile, first, stride = start(order)",
         "if tid == 0:",
         *(f"    prefetch_map(y{phase})" for phase in range(stem.phases)),
         *([] if constant else ["wait_for_earlier_grids()"]),
         *_weights(stem),
         f"own = i32(memory + i32({stem.layout['results']}) + warp * i32({BOXES * stem.box}))",
-        boxes.key(stem.columns),
+        _key(stem.columns),
         "c = i32(first + (lane & i32(3)) * i32(2))",
-        "b = operand(right, memory)",
         *(["wait_for_earlier_grids()"] if constant else []),
         "let_later_grids_start()",
-        *place,
+        "image, row, column = place(tile, order)",
         *_read(stem, x),
         "turn = i32(0)",
         "while tile < tiles:",
@@ -451,7 +447,29 @@ def _results(stem: Stem) -> list[str]:
         column = "i32(column0 >> i32(1))" if stem.phases == 2 else f"i32(column0 + i32({block * SIDE}))"
         out += ["if row0 < P:", "    if lane == 0:", "        one_box_left()", "    sync_warp()"]
         out.append(f"    box = i32(own + i32({block * stem.box}))")
-        out += [f"    {line}" for line in boxes.fill(f"acc{block}", stem.columns)]
+        out += [f"    {line}" for line in _fill(f"acc[{block}]", stem.columns)]
         out.append("    if lane == 0:")
         out.append(f"        store_box4(y{block if stem.phases == 2 else 0}, box, first, {column}, row0, image0)")
     return out
+
+
+def _key(columns: int) -> str:
+    """Text: which of a row's 16 bytes a lane writes first, by what the swizzle makes of the row."""
+    alike = 7 - columns.bit_length()  # rows of which so many low bits are left out look alike
+    return f"key = i32(((lane & i32(15)) >> i32({alike})) & i32({columns // 8 - 1}))"
+
+
+def _fill(acc: str, columns: int) -> list[str]:
+    """Text that fills the box at `box` with the results of the sums `acc`, of 16 rows of so many columns. The copy engine stores
+    it, whose rows are swizzled by as many bytes as they have, 32 to 128.
+
+    As `ImageBoxes` does it, of which ptxas makes one to two instructions more a tile here.
+    """
+    text = [f"at = i32(box + (lane & i32(15)) * i32({2 * columns}) + ((lane >> i32(4)) ^ key) * i32(16))"]
+    for sixteen in range(columns // 16):
+        for half, name in enumerate("vu"):
+            values = f"{acc}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
+            text.append(f"{name} = results({values}, i32(c + i32({16 * sixteen + 8 * half})), e)")
+        numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
+        text.append(f"store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
+    return [*text, "fence_copies()", "sync_warp()"]
