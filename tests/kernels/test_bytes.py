@@ -151,13 +151,13 @@ def check(program: Program, simt: bool = False, arch: str = "sm_80", config: Con
 KINDS = [(x, w, I32) for x, w in MIXES] + [(U8, I8, F16), (I8, I8, F32), (I8, I8, I8), (U8, I8, U8)]
 
 
-@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 1, 7))
+@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 7))
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 def test_both_signs_and_every_result(x: DType, w: DType, y: DType, arch: str) -> None:
     check(gemm(21, 19, 75, x, w, y), arch=arch, config={"bm": 32, "bn": 64, "bk": 128, "splits": 1})
 
 
-@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 2, 6))
+@pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 6))
 def test_both_signs_and_every_result_by_dp4a(x: DType, w: DType, y: DType) -> None:
     check(gemm(21, 19, 75, x, w, y), simt=True, arch="sm_61")
 
@@ -172,7 +172,7 @@ def test_results_saturate() -> None:
 ENDS = [{"bm": t.bm, "bn": t.bn, "bk": t.depth, "splits": 1} for t in TILES]
 
 
-@pytest.mark.parametrize("config", usually(ENDS, 7), ids=str)
+@pytest.mark.parametrize("config", usually(ENDS), ids=str)
 def test_every_tile(config: Config) -> None:
     check(gemm(37, 41, 200, U8, I8), config=config)
 
@@ -180,7 +180,7 @@ def test_every_tile(config: Config) -> None:
 PARTS = [(y, simt, splits) for y in (I32, F32) for simt, splits in ((False, 1), (False, 3), (True, 1), (True, 4))]
 
 
-@pytest.mark.parametrize(("y", "simt", "splits"), usually(PARTS, 1, 5, 7))
+@pytest.mark.parametrize(("y", "simt", "splits"), usually(PARTS, 5))
 def test_sums_beyond_24_bits_are_exact_until_they_are_rounded_once(y: DType, simt: bool, splits: int) -> None:
     program = gemm(8, 8, 1024, U8, U8, y, extreme=True)
     total = sums(program)
@@ -209,7 +209,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("simt", [False, pytest.param(True, marks=thorough)])
-@pytest.mark.parametrize("case", usually(CONVOLUTIONS, "3x3", "two groups"))
+@pytest.mark.parametrize("case", usually(CONVOLUTIONS, "two groups"))
 def test_convolutions(case: str, simt: bool) -> None:
     check(CONVOLUTIONS[case](), simt, "sm_61" if simt else "sm_80")
 
@@ -243,7 +243,7 @@ def test_what_multiplies_where() -> None:
 
 
 def test_rows_of_16_bytes() -> None:
-    """A row whose padding ends within 16 bytes is left to CUDA cores."""
+    """A row whose padding ends within 16 bytes is not for Tensor Cores, nor is one that would have to be turned round."""
     assert per_row(I8) == 16
     program = gemm(16, 16, 24)
     narrow = {**program.tensors, "x": dense("x", (16, 24), I8), "w": dense("w", (16, 24), I8)}
@@ -251,14 +251,13 @@ def test_rows_of_16_bytes() -> None:
     assert "24 elements a tap for 24 channels, not the next multiple of 16" in str(
         GemmMma().supports(program.ops[0], program, ARCHS["sm_80"])
     )
-    check(program, simt=True)
     bare = replace(program, tensors={**narrow, "x": dense("x", (24, 16), I8)})
     turned = replace(bare.tensors["x"], shape=(16, 24), padded=(16, 24), strides=(1, 16))
     turned_program = replace(bare, tensors={**bare.tensors, "x": turned, "w": dense("w", (16, 24), I8, pad=16)})
     assert "is transposed" in str(GemmMma().supports(program.ops[0], turned_program, ARCHS["sm_80"]))
 
 
-@pytest.mark.parametrize("arch", usually(["sm_80", "sm_75", "sm_89", "sm_90a", "sm_120"], "sm_75"))
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_75", "sm_89", "sm_90a", "sm_120"]))
 def test_no_tile_spills_registers(arch: str) -> None:
     program, kernel, generation = gemm(512, 512, 512, U8, I8, I8), GemmMma(), ARCHS[arch]
     (op,) = program.ops
