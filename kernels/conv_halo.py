@@ -427,7 +427,7 @@ def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> A
 
     staging = Staging(layout["results"], patch.staged, layout["landed"] if patch.added else None)
     if patch.boxed:
-        return results.ImageBoxes(patch.columns, tuple((0, *place) for place in patch.places), WARPS, True, staging, params)
+        return results.ImageBoxes(patch.columns, patch.places, WARPS, staging, params)
     if patch.spread:
         tile, window = (patch.across, patch.down), (patch.columns, patch.height, patch.width)
         return results.ImageSums(tile, window, patch.pitch, patch.blocks, patch.parts, staging, params)

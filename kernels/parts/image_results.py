@@ -57,24 +57,21 @@ class ImageBoxes(Results):
     """Each warp rounds its two rows of a block into a box laid out as the copy engine swizzles it, which it stores.
 
     columns  of the product: channels of a box
-    places   of each block: the number of the map that its box is stored by, and its first column and row in the tile
-    in_turn  whether a warp's boxes are taken in turn, by `turn`; else, and where something is added, a block has one of its own
-    With something added, `turn` is the parity of its barrier's phase.
+    places   of each block, its first column and row in the tile; warps: that multiply
+    `turn` is the box that is next; with something added, where each block has a box of its own, the parity of its phase.
     """
 
-    def __init__(
-        self, columns: int, places: tuple[tuple[int, int, int], ...], warps: int, in_turn: bool, staging: Staging, params: Params
-    ) -> None:
+    def __init__(self, columns: int, places: tuple[tuple[int, int], ...], warps: int, staging: Staging, params: Params) -> None:
         compute, extra = epilogue.build_results(params)
         added = staging.landed is not None
-        maps = 1 + max(map_ for map_, _, _ in places) + added
+        maps = 1 + added
         super().__init__(params, maps, extra)
         at_results, each, landed = staging.at, staging.each, staging.landed or 0
         rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         box_bytes, boxes_read = 16 * RESULT * columns, hw.boxes_read(0)
         put = _put_columns(put_rows(compute, added), columns)
-        put_all = _each([_put_box(put, columns, place, n, added, in_turn, maps) for n, place in enumerate(places)])
-        copy_all = _copy_boxes([(n * box_bytes, along, below) for n, (_, along, below) in enumerate(places)])
+        put_all = _each([_put_box(put, columns, place, n, added) for n, place in enumerate(places)])
+        copy_all = _copy_boxes([(n * box_bytes, *place) for n, place in enumerate(places)])
 
         @inline
         def own(thread, first):
@@ -130,9 +127,9 @@ def _put_columns(put_16: Any, columns: int) -> Any:
     return put(0)
 
 
-def _put_box(put: Any, columns: int, place: tuple[int, int, int], block: int, added: bool, in_turn: bool, maps: int) -> Any:
+def _put_box(put: Any, columns: int, place: tuple[int, int], block: int, added: bool) -> Any:
     """The step of `ImageBoxes` for a block: into a box, which the copy engine then stores."""
-    (map_, along, below), by_turn = place, in_turn and not added
+    (along, below), maps = place, 1 + added
     box_bytes, box_read = 16 * RESULT * columns, hw.boxes_read(BOXES - 1)
 
     @inline
@@ -144,13 +141,13 @@ def _put_box(put: Any, columns: int, place: tuple[int, int, int], block: int, ad
                 if lane == 0:
                     box_read()
                 cuda.syncwarp()
-            box = u32(boxes + (turn if by_turn else block) * box_bytes)
+            box = u32(boxes + (block if added else turn) * box_bytes)
             put(acc, u32(box + at), c, e[maps:])
             hw.fence_copies()
             cuda.syncwarp()
             if lane == 0:
-                hw.store_box4(e[map_], box, first, i32(column + along), i32(row + below), image)
-            if by_turn:
+                hw.store_box4(e[0], box, first, i32(column + along), i32(row + below), image)
+            if not added:
                 turn = i32(turn ^ 1)
         return turn
 
