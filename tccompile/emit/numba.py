@@ -193,7 +193,8 @@ def _flags_equal(equal: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _flags_hash(flags: Any) -> int:
     """Numba's `TargetConfig.__hash__`, which is that of the options' names."""
-    return _hash_of(type(flags))
+    kind: Any = type(flags)
+    return _hash_of(kind)
 
 
 @cache
