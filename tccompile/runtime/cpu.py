@@ -7,6 +7,7 @@ padding. It needs no code of the section's generation, so it runs any.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -25,16 +26,25 @@ from tccompile.runtime.arrays import Array, adopt, as_stored
 from tccompile.runtime.finite import check_finite
 from tccompile.runtime.profile import Profile, profiled
 
-_constants: WeakValueDictionary[tuple[int, str], np.ndarray] = WeakValueDictionary()
-"""What the engines of a plan share of its weights, by the plan's id: an engine keeps both."""
+
+@dataclass(eq=False)
+class _Constant:
+    """A constant's storage, and the plan that it is of: as long as engines share it, no other plan has that one's id."""
+
+    plan: Plan
+    storage: np.ndarray
 
 
-def _constant(plan: Plan, tensor: Tensor) -> np.ndarray:
-    """A constant's storage."""
+_constants: WeakValueDictionary[tuple[int, str], _Constant] = WeakValueDictionary()
+"""What the engines of a plan share of its weights, by the plan's id."""
+
+
+def _constant(plan: Plan, tensor: Tensor) -> _Constant:
+    """What a plan's engines share of one constant."""
     key = id(plan), tensor.name
     found = _constants.get(key)
     if found is None:
-        found = _constants[key] = np.frombuffer(plan.weight(tensor.name), tensor.dtype.numpy)
+        found = _constants[key] = _Constant(plan, np.frombuffer(plan.weight(tensor.name), tensor.dtype.numpy))
     return found
 
 
@@ -92,9 +102,11 @@ class CpuEngine:
         self._memory: dict[str, np.ndarray] = {}  # one-dimensional, by the tensor that owns the storage
         for name, offset in section.offsets.items():
             self._memory[name] = arena[offset : offset + tensors[name].nbytes].view(tensors[name].dtype.numpy)
+        self._shared: list[_Constant] = []
         for owner in dict.fromkeys(tensors[name].storage for op in self.program.ops for name in op.inputs):
             if owner in self.program.constants:
-                self._memory[owner] = _constant(plan, tensors[owner])
+                self._shared.append(_constant(plan, tensors[owner]))
+                self._memory[owner] = self._shared[-1].storage
 
     def describe(self) -> str:
         return f"CPU (NumPy, the steps for {self.section.arch})"
@@ -131,6 +143,7 @@ class CpuEngine:
 
     def close(self) -> None:
         self._memory.clear()
+        self._shared.clear()
 
     def _run_timed(self, arrays: Mapping[str, Array]) -> tuple[dict[str, np.ndarray], list[float]]:
         """All outputs by name, and the microseconds of each step."""

@@ -63,6 +63,20 @@ def test_a_second_run_does_not_see_the_first():
     np.testing.assert_array_equal(runner.run(feeds())["y"], first["y"])
 
 
+def test_a_plan_at_the_place_of_one_that_is_gone_has_its_own_weights():
+    """Of the first, a view of a weight is left, as an exception's frames may keep it."""
+    small = plan()
+    zeros = {name: bytes(len(small.weight(name))) for name in small.weights}
+    expected = engine(replace(small, weights=zeros)).run(feeds())["y"]
+    for _ in range(20):
+        first = replace(small)
+        runner = engine(first)
+        left = [memory[:] for memory in runner._memory.values()]
+        del runner, first
+        np.testing.assert_array_equal(engine(replace(small, weights=zeros)).run(feeds())["y"], expected)
+        assert left
+
+
 def test_weights_are_needed_whole():
     with pytest.raises(UsageError, match="'w2'"):
         engine(plan(left_out=["w2"]))
