@@ -303,9 +303,9 @@ def unaligned(problem: Problem) -> str | None:
     """
     x, w, unit = problem.x, problem.w, max(CHUNK, problem.chunk)
     if problem.batch[1] > 1 and problem.column_batch:  # a grouped convolution
-        for what, n, whole in (("input", problem.channels, unit), ("output", problem.columns, CHUNK)):
-            if n % whole:
-                return f"its groups have {n} {what} channels, not a multiple of {whole}"
+        for what, n, multiple in (("input", problem.channels, unit), ("output", problem.columns, CHUNK)):
+            if n % multiple:
+                return f"its groups have {n} {what} channels, not a multiple of {multiple}"
     x_k_major, w_k_major = problem.k_major
     whole = round_up(problem.channels, unit)
     if w_k_major and problem.padded != whole:
