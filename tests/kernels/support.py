@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage
@@ -32,6 +33,26 @@ def _ops() -> dict[str, type]:
 def cases_of(op: type) -> list[str]:
     """The cases of the tests on GPUs whose op is of this type."""
     return [case for case, kind in _ops().items() if issubclass(kind, op)]
+
+
+def sums(program: Program, kind: type[np.number]) -> np.ndarray:
+    """What a product of the constants x and w is before its epilogue, added up in numbers of a wider kind."""
+    (op,) = program.ops
+    x, w = (program.constants[n].values.astype(kind) for n in ("x", "w"))  # type: ignore[union-attr]
+    if isinstance(op, Gemm):
+        return x @ w.swapaxes(-1, -2)
+    assert isinstance(op, Conv)
+    (sh, sw), (ph, pw), (dh, dw) = op.strides, op.pads, op.dilations
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    n, o, p, q = program.tensors[op.y].shape
+    out, inner = np.zeros((n, o, p, q), kind), x.shape[1] // op.groups
+    for c in range(o):
+        first = c // (o // op.groups) * inner
+        for r in range(w.shape[2]):
+            for s in range(w.shape[3]):
+                seen = padded[:, first : first + inner, r * dh : r * dh + sh * p : sh, s * dw : s * dw + sw * q : sw]
+                out[:, c] += np.einsum("nchw,c->nhw", seen[:, :, :p, :q], w[c, :, r, s])
+    return out
 
 
 def check(

@@ -25,6 +25,7 @@ from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.spec import Config
 from tccompile.layout import per_row
 from tests.kernels import machine
+from tests.kernels.support import sums
 from tests.tiers import thorough, usually
 
 I8, U8, I32, F16, F32 = DType.I8, DType.U8, DType.I32, DType.F16, DType.F32
@@ -95,30 +96,10 @@ def conv(
     return program_of(replace(op, epilogue=ending(kinds[2], 1)), x, weights, y)
 
 
-def sums(program: Program) -> np.ndarray:
-    """The product in integers of 64 bits."""
-    (op,) = program.ops
-    x, w = (program.constants[n].values.astype(np.int64) for n in ("x", "w"))  # type: ignore[union-attr]
-    if isinstance(op, Gemm):
-        return x @ w.swapaxes(-1, -2)
-    assert isinstance(op, Conv)
-    (sh, sw), (ph, pw), (dh, dw) = op.strides, op.pads, op.dilations
-    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
-    n, o, p, q = program.tensors[op.y].shape
-    out, inner = np.zeros((n, o, p, q), np.int64), x.shape[1] // op.groups
-    for c in range(o):
-        first = c // (o // op.groups) * inner
-        for r in range(w.shape[2]):
-            for s in range(w.shape[3]):
-                seen = padded[:, first : first + inner, r * dh : r * dh + sh * p : sh, s * dw : s * dw + sw * q : sw]
-                out[:, c] += np.einsum("nchw,c->nhw", seen[:, :, :p, :q], w[c, :, r, s])
-    return out
-
-
 def expected(program: Program) -> np.ndarray:
     """What the layer gives, by NumPy from the exact sums, in the result's own type."""
     (op,) = program.ops
-    y, total = program.tensors[op.y], sums(program)
+    y, total = program.tensors[op.y], sums(program, np.int64)
     along = [-1 if a == (1 if isinstance(op, Conv) else y.rank - 1) else 1 for a in range(y.rank)]
     given = {n: program.constants[n].values.reshape(along) for n in ("scale", "bias") if n in program.constants}  # type: ignore[union-attr]
     if y.dtype is I32:
@@ -183,7 +164,7 @@ PARTS = [(y, simt, splits) for y in (I32, F32) for simt, splits in ((False, 1), 
 @pytest.mark.parametrize(("y", "simt", "splits"), usually(PARTS, 5))
 def test_sums_beyond_24_bits_are_exact_until_they_are_rounded_once(y: DType, simt: bool, splits: int) -> None:
     program = gemm(8, 8, 1024, U8, U8, y, extreme=True)
-    total = sums(program)
+    total = sums(program, np.int64)
     assert (total > 2**24).all() and (total % 2 == 1).any()
     check(
         program,

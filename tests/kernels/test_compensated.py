@@ -18,6 +18,7 @@ from tccompile.ir.weights import Literal
 from tccompile.kernels.gemm_mma import FLOAT_TILES, TERMS, ConvMma, GemmMma
 from tccompile.kernels.spec import Config
 from tests.kernels import machine
+from tests.kernels.support import sums
 from tests.networks import relative_error
 from tests.tiers import usually
 
@@ -59,25 +60,6 @@ def program_of(op: Op, tensors: list[Tensor], arrays: dict[str, np.ndarray]) -> 
     return Program((), (), {t.name: t for t in tensors}, constants, (op,))
 
 
-def exact(program: Program) -> np.ndarray:
-    """The product in float64."""
-    (op,) = program.ops
-    x, w = (program.constants[n].values.astype(np.float64) for n in ("x", "w"))  # type: ignore[union-attr]
-    if isinstance(op, Gemm):
-        return x @ w.T
-    (sh, sw), (ph, pw), (dh, dw) = op.strides, op.pads, op.dilations
-    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
-    n, o, p, q = program.tensors[op.y].shape
-    out, inner = np.zeros((n, o, p, q)), x.shape[1] // op.groups
-    for c in range(o):
-        first = c // (o // op.groups) * inner
-        for r in range(w.shape[2]):
-            for s in range(w.shape[3]):
-                seen = padded[:, first : first + inner, r * dh : r * dh + sh * p : sh, s * dw : s * dw + sw * q : sw]
-                out[:, c] += np.einsum("nchw,c->nhw", seen[:, :, :p, :q], w[c, :, r, s])
-    return out
-
-
 def result(program: Program, config: Config | None = None, arch=SM_80) -> np.ndarray:
     (op,) = program.ops
     kernel = GemmMma() if isinstance(op, Gemm) else ConvMma()
@@ -96,13 +78,13 @@ TILES = [{"bm": t.bm, "bn": t.bn, "bk": t.depth // 4, "splits": 1} for t in FLOA
 @pytest.mark.parametrize("kind", [NORMAL, ONE_SIGN, WIDE])
 def test_every_tile_is_as_exact_as_24_bits_nearly_are(config: Config, kind: str) -> None:
     program = gemm(37, 41, 200, kind)
-    assert relative_error(result(program, config), exact(program)) < 1e-5
+    assert relative_error(result(program, config), sums(program, np.float64)) < 1e-5
 
 
 @pytest.mark.parametrize("splits", [2, 5])
 def test_sums_in_parts(splits: int) -> None:
     program = gemm(16, 24, 640)
-    assert relative_error(result(program, {"bm": 16, "bn": 64, "bk": 32, "splits": splits}), exact(program)) < 1e-5
+    assert relative_error(result(program, {"bm": 16, "bn": 64, "bk": 32, "splits": splits}), sums(program, np.float64)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -118,12 +100,12 @@ def test_sums_in_parts(splits: int) -> None:
 )
 def test_convolutions(program: partial[Program]) -> None:
     made = program()
-    assert relative_error(result(made), exact(made)) < 1e-5
+    assert relative_error(result(made), sums(made, np.float64)) < 1e-5
 
 
 def test_a_result_of_halves() -> None:
     program = gemm(20, 32, 96, y=DType.F16)
-    assert relative_error(result(program), exact(program)) < 5e-4
+    assert relative_error(result(program), sums(program, np.float64)) < 5e-4
 
 
 def test_what_is_multiplied_elsewhere() -> None:
