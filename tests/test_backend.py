@@ -22,8 +22,8 @@ from tests.tiers import usually
 PASSING = 1573
 """Of 1884 cases in onnx 1.23: they must not disappear unseen."""
 
-SHARES = 8
-"""Of the cases, every eighth."""
+SHARES = 16
+"""Of the cases, every sixteenth."""
 
 
 @pytest.fixture(scope="module")

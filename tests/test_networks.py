@@ -66,7 +66,7 @@ def test_network_in_fp16(name):
         assert relative_error(out, ref) <= 3e-3, output
 
 
-@pytest.mark.parametrize("name, output, attentions", usually(BEGINNINGS, 1))
+@pytest.mark.parametrize("name, output, attentions", usually(BEGINNINGS))
 def test_beginning_of_an_attention_network_in_fp16(name, output, attentions):
     model = shortened(skeleton(name), output)
     plan = without_code(model, ("sm_90a",))

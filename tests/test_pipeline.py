@@ -20,6 +20,7 @@ from tccompile.pipeline import to_program
 from tccompile.plan.format import Address, check_plan, fill, to_bytes
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net
+from tests.tiers import thorough
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def test_sections_for_a_generation_and_its_ptx(plan):
     assert [s.arch for s in plan.entries[0].sections] == ["sm_80", "sm_80"] and kinds == [{"cubin"}, {"ptx"}]
 
 
+@thorough
 def test_the_same_input_gives_the_same_bytes(espcn, tmp_path):
     """In another process, with an empty cache, and where there is no ONNX Runtime, which compiling does not need."""
     onnx.save(espcn, tmp_path / "m.onnx")
@@ -95,6 +97,7 @@ def test_weights_can_be_left_out_and_filled_in(plan, tmp_path):
     assert {n: bytes(w) for n, w in filled.weights.items()} == {n: bytes(w) for n, w in whole.weights.items()}
 
 
+@thorough
 def test_entries_for_several_shapes_share_weights(tmp_path):
     model = skeleton("espcn_x3")
     for value in (*model.graph.input, *model.graph.output):
@@ -141,6 +144,7 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "m.plan", tmp_path / "x.npy"], check=True, capture_output=True)
 
 
+@thorough
 def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypatch):
     from tccompile import pipeline
     from tccompile.emit.job import SpillError

@@ -370,7 +370,7 @@ def test_places_of_maxima_are_exact(mode):
 # --- The light models of the onnx package ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", usually(LIGHT, 2, 5, 6), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", usually(LIGHT, 2, 6), ids=lambda p: p.stem)
 def test_light_model(path):
     """Activations up to 1e31. Softmax of equal logits hides all errors, so the logits are looked at too. Beyond 2^13 their last
     digit alone decides what softmax makes of them, and that is another one on each kind of processor: there only they are.
@@ -420,7 +420,7 @@ def test_sums_of_rounded_weights_stay(kind):
         assert np.linalg.norm(got - w) <= 1.02 * np.linalg.norm(nearest - w)
 
 
-@pytest.mark.parametrize("shape", [(40, 7), (5, 300), (3, 70000)])
+@pytest.mark.parametrize("shape", usually([(40, 7), (5, 300), (3, 70000)], 0, 1))
 def test_the_cheapest_are_found_without_sorting_all(shape):
     """Also in rows that need most of their elements, and where the next number is infinite or costs as much as others"""
     rng = np.random.default_rng(5)

@@ -121,7 +121,7 @@ RUN: dict[str, tuple[Any, ...]] = {
 """Kernels as they are compiled: generation, config, and programs of the same code."""
 
 
-@pytest.mark.parametrize("case", usually(RUN, "mma.m16n8k8, a mask", "mma.m16n8k16, few rows", "wgmma, in turns"))
+@pytest.mark.parametrize("case", usually(RUN, "mma.m16n8k8, a mask", "wgmma, in turns"))
 def test_compiled_code_computes(case: str) -> None:
     kernel, arch, config, *programs = RUN[case]
     for program in programs:
@@ -211,7 +211,6 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
             (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
         ],
         0,
-        5,
     ),
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:

@@ -61,9 +61,7 @@ def on(blocks: int):
             (conv("rows of tokens", (2, 24, 9, 7), 40, (3, 3), ep="bias residual", to="tokens"), 8, 8, 16, 3),
         ],
         0,
-        2,
         7,
-        10,
         12,
     ),
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
@@ -199,7 +197,6 @@ def test_last_layers_of_large_images_are_left_to_it(x, o: int, ep: str) -> None:
             (64, 7, 16, 8, 7, "bias residual gelu", "output", {"spread": True}),
         ],
         0,
-        5,
     ),
 )
 def test_compiles_without_spills(

@@ -142,8 +142,8 @@ def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case, config):
 # --- As it is compiled ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", usually([3, 16, 24, 32, 40, 64, 70, 112, 144], 0, 2, 6))
-@pytest.mark.parametrize(("bm", "bn", "words"), [(64, 32, "bias relu"), (128, 16, "bias residual")])
+@pytest.mark.parametrize("k", usually([3, 16, 24, 32, 40, 64, 70, 112, 144], 0, 6))
+@pytest.mark.parametrize(("bm", "bn", "words"), usually([(64, 32, "bias relu"), (128, 16, "bias residual")], 1))
 def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
     """A K of every remainder, in blocks that take several tiles each, the last of them not full; small ones in narrow boxes."""
     ends, box = set(), machine.Machine.box
@@ -159,7 +159,7 @@ def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("k", "bm", "bn"), usually([(16, 8, 64), (24, 56, 64), (70, 24, 64), (144, 40, 128), (70, 112, 128), (64, 16, 192)], 1, 4)
+    ("k", "bm", "bn"), usually([(16, 8, 64), (24, 56, 64), (70, 24, 64), (144, 40, 128), (70, 112, 128), (64, 16, 192)], 1)
 )
 @pytest.mark.parametrize("words", usually(["bias relu", "bias residual"], "bias residual"))
 def test_compiled_code_computes_with_swapped_operands(k, bm, bn, words):
@@ -168,13 +168,13 @@ def test_compiled_code_computes_with_swapped_operands(k, bm, bn, words):
     check(CONV, conv("c", (3, k, 9, 11), 200, (1, 1), ep=words), config, arch=ARCH, run=on_two_blocks)
 
 
-@pytest.mark.parametrize("k", usually([40, 70, 128], 1))
+@pytest.mark.parametrize("k", usually([40, 70, 128]))
 def test_compiled_code_computes_batches(k):
     for more in ({"bm": 64, "split": 1}, {"bm": 40, "split": 1, "swapped": True}):
         check(GEMM, gemm("g", (3, 70, k), 50, batched=True), {"bn": 64, **more}, arch=ARCH, run=on_two_blocks)
 
 
-@pytest.mark.parametrize("case", usually(CASES, "asymmetric", "transposed b"))
+@pytest.mark.parametrize("case", usually(CASES, "asymmetric"))
 def test_compiled_code_computes_every_form(case):
     """Images by im2col and as matrices, lines, views, batches, operands that lie the other way round"""
     rng, program = np.random.default_rng(1), CASES[case]
@@ -373,10 +373,7 @@ def test_few_tiles_are_split_and_many_are_not():
             ("transposed b", True, 144, 64, 1, 8, 255),
         ],
         0,
-        3,
-        10,
         15,
-        16,
     ),
 )
 def test_machine_code_has_no_spills(case, swapped, bm, bn, split, steps, most):

@@ -98,7 +98,6 @@ def test_blocks_that_wait_for_ever_are_found(monkeypatch: pytest.MonkeyPatch) ->
             ("sm_90a", "gru_before_lengths"),
             ("sm_120", "lstm_650"),
         ],
-        2,
         3,
     ),
 )

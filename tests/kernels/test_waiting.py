@@ -21,7 +21,10 @@ from tests.tiers import usually
 
 ARCH = ARCHS["sm_90a"]
 
-SLOW = ("attention", "attention_mma", "depthwise_mma", "norm_split", "norm_team", "rnn_mma")
+SLOW = (
+    "attention", "attention_mma", "conv_gemv_mma", "conv_mma", "conv_patch", "conv_simt", "depthwise_mma", "gemm_mma", "gemv_mma",
+    "norm_split", "norm_team", "rnn_mma", "rnn_simt",
+)  # fmt: skip
 """Those that take long to compile, and wait where all kernels do that say nothing of it."""
 
 AHEAD = ("conv_sm90", "gemm_sm90", "conv_halo", "conv_stem", "depthwise_sm90")
