@@ -425,7 +425,8 @@ def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> A
     """How the results of a tile leave."""
     from tccompile.kernels.parts import image_results as results
 
-    staging = Staging(layout["results"], patch.staged, layout["landed"] if patch.added else None)
+    each = patch.staged * (WARPS // GROUPS if patch.spread else 1)
+    staging = Staging(layout["results"], each, layout["landed"] if patch.added else None)
     if patch.boxed:
         return results.ImageBoxes(patch.columns, patch.places, WARPS, staging, params)
     if patch.spread:

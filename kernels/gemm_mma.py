@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -404,7 +404,8 @@ class _Mma(OneWay):
         args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
         if splits > 1:
             args += [Scratch(), Counters()]
-        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, tile.across * chunk, each, chunk).values()]
+        channels = round_up(problem.channels, max(CHUNK, chunk)) // chunk  # of w: taps are neighbours, with their padding
+        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, tile.across * chunk, each, chunk, channels).values()]
         if not all(problem.k_major):
             args += map(I32, (problem.channels, problem.x_pixel[3] // chunk, problem.w_tap[2] // chunk))
         tm, tn = tiles(problem, tile.bm, tile.bn)

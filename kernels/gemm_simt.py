@@ -374,7 +374,8 @@ class _Simt(Kernel):
         args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
         if splits > 1:
             args += [Scratch(), Counters()]
-        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, _depth(problem, arch), each, chunk).values()]
+        depth, channels = _depth(problem, arch), ceil_div(problem.channels, chunk)
+        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, depth, each, chunk, channels).values()]
         args += [I32(v) for v in more]
         tm, tn = tiles(problem, tile.bm, tile.bn)
         count = tm * tn * problem.batches

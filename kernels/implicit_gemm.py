@@ -349,14 +349,15 @@ SCALARS = (*MATRICES, *IMAGES)
 """The kernels' int32 parameters after their addresses, in order. Offsets and strides of x and w are in chunks."""
 
 
-def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int) -> dict[str, Extent]:
-    """Values of SCALARS for tiles of bm×bn and steps of bk, of which a block takes `each`; a chunk is so many elements.
+def scalars(problem: Problem, bm: int, bn: int, bk: int, each: int, chunk: int, channels: Extent) -> dict[str, Extent]:
+    """Values of SCALARS for tiles of bm×bn and steps of bk, of which a block takes `each`; a chunk is so many elements, and a tap
+    so many chunks, its channels.
 
     columns  rows of w in a batch; stored, last_stored: columns that are stored of a batch, and of the last one
     walk_r, walk_s, walk_c  how far a step of bk moves in the order (r, s, c), with carries still to be made
     """
     tm, tn = tiles(problem, bm, bn)
-    channels, across = ceil_div(problem.channels, chunk), bk // chunk
+    across = bk // chunk
     whole, walk_c = divmod(across, max(channels, 1))
     walk_r, walk_s = divmod(whole, problem.taps[1])
     x_n, x_h, x_w, _ = (s // chunk for s in problem.x_pixel)

@@ -35,7 +35,7 @@ from tccompile.runtime.cpu import CpuEngine
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("*.onnx"))
 
@@ -420,7 +420,7 @@ def test_sums_of_rounded_weights_stay(kind):
         assert np.linalg.norm(got - w) <= 1.02 * np.linalg.norm(nearest - w)
 
 
-@pytest.mark.parametrize("shape", usually([(40, 7), (5, 300), (3, 70000)], 0, 1))
+@pytest.mark.parametrize("shape", [(40, 7), (5, 300), pytest.param((3, 70000), marks=thorough)])
 def test_the_cheapest_are_found_without_sorting_all(shape):
     """Also in rows that need most of their elements, and where the next number is infinite or costs as much as others"""
     rng = np.random.default_rng(5)

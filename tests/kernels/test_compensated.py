@@ -96,11 +96,12 @@ def test_sums_in_parts(splits: int) -> None:
             partial(conv, (1, 24, 9, 9), 16, (3, 2), dilations=(2, 1), strides=(1, 2)),
             partial(conv, (1, 32, 6, 6), 32, (3, 3), groups=2, pads=(1, 1)),
             partial(conv, (1, 5, 8, 8), 9, (3, 3), pads=(1, 1)),
+            partial(conv, (1, 20, 8, 8), 9, (3, 3), pads=(1, 1)),
         ],
-        0,
         3,
+        5,
     ),
-    ids=["3x3", "1x1 with strides", "dilated", "two groups", "odd channels"],
+    ids=["3x3", "1x1 with strides", "dilated", "two groups", "odd channels", "channels of five chunks"],
 )
 def test_convolutions(program: partial[Program]) -> None:
     made = program()

@@ -90,6 +90,27 @@ def test_values_of_taps_that_are_columns(program, across: int, down: int, blocks
     check(KERNEL, program, config, arch=ARCH, run=on(blocks))
 
 
+def test_warpgroups_write_their_parts_where_the_other_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PTX machine runs one after the other, and would not see that one overwrites what the other still adds up."""
+    written: dict[int, set[int]] = {}
+    whole = machine.Machine.do_st
+
+    def do_st(self: machine.Machine, parts: list[str], operands: list[str]) -> machine.Step:
+        step, address = whole(self, parts, operands), self.address(operands[0])
+
+        def noted(mask: np.ndarray) -> None:
+            for thread in np.flatnonzero(mask):
+                written.setdefault(int(address()[thread]), set()).add(int(thread) // 128)
+            step(mask)
+
+        return noted if "shared" in parts else step
+
+    monkeypatch.setattr(machine.Machine, "do_st", do_st)
+    program = conv("parts", (2, 16, 17, 10), 1, (5, 5), ep="", to="output")
+    check(KERNEL, program, {"across": 8, "down": 16, "columns": 1, "spread": True}, arch=ARCH, run=on(2))
+    assert {*map(len, written.values())} == {1} and set().union(*written.values()) == {0, 1}
+
+
 def test_all_blocks_have_work() -> None:
     check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
           run=machine.run)  # fmt: skip

@@ -141,7 +141,7 @@ def test_rows_are_linear_only_where_one_stride_reaches_them():
 def test_the_walk_through_taps_and_channels_meets_each_chunk_in_order(case):
     problem = describe(*case)
     for tile in TILES:
-        v = scalars(problem, tile.bm, tile.bn, tile.across * CHUNK, 1, CHUNK)
+        v = scalars(problem, tile.bm, tile.bn, tile.across * CHUNK, 1, CHUNK, -(-problem.channels // CHUNK))
         assert tuple(v) == SCALARS
         for column in range(tile.across):
             tap, c = divmod(column, v["channels"])
@@ -354,7 +354,12 @@ def rounded(values: np.ndarray, digits: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("dtype", "result", "digits", "splits"),
     usually(
-        [(DType.BF16, DType.BF16, 8, 1), (DType.BF16, DType.F32, 8, 3), (DType.F32, DType.F32, 16, 2), (DType.F16, DType.F32, 11, 1)],
+        [
+            (DType.BF16, DType.BF16, 8, 1),
+            (DType.BF16, DType.F32, 8, 3),
+            (DType.F32, DType.F32, 16, 2),
+            (DType.F16, DType.F32, 11, 1),
+        ],
         1,
         2,
     ),

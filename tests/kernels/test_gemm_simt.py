@@ -83,7 +83,7 @@ def test_depthwise_weights_of_any_order():
     problem = describe(op, program)
     (launch,) = ConvSimt().work(op, program, {"bm": 32, "bn": 32, "splits": 1}, ARCHS["sm_61"]).launches
     numbers = [a.value for a in launch.args if isinstance(a, I32)]
-    v = scalars(problem, 32, 32, BK, 1, 1)
+    v = scalars(problem, 32, 32, BK, 1, 1, problem.channels)
     assert dict(launch.code.params)["lanes"] == 1
     assert v["columns"] == 1 and v["last_stored"] == 5  # the last group also writes four channels of padding
     assert numbers[len(v) : len(v) + 4] == [1, w.strides[2], w.strides[3], w.strides[1]]
