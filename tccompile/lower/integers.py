@@ -1,8 +1,9 @@
 """Products of integers of 8 bits, whose sums are exact however many terms they have.
 
-Differences to zero points are exact in fp16, and their sums in float32 as long as none comes to 2^24, in whatever order they are
-added up. A longer sum is taken in parts that are short enough, by what the zero points and constant weights allow: one product
-makes them all, side by side, and they are added up as integers, modulo 2^32 as int32 is.
+Bytes are multiplied as they are where that pays (byte_products.py). Else differences to zero points are exact in fp16, and their
+sums in float32 as long as none comes to 2^24, in whatever order they are added up. A longer sum is taken in parts that are short
+enough, by what the zero points and constant weights allow: one product makes them all, side by side, and they are added up as
+integers, modulo 2^32 as int32 is.
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, transform
 from tccompile.load.constants import derived, recipe_of
-from tccompile.lower import conv, linear
+from tccompile.lower import byte_products, conv, linear
 from tccompile.lower.builder import IMAGE, Builder, Order, Reads, shape_of
+from tccompile.lower.byte_products import EXACT, Bytes
 from tccompile.lower.pointwise import wrapped
 from tccompile.lower.windows import window
-
-EXACT = 1 << 24
-"""Integers of magnitudes up to this one are float32 numbers."""
 
 Finish = Callable[[Reads, Expr, int], Expr]
 """What becomes of a sum: from the result's views, the sum, in float32 or in int64, and if in float32, its largest magnitude."""
@@ -49,24 +48,50 @@ Finish = Callable[[Reads, Expr, int], Expr]
 
 @dataclass(frozen=True)
 class Factor:
-    """What a product multiplies, as floats: integers less their zero points.
+    """What a product multiplies: integers less their zero points.
 
-    low, high  the least and greatest of them; 0 is between
+    whole      the integers
+    zero       their zero points; a vector of them goes along `axis`
+    order      of the differences' axes in memory
+    low, high  the least and greatest difference; 0 is between
     """
 
-    tensor: gs.Tensor
+    whole: gs.Tensor
+    zero: gs.Tensor | None
+    axis: int
+    order: Order | None
     low: int
     high: int
 
+    @property
+    def is_constant(self) -> bool:
+        return isinstance(self.whole, gs.Constant) and (self.zero is None or isinstance(self.zero, gs.Constant))
+
+    def differences(self, b: Builder) -> gs.Tensor:
+        """As floats."""
+        return _difference(b, self.whole, self.zero, self.axis, self.order)
+
 
 def centred(b: Builder, t: gs.Tensor, zero: int, axis: int, order: Order | None = None) -> Factor:
-    """`t` less its zero point, which is input number `zero`; a vector of them goes along `axis`."""
+    """`t` less its zero point, which is input number `zero`."""
     z, limits = b.input(zero), np.iinfo(b.io_dtype(t).numpy)
     zeros = (0, 0) if z is None else (limits.min, limits.max)
     if isinstance(z, gs.Constant) and z.values.size:
         zeros = int(z.values.min()), int(z.values.max())
     low, high = min(limits.min - zeros[1], 0), max(limits.max - zeros[0], 0)
-    return Factor(_difference(b, t, z, max(axis, -len(t.shape)) % len(t.shape), order), low, high)
+    return Factor(t, z, max(axis, -len(t.shape)) % len(t.shape), order, low, high)
+
+
+def _bytes(b: Builder, x: Factor, w: Factor, terms: int, rows: Callable[[np.ndarray], np.ndarray]) -> Bytes | None:
+    """The operands of a product of so many terms as bytes, where that pays and they are; `rows`: as `_Sums` has it."""
+    zero = byte_products.zero_of(x.zero)
+    if zero is None or terms < byte_products.LEAST:
+        return None
+    if w.is_constant:
+        weights = w.differences(b)
+        assert isinstance(weights, gs.Constant)
+        return byte_products.of_weights(b, x.whole, zero, weights, rows)
+    return Bytes(x.whole, w.whole, 0, terms * 255 * 255) if zero == byte_products.zero_of(w.zero) == 0 else None
 
 
 def _difference(b: Builder, t: gs.Tensor, z: gs.Tensor | None, axis: int, order: Order | None) -> gs.Tensor:
@@ -97,14 +122,15 @@ def _difference(b: Builder, t: gs.Tensor, z: gs.Tensor | None, axis: int, order:
 class _Sums:
     """What is known of the sums of a product of so many terms.
 
-    lines  gives the weights, if they are constant, with those of a sum as a row
+    weights  w's differences
+    lines    gives the weights, if they are constant, with those of a sum as a row
     """
 
-    def __init__(self, a: Factor, w: Factor, terms: int, lines: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, a: Factor, w: Factor, weights: gs.Tensor, terms: int, lines: Callable[[np.ndarray], np.ndarray]) -> None:
         self.a, self.w, self.terms = a, w, terms
         self.rows = None
-        if isinstance(w.tensor, gs.Constant):
-            rows = lines(w.tensor.values)
+        if isinstance(weights, gs.Constant):
+            rows = lines(weights.values)
             self.rows = np.maximum(rows, 0), np.maximum(-rows, 0)
 
     def bound(self, share: int) -> int:
@@ -142,32 +168,25 @@ def integer(x: Expr) -> Expr:
 
 def matmul(b: Builder, a: Factor, w: Factor, y: gs.Tensor, finish: Finish) -> None:
     """y = finish(matmul(a, w))"""
-    ashape, wshape = shape_of(a.tensor), shape_of(w.tensor)
+    ashape, wshape = shape_of(a.whole), shape_of(w.whole)
     k, n = wshape[-2:] if len(wshape) > 1 else (wshape[0], 1)
-    sums = _Sums(a, w, k, lambda values: values.reshape(-1, k, n).transpose(0, 2, 1).reshape(-1, k))
+
+    def rows(values: np.ndarray) -> np.ndarray:
+        return values.reshape(-1, k, n).transpose(0, 2, 1).reshape(-1, k)
+
+    given = _bytes(b, a, w, k, rows)
+    if given is not None and (given.zero == 0 or len(wshape) == 2):
+        byte_products.matmul(b, given, y, lambda reads, acc: finish(reads, acc, given.bound))
+        return
+    left, right = a.differences(b), w.differences(b)
+    sums = _Sums(a, w, right, k, rows)
     share = sums.share()
     if share == k:
-        linear.product(b, a.tensor, w.tensor, y, lambda reads: finish(reads, ACC, sums.bound(max(k, 1))))
+        linear.product(b, left, right, y, lambda reads: finish(reads, ACC, sums.bound(max(k, 1))))
         return
+    total = _sums_in_parts(b, left, right, y, share)
     lead = shape_of(y)[: len(y.shape) - (len(ashape) > 1) - (len(wshape) > 1)]
-    m = ashape[-2] if len(ashape) > 1 else 1
-    several = math.prod(wshape[:-2]) > 1  # else all of a's matrices are rows of one
-    parts, batch, height = ceil_div(k, share), math.prod(lead) if several else 1, m if several else math.prod(lead) * m
-
-    shape: Shape = (parts, batch, height, share)
-    *outer, row = _digits(coord(1) * height + coord(2), (*lead, m), shape)
-    left = _part(b, a.tensor, shape, k, lambda term: (*_own(ashape, outer), *(row,)[: len(ashape) - 1], term))
-    shape = (parts, batch, n, share)
-    outer = _digits(coord(1), lead if several else (), shape)
-    if isinstance(w.tensor, gs.Constant):
-        whole = (*lead, k, n) if several else wshape
-        matrices = transform("reshape", transform("expand", recipe_of(w.tensor), shape=whole), shape=(batch, k, n))
-        right = _constant_part(b, w.tensor.name, transform("transpose", matrices, axes=(0, 2, 1)), shape, k)
-    else:
-        right = _part(b, w.tensor, shape, k, lambda term: (*_own(wshape, outer), term, *(coord(2),)[: len(wshape) - 1]))
-    total = _added(b, y.name, left, right)
-
-    whole = (*lead, m, n)
+    whole = (*lead, ashape[-2] if len(ashape) > 1 else 1, n)
     result = b.result(y, tuple(range(len(whole)))) if whole == shape_of(y) else b.new(y.name, whole, b.dtype(y))
     reads = Reads(b, whole)
     b.compute(result, finish(reads, reads.view(reshape_view(total.name, total.shape, whole)), 0), reads)
@@ -175,33 +194,66 @@ def matmul(b: Builder, a: Factor, w: Factor, y: gs.Tensor, finish: Finish) -> No
         b.copy(reshape_view(result.name, whole, shape_of(y)), b.result(y))
 
 
+def _sums_in_parts(b: Builder, a: gs.Tensor, w: gs.Tensor, y: gs.Tensor, share: int) -> Tensor:
+    """The sums of matmul(a, w), which is y, added up from parts of `share` terms: (1, batch, rows, columns) of int32."""
+    ashape, wshape = shape_of(a), shape_of(w)
+    k, n = wshape[-2:] if len(wshape) > 1 else (wshape[0], 1)
+    lead = shape_of(y)[: len(y.shape) - (len(ashape) > 1) - (len(wshape) > 1)]
+    m = ashape[-2] if len(ashape) > 1 else 1
+    several = math.prod(wshape[:-2]) > 1  # else all of a's matrices are rows of one
+    parts, batch, height = ceil_div(k, share), math.prod(lead) if several else 1, m if several else math.prod(lead) * m
+
+    shape: Shape = (parts, batch, height, share)
+    *outer, row = _digits(coord(1) * height + coord(2), (*lead, m), shape)
+    left = _part(b, a, shape, k, lambda term: (*_own(ashape, outer), *(row,)[: len(ashape) - 1], term))
+    shape = (parts, batch, n, share)
+    outer = _digits(coord(1), lead if several else (), shape)
+    if isinstance(w, gs.Constant):
+        whole = (*lead, k, n) if several else wshape
+        matrices = transform("reshape", transform("expand", recipe_of(w), shape=whole), shape=(batch, k, n))
+        right = _constant_part(b, w.name, transform("transpose", matrices, axes=(0, 2, 1)), shape, k)
+    else:
+        right = _part(b, w, shape, k, lambda term: (*_own(wshape, outer), term, *(coord(2),)[: len(wshape) - 1]))
+    return _added(b, y.name, left, right)
+
+
 def convolution(b: Builder, x: Factor, w: Factor, y: gs.Tensor, finish: Finish) -> None:
     """y = finish(conv(x, w)) by the current node's attributes; where sums are long, a product of matrices."""
-    (o, share_c, *size), groups = shape_of(w.tensor), b.attr("group", 1)
+    (o, share_c, *size), groups = shape_of(w.whole), b.attr("group", 1)
     k, each = share_c * math.prod(size), o // groups
-    sums = _Sums(x, w, k, lambda values: values.reshape(o, k))
+
+    def rows(values: np.ndarray) -> np.ndarray:
+        return values.reshape(o, k)
+
+    whole = len(size) < 3 and (groups == 1 or share_c % byte_products.LEAST == 0)
+    given = _bytes(b, x, w, share_c, rows) if whole else None
+    if given is not None:
+        byte_products.convolution(b, given, y, lambda reads, acc: finish(reads, acc, given.bound))
+        return
+    image, filters = x.differences(b), w.differences(b)
+    sums = _Sums(x, w, filters, k, rows)
     share = sums.share()
     if share == k:
-        conv.product(b, x.tensor, w.tensor, y, lambda reads: finish(reads, ACC, sums.bound(max(k, 1))))
+        conv.product(b, image, filters, y, lambda reads: finish(reads, ACC, sums.bound(max(k, 1))))
         return
-    (n, _, *extents), (_, _, *out) = shape_of(x.tensor), shape_of(y)
+    (n, _, *extents), (_, _, *out) = shape_of(x.whole), shape_of(y)
     win, parts, height = window(b, tuple(extents), tuple(size)), ceil_div(k, share), n * math.prod(out)
 
     shape: Shape = (parts, groups, height, share)
-    image, *pixel = _digits(coord(2), (n, *out), shape)
+    number, *pixel = _digits(coord(2), (n, *out), shape)
     steps = list(zip(pixel, win.strides, win.dilations, win.pads, strict=True))
 
     def place(term: Index) -> tuple[Index, ...]:
         channel, *taps = _digits(term, (share_c, *size), shape)
         at = (p * stride + t * dilation - pad for t, (p, stride, dilation, pad) in zip(taps, steps, strict=True))
-        return image, coord(1) * share_c + channel, *at
+        return number, coord(1) * share_c + channel, *at
 
-    left = _part(b, x.tensor, shape, k, place)
+    left = _part(b, image, shape, k, place)
     shape = (parts, groups, each, share)
-    if isinstance(w.tensor, gs.Constant):
-        right = _constant_part(b, w.tensor.name, transform("reshape", recipe_of(w.tensor), shape=(groups, each, k)), shape, k)
+    if isinstance(filters, gs.Constant):
+        right = _constant_part(b, filters.name, transform("reshape", recipe_of(filters), shape=(groups, each, k)), shape, k)
     else:
-        right = _part(b, w.tensor, shape, k, lambda term: (coord(1) * each + coord(2), *_digits(term, (share_c, *size), shape)))
+        right = _part(b, filters, shape, k, lambda term: (coord(1) * each + coord(2), *_digits(term, (share_c, *size), shape)))
     total = _added(b, y.name, left, right)
 
     whole = shape_of(y)

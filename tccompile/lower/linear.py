@@ -61,9 +61,9 @@ def columns(b: Builder, t: gs.Tensor) -> Tensor:
     """The transpose of a matrix, row-major: what Gemm takes as `b`."""
     k, n = shape_of(t)
     if isinstance(t, gs.Constant):
-        return b.constant(t.name, transform("transpose", recipe_of(t), axes=(1, 0)), (n, k), order=(0, 1))
+        return b.constant(t.name, transform("transpose", recipe_of(t), axes=(1, 0)), (n, k), b.dtype(t), (0, 1))
     x = b.value(t)
-    return b.copy(View(x.name, (coord(1), coord(0))), b.new(f"{t.name}.T", (n, k), order=(0, 1)))
+    return b.copy(View(x.name, (coord(1), coord(0))), b.new(f"{t.name}.T", (n, k), b.dtype(t), (0, 1)))
 
 
 def _left(b: Builder, t: gs.Tensor, lead: Shape) -> Tensor:
@@ -75,7 +75,7 @@ def _left(b: Builder, t: gs.Tensor, lead: Shape) -> Tensor:
     index = _broadcast(shape[:-2], lead)
     index += (coord(rank - 2), coord(rank - 1)) if len(shape) > 1 else (coord(rank - 1),)
     m, k = shape[-2:] if len(shape) > 1 else (1, shape[0])
-    y = b.new(f"{t.name}.rows", (*lead, m, k), order=tuple(range(rank)))
+    y = b.new(f"{t.name}.rows", (*lead, m, k), b.dtype(t), tuple(range(rank)))
     return b.copy(View(x.name, index), y)
 
 
@@ -85,15 +85,16 @@ def _right(b: Builder, t: gs.Tensor, lead: Shape) -> Tensor:
     k, n = shape[-2:] if len(shape) > 1 else (shape[0], 1)
     if math.prod(shape[:-2]) == 1 and isinstance(t, gs.Constant):
         matrix = transform("reshape", recipe_of(t), shape=(k, n))
-        return b.constant(t.name, transform("transpose", matrix, axes=(1, 0)), (n, k), order=(0, 1))
+        return b.constant(t.name, transform("transpose", matrix, axes=(1, 0)), (n, k), b.dtype(t), (0, 1))
     lead = () if math.prod(shape[:-2]) == 1 else lead
     rank = len(lead) + 2
     if shape[:-2] == lead and len(shape) > 1 and isinstance(t, gs.Constant):
         axes = (*range(rank - 2), rank - 1, rank - 2)
-        return b.constant(t.name, transform("transpose", recipe_of(t), axes=axes), (*lead, n, k), order=tuple(range(rank)))
+        recipe = transform("transpose", recipe_of(t), axes=axes)
+        return b.constant(t.name, recipe, (*lead, n, k), b.dtype(t), tuple(range(rank)))
     x = b.value(t)
     index = _broadcast(shape[:-2], lead) + ((coord(rank - 1), coord(rank - 2)) if len(shape) > 1 else (coord(rank - 1),))
-    y = b.new(f"{t.name}.T", (*lead, n, k), order=tuple(range(rank)))
+    y = b.new(f"{t.name}.T", (*lead, n, k), b.dtype(t), tuple(range(rank)))
     return b.copy(View(x.name, index), y)
 
 

@@ -13,7 +13,8 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.expr import Expr, View, call, cast, const, coord, quotient
 from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
-from tccompile.lower.integers import EXACT, centred, convolution, integer, matmul
+from tccompile.lower.byte_products import EXACT
+from tccompile.lower.integers import centred, convolution, integer, matmul
 from tccompile.lower.pointwise import wrapped
 
 
