@@ -49,8 +49,8 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
         if not free:
             return None
-    if not moves_only and consumer.epilogue.expr == load(0) and _joins_its_producer(e, producer):
-        return None  # it becomes an epilogue, and the consumer a view
+    if not moves_only and (consumer.epilogue.expr == load(0) or t.dtype.bits == 8) and _joins_its_producer(e, producer):
+        return None  # it becomes an epilogue, and the consumer a view; or a sum leaves as bytes, and takes others as such
     if not moves_only and y.size > 2 * t.size:
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape

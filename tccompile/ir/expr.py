@@ -497,6 +497,7 @@ FUNCTIONS: dict[str, Function] = _functions(
     is_nan=("x: isnan(x)", "bool"),
     is_inf=("x: isinf(x)", "bool"),
     where="c, a, b: where(c, a, b)",
+    saturate="x, low, high: where(x > low, minimum(x, high), low)",  # NaN becomes the least, too
     # float functions
     reciprocal="x: 1.0 / x",
     exp="x: exp(x)",
@@ -572,7 +573,19 @@ def load(view: int, dtype: DType = DType.F32) -> Expr:
 
 
 def cast(x: Expr, dtype: DType) -> Expr:
-    return x if x.dtype is dtype else Expr("cast", (x,), None, dtype)
+    """`x` in another type. What is an integer in float32, between limits, goes to int64 and back as it is."""
+    if x.dtype is dtype:
+        return x
+    if dtype is DType.F32 and x.fn == "cast" and x.args[0].dtype is dtype and x.args[0].fn == "saturate" and _is_whole(x.args[0]):
+        return x.args[0]
+    return Expr("cast", (x,), None, dtype)
+
+
+def _is_whole(x: Expr) -> bool:
+    """Whether a float is an integer, or no number."""
+    if x.fn == "const":
+        return float(x.value).is_integer()  # type: ignore[arg-type]
+    return x.fn in ("round", "floor", "ceil") or (x.fn in ("add", "sub", "saturate") and all(map(_is_whole, x.args)))
 
 
 def call(fn: str, *args: Expr | float) -> Expr:
@@ -609,7 +622,8 @@ def substitute(expr: Expr, leaf: dict[Expr, Expr]) -> Expr:
             if e.fn in kinds and e in leaf:
                 found = leaf[e]
             else:
-                found = Expr(e.fn, tuple(visit(a) for a in e.args), e.value, e.dtype) if e.args else e
+                args = [visit(a) for a in e.args]
+                found = cast(args[0], e.dtype) if e.fn == "cast" else Expr(e.fn, tuple(args), e.value, e.dtype) if args else e
             done[id(e)] = found
         return found
 

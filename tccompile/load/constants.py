@@ -36,6 +36,20 @@ def recipe_of(constant: gs.Constant) -> Recipe:
     return constant.recipe if isinstance(constant, Weight) else Literal(np.asarray(constant.values))
 
 
+def dequantized(x: gs.Constant, scale: gs.Constant, zero: gs.Constant | None, axis: int) -> Weight:
+    """The constant (x - zero) * scale in float32, each of them one number or a vector along `axis` of x."""
+    along = tuple(-1 if a == axis % max(x.values.ndim, 1) else 1 for a in range(x.values.ndim))
+
+    def lying(t: gs.Constant) -> Weight:
+        number = derived("", "cast", t, dtype="float32")
+        return derived("", "reshape", number, shape=along if t.values.size > 1 else (1,) * x.values.ndim if t.values.ndim else ())
+
+    out = derived("", "cast", x, dtype="float32")
+    if zero is not None:
+        out = derived("", "sub", out, lying(zero))
+    return derived("", "mul", out, lying(scale))
+
+
 def derived(name: str, fn: str, *args: gs.Constant | np.ndarray, **attributes: Any) -> Weight:
     """The constant `TRANSFORMS[fn](*args, **attributes)`; arrays among `args` are literals."""
     values = [a if isinstance(a, np.ndarray) else a.values for a in args]

@@ -25,7 +25,7 @@ from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib
-from tccompile.load.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, dequantized, derived, literal
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -62,6 +62,8 @@ LEFT = {
 """Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
+PRODUCTS = ("Conv", "Gemm", "MatMul")
+
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
     "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear", "HammingWindow",
@@ -89,6 +91,25 @@ def _read_by(graph: onnx.GraphProto) -> set[str]:
     """The names that nodes read, those of graphs inside them too, and the graph's outputs."""
     inner = (name for node in graph.node for part in subgraphs(node) for name in _read_by(part))
     return {*(name for node in graph.node for name in node.input), *(v.name for v in graph.output), *inner}
+
+
+def _factors(graph: onnx.GraphProto) -> set[str]:
+    """The results of dequantized bytes that products take whose other operand is quantized, too: they multiply integers."""
+    made = {y: node for node in graph.node if node.domain in ("", "ai.onnx") for y in node.output}
+
+    def quantized(name: str) -> str | None:
+        node = made.get(name)
+        if node is not None and node.op_type == "Transpose":
+            node = made.get(node.input[0])
+        return node.output[0] if node is not None and node.op_type == "DequantizeLinear" else None
+
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type in PRODUCTS and len(node.input) > 1:
+            factors = [quantized(name) for name in node.input[:2]]
+            if None not in factors:
+                found.update(filter(None, factors))
+    return found
 
 
 def fold(
@@ -121,6 +142,7 @@ class Folder:
         self.said_block = block
 
         self.control = Unroller(self)
+        self.factors = _factors(graph)
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 16 * sum(w.values.nbytes for w in constants.values())
         self.work = WORK + 64 * sum(w.values.size for w in constants.values())
@@ -588,7 +610,7 @@ class Folder:
     # --- values
 
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
-        if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT:
+        if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT or node.output[0] in self.factors:
             return False
         if node.op_type in ORDERED and any(w.values.dtype.kind == "f" and np.isnan(w.values).any() for w in inputs):
             return False
@@ -798,17 +820,10 @@ def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | N
 
 def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """The same without blocks."""
-    values, scale, zero = x[0], x[1], x[2] if len(x) > 2 else None
+    scale = x[1]
     if scale.values.ndim > 1 or _attribute(node, "block_size", 0) or scale.values.dtype != np.float32:
         return None
-    shape = [1] * values.values.ndim
-    if scale.values.ndim == 1 and scale.values.size > 1:
-        shape[_attribute(node, "axis", 1)] = -1
-    out = derived("", "cast", values, dtype="float32")
-    if zero is not None:
-        zero = derived("", "cast", zero, dtype="float32")
-        out = derived("", "sub", out, derived("", "reshape", zero, shape=tuple(shape if zero.values.ndim else ())))
-    return [derived("", "mul", out, derived("", "reshape", scale, shape=tuple(shape if scale.values.ndim else ())))]
+    return [dequantized(x[0], scale, x[2] if len(x) > 2 else None, _attribute(node, "axis", 1))]
 
 
 def _quantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:

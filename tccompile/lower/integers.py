@@ -42,6 +42,8 @@ from tccompile.lower.byte_products import EXACT, Bytes
 from tccompile.lower.pointwise import wrapped
 from tccompile.lower.windows import window
 
+LIMITS = float(-(2**31)), float(2**31)
+
 Finish = Callable[[Reads, Expr, int], Expr]
 """What becomes of a sum: from the result's views, the sum, in float32 or in int64, and if in float32, its largest magnitude."""
 
@@ -159,8 +161,8 @@ class _Sums:
 
 
 def integer(x: Expr) -> Expr:
-    """A float that holds an integer, to rounding, as that integer."""
-    return cast(call("round", x), DType.I64) if x.dtype is DType.F32 else x
+    """A sum in float32 as the integer of 32 bits that it is, to rounding."""
+    return cast(call("saturate", call("round", x), *LIMITS), DType.I64) if x.dtype is DType.F32 else x
 
 
 # --- Products --------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ def quantize(node: gs.Node, b: Builder) -> None:
     """y = saturate(round(x / scale) + zero point), halves rounded to even."""
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
-    value = cast(reads.broadcast(x), DType.F32)
-    scaled = call("div", value, cast(_parameter(b, reads, 1), DType.F32))
+    scaled = call("div", floats(reads.broadcast(x)), floats(_parameter(b, reads, 1)))
     zero = _parameter(b, reads, 2) if b.input(2) is not None else None
     b.compute(b.result(y, b.order_for(shape_of(y), x)), _stored(b, scaled, zero, y), reads)
 
@@ -36,8 +35,10 @@ def dequantize(node: gs.Node, b: Builder) -> None:
     reads = Reads(b, shape_of(y))
     value = reads.broadcast(x)
     if b.input(2) is not None:
-        value = call("sub", value, _parameter(b, reads, 2))
-    expr = call("mul", cast(value, DType.F32), cast(_parameter(b, reads, 1), DType.F32))
+        zero = _parameter(b, reads, 2)
+        wide = b.io_dtype(x).size > 2  # the difference of integers of 16 bits is a float32 number
+        value = call("sub", value, zero) if wide else call("sub", floats(value), floats(zero))
+    expr = call("mul", floats(value), floats(_parameter(b, reads, 1)))
     b.compute(b.result(y, b.order_for(shape_of(y), x)), expr, reads)
 
 
@@ -62,7 +63,7 @@ def qlinear_conv(node: gs.Node, b: Builder) -> None:
     def finish(reads: Reads, acc: Expr, bound: int) -> Expr:
         if bias is not None:
             acc = _biased(acc, bound, bias, reads.along(bias, 1))
-        scales = [cast(reads.along(node.inputs[i], 1), DType.F32) for i in (1, 4, 6)]
+        scales = [floats(reads.along(node.inputs[i], 1)) for i in (1, 4, 6)]
         return _stored(b, _rescaled(acc, *scales), reads.along(node.inputs[7], 1), y)
 
     convolution(b, centred(b, x, 2, 1, IMAGE.get(len(y.shape))), centred(b, w, 5, 0), y, finish)
@@ -72,7 +73,7 @@ def _biased(acc: Expr, bound: int, bias: gs.Tensor, value: Expr) -> Expr:
     """The sum with its bias, which int32 takes modulo 2^32 and float32 only where it stays exact."""
     largest = float(np.abs(bias.values, dtype=np.float64).max(initial=0)) if isinstance(bias, gs.Constant) else math.inf
     if acc.dtype is DType.F32 and bound + largest <= EXACT:
-        return call("add", acc, cast(value, DType.F32))
+        return call("add", acc, floats(value))
     return wrapped(call("add", integer(acc), value), DType.I32)
 
 
@@ -82,7 +83,7 @@ def qlinear_matmul(node: gs.Node, b: Builder) -> None:
 
     def finish(reads: Reads, acc: Expr, bound: int) -> Expr:
         rank = len(reads.shape)
-        scales = [cast(_of_matrix(reads, node.inputs[i], rank - axis), DType.F32) for i, axis in ((1, 2), (4, 1), (6, 2))]
+        scales = [floats(_of_matrix(reads, node.inputs[i], rank - axis)) for i, axis in ((1, 2), (4, 1), (6, 2))]
         return _stored(b, _rescaled(acc, *scales), _of_matrix(reads, node.inputs[7], rank - 2), y)
 
     matmul(b, centred(b, a, 2, -2), centred(b, w, 5, -1), y, finish)
@@ -109,7 +110,7 @@ def _of_matrix(reads: Reads, t: gs.Tensor, axis: int) -> Expr:
 
 
 def _rescaled(acc: Expr, x: Expr, w: Expr, y: Expr) -> Expr:
-    return call("mul", cast(acc, DType.F32), call("div", call("mul", x, w), y))
+    return call("mul", floats(acc), call("div", call("mul", x, w), y))
 
 
 def _stored(b: Builder, value: Expr, zero: Expr | None, y: gs.Tensor) -> Expr:
@@ -120,6 +121,10 @@ def _stored(b: Builder, value: Expr, zero: Expr | None, y: gs.Tensor) -> Expr:
     limits = np.iinfo(dtype.numpy)
     x = call("round", value)
     if zero is not None:
-        x = call("add", x, cast(zero, DType.F32))
-    x = call("where", call("greater", x, float(limits.min)), x, const(float(limits.min)))  # NaN becomes the least, too
-    return cast(call("min", x, float(limits.max)), DType.I64)
+        x = call("add", x, floats(zero))
+    return cast(call("saturate", x, float(limits.min), float(limits.max)), DType.I64)
+
+
+def floats(x: Expr) -> Expr:
+    """The value in float32."""
+    return const(float(x.value)) if x.fn == "const" else cast(x, DType.F32)  # type: ignore[arg-type]

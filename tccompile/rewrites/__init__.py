@@ -19,6 +19,7 @@ from tccompile.rewrites import (
     normalization,
     pad,
     pixel_shuffle,
+    quantized,
     rotary,
     scale_shift,
     transposes,
@@ -29,6 +30,7 @@ from tccompile.rewrites.rule import Editor, Rewrite, name_of
 log = logging.getLogger(__name__)
 
 REWRITES: tuple[Rewrite, ...] = (
+    *quantized.REWRITES,
     *movement.REWRITES,
     *pixel_shuffle.REWRITES,
     *transposes.REWRITES,
@@ -57,7 +59,8 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     logged at level DEBUG.
     """
     edit = Editor(graph)
-    to_fixpoint(edit, lanes.REWRITES)  # first: what was a loop is many nodes
+    to_fixpoint(edit, quantized.PRODUCTS)  # while weights are integers
+    to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
     to_fixpoint(edit, REWRITES)
     return graph

@@ -77,6 +77,10 @@ class Editor:
         self.graph.nodes.append(gs.Node(op, name, dict(attrs), list(inputs), [into]))
         return into
 
+    def is_output(self, tensor: gs.Tensor) -> bool:
+        """Whether it is an output of the model."""
+        return id(tensor) in self.outputs
+
     def only_use(self, tensor: gs.Tensor) -> bool:
         """Whether a single node reads the tensor, once, and it is not an output of the model."""
         return len(tensor.outputs) == 1 and id(tensor) not in self.outputs

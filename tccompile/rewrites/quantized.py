@@ -1,0 +1,214 @@
+"""Quantized tensors, integers x that stand for (x - zero) · scale, are multiplied, moved and compared as integers.
+
+conv(dequantize(x), dequantize(w)) + b  =  conv_integer(x, w) · (x's scale · w's) + b       and so for matmul and gemm
+dequantize(constant)                    =  a constant                                       where no product takes it
+f(dequantize(x))                        =  dequantize(f(x))                                 f moves or chooses elements
+quantize(dequantize(x))                 =  x                                                with the same scale and zero
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from tccompile.load.constants import Weight, dequantized, derived
+from tccompile.rewrites.rule import (
+    Editor,
+    Rewrite,
+    calculate,
+    constant,
+    finite,
+    itself,
+    operand,
+    producer,
+    rank,
+    reshaped,
+    rounded,
+)
+
+BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
+
+MOVES = ("DepthToSpace", "MaxPool", "Reshape", "Slice", "Transpose")
+"""Operators whose results are elements of their first input, which grow where these do."""
+
+
+@dataclass
+class Quantized:
+    """What a tensor stands for; `axis` is the one that a vector of scales goes along, None where there is one scale."""
+
+    integers: gs.Tensor
+    scale: Weight
+    zero: gs.Constant | None
+    axis: int | None
+
+
+def _quantized(t: gs.Tensor) -> Quantized | None:
+    """What is dequantized to `t`, if it is bytes with constant scales and zero points, and not in blocks."""
+    node = producer(t, "DequantizeLinear")
+    turned = None
+    if node is None and (turned := producer(t, "Transpose")) is not None:
+        node = producer(turned.inputs[0], "DequantizeLinear")
+    if node is None or node.attrs.get("block_size", 0) or node.inputs[0].dtype not in BYTES:
+        return None
+    x, scale, zero = node.inputs[0], constant(node.inputs[1]), operand(node, 2)
+    if scale is None or (zero is not None and constant(zero) is None) or rank(scale) > 1 or not finite(scale):
+        return None
+    axis = None if scale.values.size == 1 else node.attrs.get("axis", 1) % rank(x)
+    if turned is not None:
+        order = list(turned.attrs.get("perm", reversed(range(rank(x)))))
+        if constant(x) is None:
+            return None
+        x, axis = derived(f"{x.name}/turned", "transpose", x, axes=tuple(order)), None if axis is None else order.index(axis)
+    return Quantized(x, scale, zero, axis)
+
+
+@dataclass
+class Product:
+    node: gs.Node
+    x: Quantized
+    w: Quantized
+
+
+def _product(node: gs.Node) -> Product | None:
+    x, w = (_quantized(t) for t in node.inputs[:2])
+    return None if x is None or w is None else Product(node, x, w)
+
+
+def _columns(product: Product) -> int:
+    """The axis of w that the result's channels or columns go along."""
+    if product.node.op == "Conv" or product.node.attrs.get("transB", 0):
+        return 0
+    return rank(product.w.integers) - 1
+
+
+def _check(edit: Editor, product: Product) -> str | None:
+    node, x, w = product.node, product.x, product.w
+    if x.axis is not None or (x.zero is not None and x.zero.values.size > 1):
+        return "its first operand has several scales or zero points"
+    if w.axis not in (None, _columns(product)) or (rank(w.integers) > 2 and node.op == "MatMul" and w.axis is not None):
+        return "the scales of its second operand go along what is summed over"
+    if node.op == "Gemm" and (node.attrs.get("transA", 0) or {node.attrs.get(k, 1.0) for k in ("alpha", "beta")} != {1.0}):
+        return "it is a Gemm with factors or a transposed first operand"
+    if constant(w.integers) is None and (node.op != "MatMul" or w.axis is not None):
+        return "its weights are computed"
+    bias = operand(node, 2)
+    return "its bias is computed" if node.op != "MatMul" and bias is not None and constant(bias) is None else None
+
+
+def _apply(edit: Editor, product: Product) -> None:
+    node, x, w, y = product.node, product.x, product.w, product.node.outputs[0]
+    is_conv, bias = node.op == "Conv", constant(operand(node, 2))
+    weights = w.integers
+    if isinstance(weights, Weight):
+        turned = node.op == "Gemm" and node.attrs.get("transB", 0)
+        weights = derived("", "transpose", weights, axes=(1, 0)) if turned else weights.copy()
+        edit.named(weights, f"{w.integers.name}/integers")
+    channels = (-1,) + (1,) * (rank(y) - 2) if is_conv else (-1,)
+    zeros = [_point(edit, t) for t in (x.zero, w.zero)]
+    sums = edit.add(
+        "ConvInteger" if is_conv else "MatMulInteger",
+        [x.integers, weights, *zeros],
+        node,
+        y.shape,
+        **(node.attrs if is_conv else {}),
+    )
+    sums.dtype = np.dtype(np.int32)
+    scale = calculate("mul", x.scale, w.scale)
+    steps = [("Mul", edit.named(reshaped(scale, *(() if w.axis is None else channels)), f"{y.name}/scale"))]
+    if bias is not None:
+        floats = derived("", "cast", bias, dtype="float32")
+        steps.append(("Add", edit.named(reshaped(floats, *channels) if is_conv else floats, f"{y.name}/bias")))
+    value = edit.add("Cast", [sums], node, y.shape, to=onnx.TensorProto.FLOAT)
+    value.dtype = np.dtype(np.float32)
+    for step, by in steps:
+        value = edit.add(step, [value, by], node, y.shape)
+        value.dtype = np.dtype(np.float32)
+    edit.add("Cast", [value], node, into=y, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(y.dtype)))
+
+
+def _point(edit: Editor, zero: gs.Constant | None) -> gs.Tensor:
+    """A zero point as an operand: a number, or one for each channel."""
+    if zero is None:
+        return gs.Variable.empty()
+    return edit.named(derived("", "reshape", zero, shape=() if zero.values.size == 1 else (-1,)), f"{zero.name}/zero")
+
+
+# --- Constants, and what only moves -----------------------------------------------------------------------------------
+
+
+def _check_constant(edit: Editor, node: gs.Node) -> str | None:
+    if node.attrs.get("block_size", 0) or any(constant(t) is None for t in node.inputs if t.name):
+        return "its input is computed"
+    return None if not edit.is_output(node.outputs[0]) else "it is an output of the model"
+
+
+def _to_constant(edit: Editor, node: gs.Node) -> None:
+    y = node.outputs[0]
+    weight = dequantized(node.inputs[0], node.inputs[1], constant(operand(node, 2)), node.attrs.get("axis", 1))
+    edit.named(rounded(weight, y.dtype), y.name)
+    for reader in list(y.outputs):
+        for i, t in enumerate(reader.inputs):
+            if t is y:
+                reader.inputs[i] = weight
+
+
+@dataclass
+class Moved:
+    """quantize(f(dequantize(x))): the last node, and those of f, the first of them first."""
+
+    node: gs.Node
+    source: gs.Node
+    between: list[gs.Node]
+
+
+def _moved(node: gs.Node) -> Moved | None:
+    between: list[gs.Node] = []
+    t = node.inputs[0]
+    while (move := producer(t, *MOVES)) is not None and len(move.outputs) == 1:
+        between.insert(0, move)
+        t = move.inputs[0]
+    source = producer(t, "DequantizeLinear")
+    return None if source is None else Moved(node, source, between)
+
+
+def _check_moved(edit: Editor, moved: Moved) -> str | None:
+    before = _quantized(moved.source.outputs[0])
+    scale, zero = constant(moved.node.inputs[1]), operand(moved.node, 2)
+    if before is None or scale is None or before.axis is not None or scale.values.size != 1:
+        return "it is not of bytes with one scale"
+    points = [0 if z is None else constant(z) and z.values.reshape(-1).tolist() for z in (before.zero, zero)]
+    same = moved.node.outputs[0].dtype == before.integers.dtype and (scale.values.item() == before.scale.values.item() > 0)
+    if not same or points[0] != points[1]:
+        return "scales or zero points differ"
+    if not all(edit.only_use(n.outputs[0]) for n in moved.between):
+        return "others read what is moved"
+    if not moved.between and not edit.may_vanish(before.integers, moved.node.outputs[0]):
+        return "it stands between an input and an output of the model"
+    return None
+
+
+def _move(edit: Editor, moved: Moved) -> None:
+    x, y = moved.source.inputs[0], moved.node.outputs[0]
+    if not moved.between:
+        edit.redirect(x, y)
+    for n in moved.between:
+        last = n is moved.between[-1]
+        shape = list(n.outputs[0].shape)
+        x, of = edit.add(n.op, [x, *n.inputs[1:]], n, shape, into=y if last else None, **n.attrs), x
+        x.dtype = of.dtype
+
+
+PRODUCTS = (
+    Rewrite(
+        "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), _product, _check, _apply
+    ),
+)
+"""Those that go before weights are no integers any more."""
+
+REWRITES = (
+    Rewrite("dequantize(constant) => constant", ("DequantizeLinear",), itself, _check_constant, _to_constant),
+    Rewrite("quantize(f(dequantize(x))) => f(x)", ("QuantizeLinear",), _moved, _check_moved, _move),
+)
