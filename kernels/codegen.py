@@ -123,6 +123,7 @@ class Lines:
     def __init__(self, scalars: Sequence[str] = ()) -> None:
         """scalars: the names of the arguments that `lifted` gave."""
         self.scalars = scalars
+        self.narrow: set[str] = set()  # names of int64 that hold no more than int32 does: their conversions are quicker
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
 
@@ -144,7 +145,10 @@ class Lines:
                 assert isinstance(expr.value, int)
                 return self.let(f"{COMPUTE[expr.dtype]}({self.scalars[expr.value]})")
             case "cast":
-                return self.cast(self.value(expr.args[0], leaf), expr.args[0].dtype, expr.dtype)
+                (x,) = expr.args
+                if expr.dtype is DType.I64 and x.fn == "saturate" and all(abs(e.value) < 2**31 for e in x.args[1:]):  # type: ignore[arg-type]
+                    return self.let(f"narrow_to_int({self.value(x, leaf)})")
+                return self.cast(self.value(x, leaf), x.dtype, expr.dtype)
         function = FUNCTIONS[expr.fn]
         args = [(self.value(a, leaf), a.dtype) for a in expr.args]
         body = ast.parse(function.body, mode="eval").body
@@ -158,7 +162,9 @@ class Lines:
             return self.let(f"{name} != {COMPUTE[source]}(0)")
         if source is DType.BOOL:
             return self.let(f"select({name}, {COMPUTE[target]}(1), {COMPUTE[target]}(0))")
-        return self.let(f"to_float({name})" if target is DType.F32 else f"to_int({name})")
+        if target is DType.F32:
+            return self.let(f"narrow_to_float({name})" if name in self.narrow else f"to_float({name})")
+        return self.let(f"to_int({name})")
 
     def stored(self, name: str, source: DType, target: DType) -> str:
         """The value as `memory.store(target)` takes it, rounded as `reference.storage.to_storage` does."""
@@ -175,6 +181,8 @@ class Lines:
 
     def loaded(self, name: str, source: DType) -> str:
         """What `memory.load(source)` gave, in the compute type."""
+        if not source.is_float and (source.size < 4 or source is DType.I32):
+            self.narrow.add(name)
         return self.let(f"{name} != i64(0)") if source is DType.BOOL else name
 
     def _node(self, node: ast.expr, env: dict[str, tuple[str, DType]], like: DType, quick: bool) -> tuple[str, DType]:

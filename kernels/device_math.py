@@ -159,12 +159,26 @@ def int_power(a, b):
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
 _to_u64 = instruction("cvt.rzi.u64.f32 $0, $1;", i64, f32, pure=True)
 to_float = instruction("cvt.rn.f32.s64 $0, $1;", f32, i64, pure=True)
+_to_s32 = instruction("cvt.rzi.s32.f32 $0, $1;", i32, f32, pure=True)
+_from_s32 = instruction("cvt.rn.f32.s32 $0, $1;", f32, i32, pure=True)
 
 
 @inline
 def to_int(x):
     """x truncated and saturated, NaN gives 0"""
     return select(x == x, _to_s64(x), i64(0))
+
+
+@inline
+def narrow_to_int(x):
+    """The same of what is within int32, at several times the rate"""
+    return i64(_to_s32(x))
+
+
+@inline
+def narrow_to_float(x):
+    """An int64 within int32 as float32, at several times the rate"""
+    return _from_s32(i32(x))
 
 
 @inline
@@ -194,6 +208,7 @@ NAMES: dict[str, Any] = {
     "int_absolute": int_absolute, "int_power": int_power, "int_fmod": int_fmod, "int_trunc_div": int_trunc_div,
     "int_floor_mod": int_floor_mod,
     # casts and divisions
-    "to_int": to_int, "to_unsigned": to_unsigned, "to_float": to_float, "divide": divide,
+    "to_int": to_int, "to_unsigned": to_unsigned, "to_float": to_float, "narrow_to_int": narrow_to_int,
+    "narrow_to_float": narrow_to_float, "divide": divide,
 }  # fmt: skip
 """By the names that generated text calls them (see codegen.py)."""

@@ -378,6 +378,7 @@ class _Writer:
         self.accesses: dict[str, Intrinsic] = {}
         self.arguments = Parameters("e[{}]")
         self.out, self.kept = Lines(), Lines()
+        self.kept.narrow = self.out.narrow
         self.reading = self.kept if keeps else self.out  # where loads that are the same for every row are written
         self.found: list[str] = []  # the names of what was loaded, each once
 

@@ -49,8 +49,9 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
         if not free:
             return None
-    if not moves_only and (consumer.epilogue.expr == load(0) or t.dtype.bits == 8) and _joins_its_producer(e, producer):
-        return None  # it becomes an epilogue, and the consumer a view; or a sum leaves as bytes, and takes others as such
+    sums = t.dtype.bits == 8 and any(e.writer(v.tensor) is not None for v in consumer.views if v.tensor != name)
+    if not moves_only and (consumer.epilogue.expr == load(0) or sums) and _joins_its_producer(e, producer):
+        return None  # it becomes an epilogue, and the consumer a view; or of several sums each leaves as bytes
     if not moves_only and y.size > 2 * t.size:
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape

@@ -15,8 +15,8 @@ from tccompile.ir.weights import Recipe
 MAX_LOADS = 12
 """Views in one expression: each costs a pointer and strides in the kernel's arguments, and registers."""
 
-MAX_NODES = 64
-"""Operations in one expression."""
+MAX_NODES, MAX_PARTS = 64, 256
+"""Operations in one expression, and the same where one that several take is counted for each of them."""
 
 
 class Editor:
@@ -113,7 +113,8 @@ def shifted(expr: Expr, by: int) -> Expr:
 
 
 def fits(epilogue: Epilogue) -> bool:
-    return len(epilogue.loads) <= MAX_LOADS and len(walk(epilogue.expr)) <= MAX_NODES
+    parts = walk(epilogue.expr)
+    return len(epilogue.loads) <= MAX_LOADS and len(parts) <= MAX_PARTS and len({id(e) for e in parts}) <= MAX_NODES
 
 
 def names(*ops: Op) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ quantize(dequantize(x))                 =  x                                    
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -117,23 +118,30 @@ def _apply(edit: Editor, product: Product) -> None:
     )
     sums.dtype = np.dtype(np.int32)
     scale = calculate("mul", x.scale, w.scale)
-    steps = [("Mul", edit.named(reshaped(scale, *(() if w.axis is None else channels)), f"{y.name}/scale"))]
+    scale = edit.named(reshaped(scale, *(() if w.axis is None else channels)), f"{y.name}/scale")
+    steps: list[tuple[str, list[gs.Tensor], dict[str, Any]]]
+    steps = [("Cast", [], {"to": onnx.TensorProto.FLOAT}), ("Mul", [scale], {})]
     if bias is not None:
         floats = derived("", "cast", bias, dtype="float32")
-        steps.append(("Add", edit.named(reshaped(floats, *channels) if is_conv else floats, f"{y.name}/bias")))
-    value = edit.add("Cast", [sums], node, y.shape, to=onnx.TensorProto.FLOAT)
-    value.dtype = np.dtype(np.float32)
-    for step, by in steps:
-        value = edit.add(step, [value, by], node, y.shape)
-        value.dtype = np.dtype(np.float32)
-    edit.add("Cast", [value], node, into=y, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(y.dtype)))
+        steps.append(("Add", [edit.named(reshaped(floats, *channels) if is_conv else floats, f"{y.name}/bias")], {}))
+    if np.dtype(y.dtype) != np.float32:
+        steps.append(("Cast", [], {"to": onnx.helper.np_dtype_to_tensor_dtype(np.dtype(y.dtype))}))
+    for step, by, how in steps[:-1]:
+        sums = edit.add(step, [sums, *by], node, y.shape, **how)
+        sums.dtype = np.dtype(np.float32)
+    step, by, how = steps[-1]
+    edit.add(step, [sums, *by], node, into=y, **how)
 
 
 def _point(edit: Editor, zero: gs.Constant | None) -> gs.Tensor:
-    """A zero point as an operand: a number, or one for each channel."""
-    if zero is None:
+    """A zero point as an operand: left out, a number, or one for each channel where they differ."""
+    if zero is None or not zero.values.any():
         return gs.Variable.empty()
-    return edit.named(derived("", "reshape", zero, shape=() if zero.values.size == 1 else (-1,)), f"{zero.name}/zero")
+    points = derived("", "reshape", zero, shape=(-1,))
+    shape: tuple[int, ...] = (-1,)
+    if (zero.values == zero.values.flat[0]).all():
+        points, shape = derived("", "slice", points, starts=(0,), ends=(1,), steps=(1,)), ()
+    return edit.named(derived("", "reshape", points, shape=shape), f"{zero.name}/zero")
 
 
 # --- Constants, and what only moves -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tccompile.ir.types import DType
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.precision.formats import precision
+from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tests.networks import feeds, reference
 from tests.ops.common import Net, agrees
@@ -146,7 +147,7 @@ def test_rows_with_zero_points_of_their_own() -> None:
 
 
 def stored(net: Net) -> Program:
-    return precision(fuse(lower(load(net.model()))), "fp16")
+    return precision(fuse(lower(rewrite(load(net.model())))), "fp16")
 
 
 def test_sums_of_integers_are_never_stored_in_fp16() -> None:
