@@ -1,7 +1,8 @@
 """What happens to a kernel's results before and while they are stored: the epilogue's expression, its loads, y's layout.
 
-A kernel computes its op's result as rows m and groups of neighbouring lanes c, and hands each group of float32 values to
-`store`. Which axis is which is a `Frame`; how each tensor is read or written for it is `describe`'s choice:
+A kernel computes its op's result as rows m and groups of neighbouring lanes c, and hands each group to `store`: float32, or int64
+for integers that stay exact (`Form.taken`). Which axis is which is a `Frame`; how each tensor is read or written for it is
+`describe`'s choice:
 
 mode  how a group's lanes are read or written. "vector": neighbours in memory, accesses of up to 16 bytes; "strided": one access
       a lane; "guarded": the same, lanes at and beyond the result's channels not touched; "same": one element for all lanes
@@ -297,8 +298,8 @@ def _aligned(tensor: Tensor, lanes: int, offset: Extent, strides: list[Extent]) 
 def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tuple[Any, tuple[Any, ...]]:
     """The device function `store` and the Numba types of what `e` holds, for `EpilogueSpec.params`.
 
-    store(acc, m, c, e)               `lanes` float32 of acc: the results of channels c … c + lanes - 1 (c a multiple of lanes) of
-                                      row m (int32 both)
+    store(acc, m, c, e)               `lanes` values of acc, of type `Form.taken`: the results of channels c … c + lanes - 1 (c a
+                                      multiple of lanes) of row m (int32 both)
     store(acc, m, step, end, c, e)    with `rows` > 1: those of rows m, m + step, … one after the other; rows at and beyond `end`
                                       are ignored, but m lies below it. All rows' loads are issued before the first store
     e                                 a tuple of the launch's `EpilogueSpec.args`

@@ -151,7 +151,11 @@ def warp_multiply(atom: Atom) -> Any:
 
 @cache
 def multiply_fragment(name: str) -> Any:
-    """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators."""
+    """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators.
+
+    name  the atom's, of 16 rows by 8 columns. Where its row stands for several types, it multiplies those that the row names: s8,
+          not u8
+    """
     atom = ATOMS[name]
     a, b, acc = atom.words_a, atom.words_b, SUMS[atom.acc][0]
     words = [f"${i}" for i in range(8, 8 + a + b)]

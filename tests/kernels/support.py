@@ -65,6 +65,8 @@ def check(
 ) -> None:
     """Run the program's one op: right values, all of y's padded extents written (once), and nothing else.
 
+    Values are compared with the expression's, before they saturate: y's integers must not leave their type.
+
     run  `simulator.run`, for a `TextKernel`; or `machine.run`, which runs the PTX of any kernel, if it knows its instructions
     """
     (op,) = program.ops
