@@ -548,7 +548,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
 
     (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.warpgroups > 1, softmax.additive
     staging, store_rows = rows
-    q_rows, k_rows = (Operand(n, 0, SIZE, ROW, t.boxes[0], True) for n in (t.bm, bn))
+    q_rows, k_rows = (Operand(n, 0, "f16", ROW, t.boxes[0], True) for n in (t.bm, bn))
     steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d // 16]
     row_half, v_half = hw.descriptor(*q_rows.layout), hw.descriptor(ROW, bn * ROW, 8 * ROW)
     q_at, k_at, v_at, group_bytes = q.first, k.first, v.first, q_rows.group_bytes

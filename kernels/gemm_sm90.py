@@ -5,6 +5,9 @@ tensor map; any other convolution takes it from an im2col map, whose boxes are t
 row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be transposed (MN-major, in wgmma's terms): rows of A
 or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
+Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
+them, as int64 or each rounded once to float32. All that is counted in bytes of K is the same for both.
+
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
 fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
@@ -15,9 +18,9 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is. With swapped operands stmatrix turns the results back, a warpgroup fills one box of 64 channels, and what
-differs by channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads
-overlap.
+while its own tile is. Boxes are of halves, or of bytes that integers give, to which nothing is added by row. With swapped
+operands stmatrix turns the results back, which must be halves: a warpgroup fills one box of 64 channels, and what differs by
+channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
@@ -36,8 +40,12 @@ from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, til
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
-from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.parts.staging import RESULT
+from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, traffic_us
+
+TYPES = (DType.F16, DType.I8, DType.U8)
+"""Of operands: both are halves, or both integers of 8 bits."""
 
 CHEAPEST = 16
 """Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""
@@ -159,7 +167,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.consumers // 128)
-    product = Accumulator(t.atom, *((b, a) if t.swapped else (a, b)), ring)
+    product = Accumulator(*((b, a) if t.swapped else (a, b)), ring)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
@@ -223,18 +231,20 @@ class Hopper(OneWay):
         problem = describe(way, program)
         if isinstance(problem, str):
             return problem
-        if reason := unfit(problem):
+        if reason := unfit(problem, TYPES):
             return reason
+        if problem.integers and not all(problem.k_major):
+            return f"{problem.x.name} or {problem.w.name} is transposed; wgmma takes integers along K only"
         found = copies(problem, program)
         return found if isinstance(found, str) else None
 
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
-        whole = 1 if how.k_major[1] else 64  # columns of a box
+        whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
             for bm, every in TILES.items()
-            for columns in [[n for n in every if n % whole == 0]]
+            for columns in [[n for n in every if n % whole == 0 and takes(n)]]
             for bn in columns
             for split in (1, 2, 4, 8)
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
@@ -244,10 +254,10 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn, every in (SWAPPED if how.k_major[0] else {}).items()
-            for bm in every
+            for bm in filter(takes, every)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
-            if (boxed if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
+            if (boxed and boxed.size == RESULT if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
         ranked = sorted(candidates, key=self._costs(way, program, arch))
         yield from ranked[:CHEAPEST]
@@ -299,7 +309,8 @@ class Hopper(OneWay):
                 split=t.split,
                 swapped=t.swapped,
                 boxed=t.boxed,
-                atom=t.atom,
+                kinds=t.kinds,
+                result=t.result,
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -312,7 +323,7 @@ class Hopper(OneWay):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
-        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "atom")}
+        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result")}
         t = Tile(**chosen, added=added)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(t, copied, params["rows"], params["epilogue"])
@@ -328,9 +339,12 @@ class Hopper(OneWay):
 def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
     """The config's tile; `boxed`: how results may go to y in boxes, which those of a split do not."""
     if config["split"] > 1:
-        return tile(config, arch, how.steps, False)
-    assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
-    return tile(config, arch, how.steps, boxed is not None, boxed is not None and boxed.added is not None)
+        return tile(config, arch, how.steps, False, kinds=how.kinds)
+    turned = boxed is not None and boxed.size == RESULT
+    assert turned or not config.get("swapped"), "results of swapped operands go to y in boxes of 16 bits, or through a cluster"
+    if boxed is None:
+        return tile(config, arch, how.steps, False, kinds=how.kinds)
+    return tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

@@ -12,9 +12,9 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
-from tccompile.kernels.implicit_gemm import Problem
+from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.operands import BLOCK, ROW
-from tccompile.kernels.parts.staging import RESULT
+from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
 UNIT = 16
@@ -28,7 +28,7 @@ class Copies:
     a, b      arrays of (k, rows, batches) and (k, columns, batches), or for a an im2col map; (rows, k, batches) and
               (columns, k, batches) where they are not K-major
     k_major   whether a and b are
-    size      bytes of an element of both
+    kinds     PTX's types of the elements of both, which have the same size
     depth     elements of K that the kernel goes through, by im2col a multiple of the box's row
     chunk     elements of a box's row; B's are `whole` beside an im2col map
     geometry  what the code needs to walk through A, in the order of its parameters
@@ -37,10 +37,15 @@ class Copies:
     a: TiledMap | Im2colMap
     b: TiledMap
     k_major: tuple[bool, bool]
-    size: int
+    kinds: tuple[str, str]
     depth: int
     chunk: int
     geometry: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return BITS[self.kinds[0]] // 8
 
     @property
     def im2col(self) -> bool:
@@ -128,6 +133,10 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     return _by_im2col(problem, b)
 
 
+def _kinds(problem: Problem) -> tuple[str, str]:
+    return OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype]
+
+
 def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
     """A by a tiled map, for rows at one stride; `level`: the one of two levels of batches at which there are several."""
     (n, p, q), (step_n, step_h, step_w, step_c) = problem.pixels, problem.x_pixel
@@ -139,7 +148,7 @@ def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
     whole = ROW // size
     narrow = whole // 2 if channels > whole // 4 else whole // 4
     chunk = whole if problem.k_major != (True, True) or channels > whole // 2 else narrow
-    return Copies(a, b, problem.k_major, size, channels, chunk, (int(problem.w_batch[level] > 0),))
+    return Copies(a, b, problem.k_major, _kinds(problem), channels, chunk, (int(problem.w_batch[level] > 0),))
 
 
 def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
@@ -173,21 +182,27 @@ def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
     boxes = ceil_div(cp, chunk)
     sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
     geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
-    return Copies(window, b, problem.k_major, size, r * s * boxes * chunk, chunk, geometry)
+    return Copies(window, b, problem.k_major, _kinds(problem), r * s * boxes * chunk, chunk, geometry)
 
 
 @dataclass(frozen=True)
 class Boxed:
-    """How results go to y in boxes: the maps of y and of what is added to it by row, and the epilogue for what a thread has."""
+    """How results go to y in boxes.
+
+    y, added  the maps of y and of what is added to it by row, whose elements have `size` bytes
+    epilogue  for what a thread has
+    """
 
     y: TiledMap
     added: TiledMap | None
+    size: int
     epilogue: epilogue.EpilogueSpec
 
     def args(self, t: Tile) -> tuple[Arg, ...]:
         """The launch's arguments after the integers, for a tile's boxes."""
         maps = [self.y, *([self.added] if self.added else [])]
-        return *(replace(m, box=(*t.box, 1), swizzle=RESULT * t.box[0]) for m in maps), *self.epilogue.args
+        row = self.size * t.box[0]
+        return *(replace(m, box=(*t.box, 1), swizzle=row if row > UNIT else 0) for m in maps), *self.epilogue.args
 
 
 def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Boxed | None:
@@ -199,16 +214,22 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
         return None
     if any(load.step is None or not load.vector for load in by_row):
         return None
-    outside = {*program.inputs, *program.outputs}
-    if any(t.dtype is not DType.F16 or t.storage in outside for t in (y, *(load.tensor for load in by_row))):
+    outside, size = {*program.inputs, *program.outputs}, y.dtype.size
+    bytes_alone = problem.integers and y.dtype in (DType.I8, DType.U8) and not by_row
+    if any(t.storage in outside for t in (y, *(load.tensor for load in by_row))):
+        return None
+    if not bytes_alone and any(t.dtype is not DType.F16 for t in (y, *(load.tensor for load in by_row))):
+        return None
+    lane = frame[-1] or 0
+    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
+    if size * step % UNIT or size * y.offset % UNIT:
         return None
 
     def rows_of(t: Tensor, offset: int, columns: int, step: int) -> TiledMap:
-        apart = RESULT * step or UNIT
+        apart = size * step or UNIT
         extents = columns, problem.rows, problem.batches
-        return TiledMap(t.name, RESULT * offset, extents, (apart, apart * problem.rows), (), (1, 1, 1))
+        return TiledMap(t.name, size * offset, extents, (apart, apart * problem.rows), (), (1, 1, 1))
 
-    lane = frame[-1] or 0
-    step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
     added = [rows_of(load.tensor, load.offset, shape[lane], load.step or 0) for load in by_row]
-    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, epilogue.describe(op, program, frame, lanes))
+    spec = epilogue.describe(op, program, frame, lanes)
+    return Boxed(rows_of(y, 0, y.padded[lane], step), added[0] if added else None, size, spec)

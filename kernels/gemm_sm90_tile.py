@@ -12,7 +12,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
-from tccompile.kernels.ptx.atoms import ATOMS, BITS
+from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 
 TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
 """Rows of a tile → columns: multiples of 8 that wgmma takes, at most 256, and registers are left for the epilogue."""
@@ -32,7 +32,8 @@ class Tile:
     bm, bn   rows and columns of a tile; stages, buffers of the ring; split, blocks of a cluster that share K
     swapped  whether wgmma's rows are the tile's columns
     boxed    whether results are stored in boxes; added, whether something that differs by row is added to them there
-    atom     the row of `ATOMS` that multiplies
+    kinds    PTX's types of the operands' elements
+    result   bytes of a result in a box
     """
 
     bm: int
@@ -42,7 +43,13 @@ class Tile:
     swapped: bool
     boxed: bool
     added: bool
-    atom: str = "wgmma"
+    kinds: tuple[str, str] = ("f16", "f16")
+    result: int = RESULT
+
+    @property
+    def atom(self) -> Atom:
+        """What multiplies."""
+        return group_atom(*self.kinds)
 
     @property
     def product(self) -> tuple[int, int]:
@@ -79,10 +86,10 @@ class Tile:
 
     def operands(self, im2col: bool, chunk: int, k_major: tuple[bool, bool]) -> tuple[Operand, Operand]:
         """A and B of a stage; `chunk`: elements of K in a row of a box, of B's only where A does not come by im2col."""
-        size = BITS[ATOMS[self.atom].a] // 8
-        boxes = ROW // (chunk * size) if im2col else 1
-        a = Operand(self.bm, 0, size, chunk * size, boxes, k_major[0])
-        return a, Operand(self.bn, self.bm * ROW, size, ROW if im2col else chunk * size, 1, k_major[1])
+        of_a, of_b = self.kinds
+        row = chunk * BITS[of_a] // 8
+        a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
+        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1])
 
     @property
     def columns(self) -> int:
@@ -126,7 +133,7 @@ class Tile:
     def staged(self) -> int:
         """Bytes of such a place."""
         boxes = 1 if self.swapped else self.bn // self.columns if self.added else BOXES
-        return boxes * RESULT * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
+        return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property
     def layout(self) -> SharedLayout:
@@ -142,7 +149,8 @@ class Tile:
     @property
     def staging(self) -> Staging:
         """Where the results of a warp, or with swapped operands of a warpgroup, are on their way to memory."""
-        return Staging(self.layout["results"], self.staged, self.layout["landed"] if self.added else None)
+        landed = self.layout["landed"] if self.added else None
+        return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc)
 
     @property
     def smem(self) -> int:
@@ -150,12 +158,20 @@ class Tile:
         return self.layout.smem
 
 
-def tile(config: Mapping[str, Any], arch: Arch, steps: int, boxed: bool, added: bool = False) -> Tile:
+def tile(
+    config: Mapping[str, Any],
+    arch: Arch,
+    steps: int,
+    boxed: bool,
+    added: bool = False,
+    kinds: tuple[str, str] = ("f16", "f16"),
+    result: int = RESULT,
+) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = ceil_div(steps, split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added)
+        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added, kinds, result)
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")

@@ -8,6 +8,7 @@ from tccompile.kernels.parts.operands import Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
+from tccompile.kernels.ptx.atoms import group_atom
 from tccompile.kernels.ptx.core import i32, inline, u64
 
 OFFSETS = 0x3FFFF
@@ -15,7 +16,7 @@ OFFSETS = 0x3FFFF
 
 
 class Accumulator(Part):
-    """The sums of 64 rows of a warpgroup by all columns, in fp32: one tuple in each thread's registers.
+    """The sums of 64 rows of a warpgroup by all columns, in fp32 or of integers in int32: one tuple in each thread's registers.
 
     zero()                                   the tuple before the first stage is multiplied
     operands(base, warp)                     where the operands of a warp's warpgroup lie in the ring's first stage
@@ -24,10 +25,10 @@ class Accumulator(Part):
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     """
 
-    def __init__(self, atom: str, left: Operand, right: Operand, ring: Ring) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
         super().__init__()
-        steps = tuple(zip(left.steps, right.steps, strict=True))
-        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), atom)
+        steps, kinds = tuple(zip(left.steps, right.steps, strict=True)), (left.kind, right.kind)
+        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
         left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
@@ -43,7 +44,8 @@ class Accumulator(Part):
             at = u64(slot * stage_units)
             return multiplied(acc, operands[0] + at, operands[1] + at, i32(k - first))
 
-        self.zero, self.operands, self.multiply = hw.accumulators(right.extent), operands, multiply
+        self.zero = hw.accumulators(right.extent, group_atom(*kinds).acc)
+        self.operands, self.multiply = operands, multiply
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
 
 

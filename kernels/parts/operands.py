@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tccompile.kernels.ptx.atoms import BITS
+
 ROW = 128
 """Bytes of K in a stage, whatever their type: the widest swizzle of a row of a box."""
 
@@ -19,7 +21,7 @@ class Operand:
     """One operand's part of a stage: `extent` rows (of A) or columns (of B) by K.
 
     at         bytes from the stage's start
-    size       bytes of an element
+    kind       PTX's type of an element
     row_bytes  of K in a row of a box, if K-major: 16 (not swizzled) or 32, 64, 128 (swizzled by as much); else ROW
     boxes      of so many bytes, one after the other along K
     k_major    whether neighbours along K are neighbours in memory; else those along the extent are, which comes in boxes of
@@ -28,10 +30,15 @@ class Operand:
 
     extent: int
     at: int
-    size: int
+    kind: str
     row_bytes: int
     boxes: int
     k_major: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return BITS[self.kind] // 8
 
     @property
     def depth(self) -> int:

@@ -22,11 +22,13 @@ from __future__ import annotations
 from typing import Any
 
 from tccompile.ir.extent import ceil_div
+from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx import hopper as hw
-from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
+from tccompile.kernels.ptx import memory
+from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
 from tccompile.kernels.spec import Value
 
 Params = tuple[Value, ...]
@@ -61,6 +63,25 @@ class Results(Part):
         self.init = self.drain = nothing
 
 
+def taken_of(params: Params) -> DType:
+    """The type in which the epilogue takes sums, which those of integers become on their way."""
+    return epilogue.Form.decoded(params).taken
+
+
+def taking(columns: int, span: int, sums: str, params: Params) -> Any:
+    """The device function (acc, number): `hopper.part` of sums of a type of `SUMS`, as the epilogue takes them."""
+    part = hw.part(columns, span, sums)
+    if sums == "f32":
+        return part
+    taken = memory.taken_sums(taken_of(params), span // 2)
+
+    @inline
+    def take(acc, number):
+        return taken(part(acc, number))
+
+    return take
+
+
 def landing(writers: int, landed: int) -> Any:
     """`init` of a way that adds something: a barrier for each writer."""
 
@@ -85,11 +106,12 @@ class Rows(Results):
     def __init__(self, shape: tuple[int, int], columns: int, pitch: int, batch: int, staging: Staging, params: Params) -> None:
         compute, extra = epilogue.build(params, batch)
         super().__init__(params, 0, extra)
-        (bm, wide), (at_results, each, _) = shape, staging
-        stage, half, groups, chunks = hw.stage(wide, columns, pitch), 2 * columns + 16, columns // 8, wide // columns
+        (bm, wide), at_results, each, sums = shape, staging.at, staging.each, staging.sums
+        stage, half, groups, chunks = hw.stage(wide, columns, pitch, sums), 2 * columns + 16, columns // 8, wide // columns
         apart, turns = 32 // groups, groups // 2  # rows between the groups of 8 results that a lane stores, and how many it has
         batches, skip = turns // batch, batch * apart
-        staged_rows = _staged_rows(batch, half, apart * pitch)
+        load4 = hw.load_shared_f32x4 if sums == "f32" else memory.load_sums(taken_of(params), 4)
+        staged_rows = _staged_rows(load4, batch, half, apart * pitch)
 
         @inline
         def store_row(acc, m, step, end, c, e):
@@ -124,9 +146,8 @@ class Rows(Results):
         self.finish = finish
 
 
-def _staged_rows(batch: int, half: int, step: int) -> Any:
-    """The device function address → 8 results each of `batch` staged rows, `step` bytes apart."""
-    load4 = hw.load_shared_f32x4
+def _staged_rows(load4: Any, batch: int, half: int, step: int) -> Any:
+    """The device function address → 8 results each of `batch` staged rows, `step` bytes apart; `load4` reads half of 8."""
 
     @inline
     def one_row(at):
@@ -148,6 +169,7 @@ def _staged_rows(batch: int, half: int, step: int) -> Any:
 
 class Boxes(Results):
     """Each warp rounds its 16 rows, `columns` at a time, into boxes laid out as the copy engine swizzles them, which it stores.
+    Results are halves, or integers of 8 bits, to which nothing is added.
 
     shape  rows and columns of the tile; span, columns that are taken from the accumulators at once
     `turn` is the box that is next; with something added, the parity of its barrier's phase.
@@ -159,20 +181,21 @@ class Boxes(Results):
         maps = 1 + added
         super().__init__(params, maps, extra)
         (bm, wide), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
-        chunks, spans, box_bytes = wide // columns, columns // span, 16 * RESULT * columns
-        rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
-        take, box_read, boxes_read = hw.part(wide, span), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        put_16 = put_rows(compute, added)
+        result, line = staging.result, staging.result * columns  # bytes of a result, and of a box's row
+        chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
+        rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
+        take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
+        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, params)
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
             base, warp, lane, _, _ = thread
             number, rows, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * wide)
-            row, first = i32(lane & 15), i32(m + warp * 16)
-            key = i32((row >> rows_alike) & (columns // 8 - 1))
+            row, of_row, inside = place(lane)
+            first, key = i32(m + warp * 16), i32((row >> rows_alike) & (line // 16 - 1))
             own = u32(base + at_results + warp * each)
-            at = u32(own + row * (2 * columns) + ((lane >> 4) ^ key) * 16)
+            at = u32(own + row * line + (of_row ^ key) * 16 + inside)
             if first < rows:
                 if added:
                     hw.barrier_wait(u32(base + landed + warp * 8), turn)
@@ -185,9 +208,10 @@ class Boxes(Results):
                         cuda.syncwarp()
                     for i in range(spans):
                         values = take(acc, i32(chunk * spans + i))
-                        put_16(values, u32((at + box) ^ (i * 2 * span)), i32(c + i * span), e[maps:])
+                        put_16(values, u32((at + box) ^ (i * (result * span))), i32(c + i * span), e[maps:])
                         if span == 32:
-                            put_16(values[8:], u32((at + box) ^ (i * 2 * span + 32)), i32(c + i * span + 16), e[maps:])
+                            there = u32((at + box) ^ (i * (result * span) + 16 * result))
+                            put_16(values[8:], there, i32(c + i * span + 16), e[maps:])
                     hw.fence_copies()
                     cuda.syncwarp()
                     if lane == 0:
@@ -235,6 +259,33 @@ def put_rows(compute: Any, added: bool) -> Any:
     return put_added if added else put_plain
 
 
+@inline
+def _place_of_halves(lane):
+    """Where in 16 rows of 16 columns a lane's address for stmatrix is: row, which 16 bytes of it, bytes from their start on."""
+    return i32(lane & 15), lane >> 4, 0
+
+
+def _put_bytes(compute: Any, line: int, params: Params) -> tuple[Any, Any]:
+    """What `_place_of_halves` and `put_rows` are for results of a byte, in a box's rows of `line` bytes: a lane's address is that
+    of its two neighbours in the first 8 rows and columns, from which it stores four times two."""
+    store = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared")
+    below = 8 * line
+
+    @inline
+    def place(lane):
+        return i32(lane >> 2), 0, (lane & 3) * 2
+
+    @inline
+    def put(values, at, c, e):
+        a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
+        store(at, a[0], a[1])
+        store(u32(at + below), a[2], a[3])
+        store(u32(at + 8), b[0], b[1])
+        store(u32(at + below + 8), b[2], b[3])
+
+    return place, put
+
+
 def drain_boxes() -> Any:
     """`drain` of boxes: shared memory lives until the copy engine has read it."""
     boxes_read = hw.boxes_read(0)
@@ -264,7 +315,7 @@ class Turned(Results):
         kept, put_span, extra = _put_turned(span, added, params)
         super().__init__(params, maps, extra)
         (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
-        take, boxes_read = hw.part(bm, span), hw.boxes_read(0)
+        take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
 
         @inline
         def keep(c, e):
@@ -383,13 +434,13 @@ class Split(Results):
     ) -> None:
         compute, extra = epilogue.build(params)
         super().__init__(params, 0, extra)
-        (bm, columns), at_results = shape, staging.at
+        (bm, columns), at_results, sums, taken = shape, staging.at, staging.sums, taken_of(params)
         half, groups = 2 * columns + 16, columns // 8
-        stage = hw.stage_turned(bm, pitch) if turned else hw.stage(columns, columns, pitch)
+        stage = hw.stage_turned(bm, pitch, sums=sums) if turned else hw.stage(columns, columns, pitch, sums)
         share = bm * groups // split  # groups of 8 results that a block stores
         shares = ceil_div(share, consumers)
-        sync_consumers, zero = hw.sync_threads(1, consumers), types.float32(0)
-        sum_of_parts = _sum_of_parts(split, half)
+        sync_consumers, zero = hw.sync_threads(1, consumers), (types.float32 if taken is DType.F32 else types.int64)(0)
+        sum_of_parts = _sum_of_parts(split, half, sums, taken)
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -420,18 +471,27 @@ class Split(Results):
         self.finish = finish
 
 
-def _sum_of_parts(split: int, half: int) -> Any:
-    """The device function address → the sum of 8 results over the blocks of a cluster, all of which have a part there."""
+def _sum_of_parts(split: int, half: int, sums: str, compute: DType) -> Any:
+    """The device function address → the sum of 8 results over the blocks of a cluster, all of which have a part there.
+
+    sums, compute  the type of parts, and the one in which the epilogue takes what they are together
+    """
+    load4, number = hw.load_cluster_x4(sums), f32 if sums == "f32" else i32
+    taken = memory.taken_sums(compute, 8) if sums == "s32" else None
 
     @inline
     def sum_of_parts(at):
-        a0, a1, a2, a3 = hw.load_cluster_f32x4(hw.in_block(at, 0))
-        a4, a5, a6, a7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), 0))
+        a0, a1, a2, a3 = load4(hw.in_block(at, 0))
+        a4, a5, a6, a7 = load4(hw.in_block(u32(at + half), 0))
         for other in range(1, split):
-            b0, b1, b2, b3 = hw.load_cluster_f32x4(hw.in_block(at, other))
-            b4, b5, b6, b7 = hw.load_cluster_f32x4(hw.in_block(u32(at + half), other))
-            a0, a1, a2, a3 = a0 + b0, a1 + b1, a2 + b2, a3 + b3
-            a4, a5, a6, a7 = a4 + b4, a5 + b5, a6 + b6, a7 + b7
+            b0, b1, b2, b3 = load4(hw.in_block(at, other))
+            b4, b5, b6, b7 = load4(hw.in_block(u32(at + half), other))
+            a0, a1, a2, a3 = number(a0 + b0), number(a1 + b1), number(a2 + b2), number(a3 + b3)
+            a4, a5, a6, a7 = number(a4 + b4), number(a5 + b5), number(a6 + b6), number(a7 + b7)
         return a0, a1, a2, a3, a4, a5, a6, a7
 
-    return sum_of_parts
+    @inline
+    def taken_sum(at):
+        return taken(sum_of_parts(at))
+
+    return taken_sum if taken else sum_of_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RESULT = 2
-"""Bytes of a result in a box: stmatrix stores 16 bits."""
+"""Bytes of a result in a box that stmatrix fills: 16 bits."""
 
 BOXES = 2
 """Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile."""
@@ -18,8 +18,12 @@ class Staging(NamedTuple):
     each    bytes of a place
     landed  offset of a barrier for each place, which completes when what is added to the results has come there; None where
             nothing is added
+    result  bytes of a result in a box
+    sums    PTX's type of the sums that become results
     """
 
     at: int
     each: int
     landed: int | None
+    result: int = RESULT
+    sums: str = "f32"

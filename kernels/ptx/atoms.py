@@ -138,6 +138,12 @@ def of_warpgroups(arch: Arch) -> bool:
     return any(x.warpgroup for x in atoms(arch))
 
 
+def group_atom(a: str, b: str) -> Atom:
+    """The product of two types of elements that a warpgroup makes, where `of_warpgroups` says that there are such."""
+    wanted = ROW_OF.get(a, a), ROW_OF.get(b, b)
+    return next(x for x in ATOMS.values() if x.warpgroup and (x.a, x.b) == wanted)
+
+
 def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -> Atom | None:
     """The largest product of operands in registers that a warp makes as a whole; with `quads`, or that its quad-pairs make."""
     groups = (8, 32) if quads else (32,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tccompile.kernels.ptx.atoms import ATOMS
+from tccompile.kernels.ptx.atoms import ATOMS, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
     f32,
@@ -25,6 +25,7 @@ from tccompile.kernels.ptx.core import (
     unpacked,
     void,
 )
+from tccompile.kernels.ptx.mma import SUMS
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
 
@@ -103,7 +104,13 @@ load_cluster_f32 = instruction(
 """What lies at $1 in the shared memory of block $2 of the cluster."""
 
 load_shared_f32x4 = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
-load_cluster_f32x4 = instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", (f32, f32, f32, f32), u32)
+
+
+@cache
+def load_cluster_x4(acc: str) -> Any:
+    """The device function address → four sums of a type of `SUMS` in the shared memory of any block of the cluster."""
+    return instruction(f"ld.shared::cluster.v4.{acc} {{$0, $1, $2, $3}}, [$4];", (SUMS[acc][0],) * 4, u32)
+
 
 # --- The tensor copy engine --------------------------------------------------------------------------------------------
 
@@ -201,14 +208,16 @@ def operand(half, address):
 
 
 @cache
-def accumulators(n: int) -> Any:
-    """A device function without parameters: a warpgroup's 64×n fp32 tile of undefined values, n / 2 of them a thread."""
-    kind = types.Tuple((f32,) * (n // 2))
+def accumulators(n: int, acc: str = "f32") -> Any:
+    """A device function without parameters: a warpgroup's 64×n tile of undefined sums of a type of `SUMS`, n / 2 of them a
+    thread."""
+    each, number, _ = SUMS[acc]
+    kind = types.Tuple((each,) * (n // 2))
 
     @intrinsic
     def undefined(typingctx):
         def codegen(context, builder, sig, args):
-            return ir.Constant(ir.ArrayType(ir.FloatType(), n // 2), ir.Undefined)
+            return ir.Constant(ir.ArrayType(number, n // 2), ir.Undefined)
 
         return kind(), codegen
 
@@ -216,37 +225,42 @@ def accumulators(n: int) -> Any:
 
 
 @cache
-def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool], atom: str = "wgmma") -> Any:
-    """acc = multiply(acc, a, b, more): a committed group of wgmmas of n columns, A·Bᵀ in fp32 of what lies in shared memory.
+def multiply(
+    n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool], kinds: tuple[str, str] = ("f16", "f16")
+) -> Any:
+    """acc = multiply(acc, a, b, more): a committed group of wgmmas of n columns, A·Bᵀ of what lies in shared memory.
 
     steps    for each wgmma, the bytes from the start of A's and of B's tile to its 32 bytes of K
     k_major  of A and of B: whether K is innermost in shared memory, else the rows are
-    atom     the row of `ATOMS` that they are
+    kinds    types of their elements: sums of integers are int32, others fp32
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
-    count = n // 2
-    kind = types.Tuple((f32,) * count)
+    atom, count = group_atom(*kinds), n // 2
+    each, number, register = SUMS[atom.acc]
+    kind = types.Tuple((each,) * count)
     registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
-    transposed = ", ".join("0" if k else "1" for k in k_major)
+    scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
+    transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
+    assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
     lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
     for i, (at_a, at_b) in enumerate(steps):
         lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        lines.append(f"{ATOMS[atom].text(n)} {registers}, a, b, p, 1, 1, {transposed};")
+        lines.append(f"{atom.text(n, *kinds)} {registers}, a, b, p{scales}{transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     text = "{ " + " ".join(lines) + " }"
-    constraints = ",".join([*["=f"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
+    constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
 
     @intrinsic
     def multiplied(typingctx, acc, a, b, more):
         def codegen(context, builder, sig, args):
             acc, a, b, more = args
-            floats = [ir.FloatType()] * count
-            function = ir.FunctionType(ir.LiteralStructType(floats), [a.type, b.type, more.type, *floats])
+            numbers = [number] * count
+            function = ir.FunctionType(ir.LiteralStructType(numbers), [a.type, b.type, more.type, *numbers])
             values = [builder.extract_value(acc, i) for i in range(count)]
             done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [a, b, more, *values])
-            out = ir.Constant(ir.ArrayType(ir.FloatType(), count), ir.Undefined)
+            out = ir.Constant(ir.ArrayType(number, count), ir.Undefined)
             for i in range(count):
                 out = builder.insert_value(out, builder.extract_value(done, i), i)
             return out
@@ -257,13 +271,15 @@ def multiply(n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bo
 
 
 @cache
-def part(n: int, columns: int) -> Any:
-    """part(acc, number): what a thread holds of the `columns` from `number * columns` on of its warpgroup's 64×n tile.
+def part(n: int, columns: int, acc: str = "f32") -> Any:
+    """part(acc, number): what a thread holds of the `columns` from `number * columns` on of its warpgroup's 64×n tile, whose sums
+    are of a type of `SUMS`.
 
     columns / 2 values: for each 8 columns, two neighbouring ones of row lane / 4, then the same of the row 8 below.
     """
     count = columns // 2
-    whole, kind = types.Tuple((f32,) * (n // 2)), types.Tuple((f32,) * count)
+    each, sum_type, _ = SUMS[acc]
+    whole, kind = types.Tuple((each,) * (n // 2)), types.Tuple((each,) * count)
 
     @intrinsic
     def taken(typingctx, acc, number):
@@ -279,8 +295,8 @@ def part(n: int, columns: int) -> Any:
                 builder.position_at_end(block)
                 builder.branch(done)
             builder.position_at_end(done)
-            out = ir.Constant(ir.ArrayType(ir.FloatType(), count), ir.Undefined)
-            phis = [builder.phi(ir.FloatType()) for _ in range(count)]
+            out = ir.Constant(ir.ArrayType(sum_type, count), ir.Undefined)
+            phis = [builder.phi(sum_type) for _ in range(count)]
             for k, phi in enumerate(phis):
                 for i, block in enumerate(blocks):
                     phi.add_incoming(values[i * count + k], block)
@@ -344,8 +360,8 @@ load_turned_x4 = instruction(
 
 
 @cache
-def stage(n: int, columns: int, pitch: int) -> Any:
-    """stage(acc, address, chunk): write columns `chunk * columns` and up of a 64×n tile to shared memory as fp32.
+def stage(n: int, columns: int, pitch: int, sums: str = "f32") -> Any:
+    """stage(acc, address, chunk): write columns `chunk * columns` and up of a 64×n tile, of a type of `SUMS`, to shared memory.
 
     address  of this thread's first element: in row r of its warp's 16 rows, q mod 2 · 8 bytes on, and with q > 1 behind the row's
              first fours
@@ -355,16 +371,19 @@ def stage(n: int, columns: int, pitch: int) -> Any:
     8 columns of a row lie side by side, and behind them the last four, so that a thread reads 8 columns as two 16-byte accesses
     without bank conflicts.
     """
-    kind = types.Tuple((f32,) * (n // 2))
+    each, number, register = SUMS[sums]
+    kind = types.Tuple((each,) * (n // 2))
+    constraints = f"r,{register},{register},~{{memory}}"
 
     @intrinsic
     def staged(typingctx, acc, address, chunk):
         def codegen(context, builder, sig, args):
             acc, address, chunk = args
-            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.FloatType(), ir.FloatType()])
+            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), number, number])
 
             def write(at, first):
-                store = ir.InlineAsm(function, f"st.shared.v2.f32 [$0+{at}], {{$1, $2}};", "r,f,f,~{memory}", side_effect=True)
+                text = f"st.shared.v2.{sums} [$0+{at}], {{$1, $2}};"
+                store = ir.InlineAsm(function, text, constraints, side_effect=True)
                 builder.call(store, [address, builder.extract_value(acc, first), builder.extract_value(acc, first + 1)])
 
             done = builder.append_basic_block("staged")
@@ -387,23 +406,26 @@ def stage(n: int, columns: int, pitch: int) -> Any:
 
 
 @cache
-def stage_turned(n: int, pitch: int, below: int = 16) -> Any:
-    """stage(acc, address, chunk): write a 64×n tile to shared memory as fp32, turned over: a column is a row of the pitch there.
+def stage_turned(n: int, pitch: int, below: int = 16, sums: str = "f32") -> Any:
+    """stage(acc, address, chunk): write a 64×n tile, of a type of `SUMS`, to shared memory turned over: a column is a row of the
+    pitch there.
 
     address  of this thread's first element: row r of its warp's 16 in two halves of fours as in `stage`, column 2q
     chunk    0: all columns are written
     below    bytes from a row to the one 8 below: 16, as the next four of the first half, or 32 where rows lie one after the other
     """
-    kind = types.Tuple((f32,) * (n // 2))
+    each, number, register = SUMS[sums]
+    kind = types.Tuple((each,) * (n // 2))
 
     @intrinsic
     def staged(typingctx, acc, address, chunk):
         def codegen(context, builder, sig, args):
             acc, address, _ = args
-            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.FloatType()])
+            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), number])
             for i in range(n // 2):
                 at = (i // 4 * 8 + i % 2) * pitch + i % 4 // 2 * below
-                store = ir.InlineAsm(function, f"st.shared.f32 [$0+{at}], $1;", "r,f,~{memory}", side_effect=True)
+                text = f"st.shared.{sums} [$0+{at}], $1;"
+                store = ir.InlineAsm(function, text, f"r,{register},~{{memory}}", side_effect=True)
                 builder.call(store, [address, builder.extract_value(acc, i)])
             return context.get_dummy_value()
 

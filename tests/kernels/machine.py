@@ -40,8 +40,8 @@ Step = Callable[[np.ndarray], Any]
 """Executes an instruction in the threads of a mask."""
 
 Box = tuple[int, np.ndarray, np.ndarray, np.ndarray]
-"""Halves that the copy engine moves: their buffer, for each the byte there and whether it is in the array, and where chunks of 8
-lie in shared memory, swizzled by that."""
+"""Elements that the copy engine moves: their buffer, for each the byte there and whether it is in the array, and where every 16
+bytes of them lie in shared memory, swizzled by that."""
 
 
 def dtype_of(kind: str) -> Any:
@@ -926,69 +926,76 @@ class Machine:
                     h, n = map_.lower[1], n + 1
         channels = np.broadcast_to(np.arange(c, c + map_.channels), (len(rows), map_.channels))
         places = (channels, *(np.broadcast_to(v[:, None], channels.shape) for v in np.array(rows).T))
-        return self.lay(map_, places, map_.extents, map_.strides, 0, at, 2 * map_.channels)
+        return self.lay(map_, places, map_.extents, map_.strides, 0, at, map_.channels)
 
     def box(self, map_: TiledMap, corner: list[int], at: int) -> Box:
         """A box of an array's elements."""
         assert set(map_.steps) == {1}
         grids = np.meshgrid(*(c + np.arange(n) for c, n in zip(corner[::-1], map_.box[::-1], strict=True)), indexing="ij")
-        return self.lay(map_, tuple(grids[::-1]), map_.extents, map_.strides, map_.bytes, at, 2 * map_.box[0])
+        return self.lay(map_, tuple(grids[::-1]), map_.extents, map_.strides, map_.bytes, at, map_.box[0])
 
     def lay(self, map_: Any, places: Any, extents: Any, strides: Any, first: int, at: int, wide: int) -> Box:
-        """Halves of `places`, innermost coordinate first, as the copy engine lays them down in rows of `wide` bytes."""
-        assert (map_.swizzle or 512) >= wide and wide % 16 == 0 and at % (8 * map_.swizzle or 128) == 0
+        """Elements of `places`, innermost coordinate first, as the copy engine lays them down in rows of `wide` ones."""
         t = self.memory.program.tensors[map_.tensor]
-        k, base = divmod(self.memory.base[t.storage] + t.offset * 2 + first, SPACE)
+        size = t.dtype.size
+        assert (map_.swizzle or 512) >= size * wide and size * wide % 16 == 0 and at % (8 * map_.swizzle or 128) == 0
+        k, base = divmod(self.memory.base[t.storage] + t.offset * size + first, SPACE)
+        assert base % 16 == 0 and not any(s % 16 for s in strides), "a map that cannot be encoded"
         inside, offset = np.ones(places[0].shape, bool), np.full(places[0].shape, base - SPACE // 2)
-        for g, n, s in zip(places, extents, (2, *strides), strict=True):
+        for g, n, s in zip(places, extents, (size, *strides), strict=True):
             inside &= (g >= 0) & (g < n)
             offset = offset + g * s
-        lie = at + 16 * np.arange(inside.size // 8)
+        lie = at + 16 * np.arange(inside.size * size // 16)
         return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & max(map_.swizzle // 16 - 1, 0)) << 4
 
     def place(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray, barrier: int) -> None:
-        """A box of halves to shared memory, zeros outside the array."""
-        data = self.memory.buffers[k].view(np.uint16)
-        halves = np.where(inside, data[np.where(inside, offset, 0) // 2], 0).astype(np.uint16)
-        self.write("shared", lie, halves.view(np.uint8).reshape(-1, 16))
-        self.barriers[barrier].bytes -= halves.nbytes
+        """A box of elements to shared memory, zeros outside the array."""
+        data = self.memory.buffers[k].view(UNSIGNED[self.memory.buffers[k].itemsize])
+        box = np.where(inside, data[np.where(inside, offset, 0) // data.itemsize], 0).astype(data.dtype)
+        self.write("shared", lie, box.view(np.uint8).reshape(-1, 16))
+        self.barriers[barrier].bytes -= box.nbytes
         self.barriers[barrier].settle()
         self.wake()
 
     def put(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray) -> None:
-        """A box of halves from shared memory to the array, what of it lies there."""
-        halves = self.read("shared", lie, 16).reshape(-1, 2)
-        self.write("global", k * SPACE + SPACE // 2 + offset[inside], halves[inside])
+        """A box of elements from shared memory to the array, what of it lies there."""
+        elements = self.read("shared", lie, 16).reshape(-1, self.memory.buffers[k].itemsize)
+        self.write("global", k * SPACE + SPACE // 2 + offset[inside], elements[inside])
 
     # wgmma
 
-    def matrix(self, descriptor: int, rows: int, k_major: bool) -> np.ndarray:
-        """What a descriptor leads to: (rows, 16 of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128. Without
-        one, 8 rows of 16 bytes lie side by side, and `leading` bytes on those of the next 8 of K."""
+    def matrix(self, descriptor: int, rows: int, k_major: bool, kind: str) -> np.ndarray:
+        """What a descriptor leads to: (rows, 32 bytes of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128.
+        Without one, 8 rows of 16 bytes lie side by side, and `leading` bytes on the next 16 of K."""
         width = {0: 16, 1: 128, 2: 64, 3: 32}[descriptor >> 62]
         assert k_major or width == 128
         start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
-        r, k = np.arange(rows)[:, None], np.arange(16)
-        if width == 16:
-            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * 16 + k // 8 * (leading << 4) + k % 8 * 2
-        elif k_major:
-            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + 2 * k
+        r, k = np.arange(rows)[:, None], np.arange(2 if k_major else 16)  # 16 bytes of K at once, or one half
+        if k_major:
+            at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + k * (16 if width > 16 else leading << 4)
         else:
+            assert kind == "f16"
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
         at ^= (at >> 7 & width // 16 - 1) << 4
-        return self.read("shared", at.ravel(), 2).view(np.float16).astype(np.float32).reshape(rows, 16)
+        found, wide = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
+        return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(wide).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
         if parts[1] == "fence":
             return partial(self.meet, size=128)
         if parts[1] != "mma_async":
             return lambda mask: None
-        columns = int(re.fullmatch(r"m64n(\d+)k16", parts[4])[1])  # type: ignore[index]
+        sums, *kinds = parts[5:]
+        integers = sums == "s32"
+        assert {*kinds} <= {"s8", "u8"} if integers else (sums, *kinds) == ("f32", "f16", "f16"), parts
+        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers else 16}", parts[4])[1])  # type: ignore[index]
+        number = np.int32 if integers else np.float32
         names = [n.strip() for n in operands[0].strip("{}").split(",")]
-        assigns, acc = [self.target(n) for n in names], [self.registers[n].view(np.float32) for n in names]
+        assigns, acc = [self.target(n) for n in names], [self.registers[n].view(number) for n in names]
         words = [self.registers[n.strip()] for n in operands[1].strip("{}").split(",")]
         from_registers, right, more = operands[1][0] == "{", self.registers[operands[2]], self.registers[operands[3]]
-        turned = [bool(int(o)) for o in operands[6:]]
+        turned = [False, False] if integers else [bool(int(o)) for o in operands[6:]]  # integers have no such operands
+        assert not integers or len(operands) == 4
 
         def step(mask: np.ndarray) -> None:
             for first in range(0, self.n - 127, 128):
@@ -1000,14 +1007,14 @@ class Machine:
                 if from_registers:
                     a = self.left(words, rows).reshape(64, 16)
                 else:
-                    a = self.matrix(int(words[0][first]), 64, not turned[0])
-                b = self.matrix(int(right[first]), columns, not turned[-1])
+                    a = self.matrix(int(words[0][first]), 64, not turned[0], kinds[0])
+                b = self.matrix(int(right[first]), columns, not turned[-1], kinds[1])
                 # (row of the warp's 8, which 8, column of 8 by pairs)
                 product = (a @ b.T).reshape(4, 2, 8, columns // 8, 4, 2)
                 of = np.zeros(self.n, bool)
                 of[who] = True
                 for i, assign in enumerate(assigns):
-                    out = np.zeros(self.n, np.float32)
+                    out = np.zeros(self.n, number)
                     out[who] = product[:, i % 4 // 2, :, i // 4, :, i % 2].reshape(128)
                     if more[first]:
                         out[who] += acc[i][who]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,10 +14,10 @@ from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage
 from tccompile.ir.types import DType
-from tccompile.kernels.spec import Config, Kernel
+from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.plan.format import pack_constant
 from tests.gpu.cases import CASES, program_of
-from tests.kernels import simulator
+from tests.kernels import machine, simulator
 from tests.kernels.memory import Memory
 from tests.networks import relative_error
 
@@ -78,6 +79,12 @@ def check(
         memory = run(kernel.work(op, program, chosen, arch), program, values, op.y, arch)
         memory.check_written(once)
         assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
+
+
+def on_two_blocks(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
+    """`machine.run` of a launch whose blocks take tiles in turn, on two of them."""
+    (launch,) = work.launches
+    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), program, values, y, arch)
 
 
 def _parts(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

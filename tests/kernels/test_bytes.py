@@ -1,8 +1,8 @@
-"""Products of integers of 8 bits, as compiled, run thread by thread and compared with exact sums: mma.sync and CUDA cores."""
+"""Products of integers of 8 bits, as compiled, run thread by thread and compared with exact sums: wgmma, mma.sync, CUDA cores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,10 +22,12 @@ from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
-from tccompile.kernels.spec import Config
+from tccompile.kernels.gemm_sm90 import HOPPER
+from tccompile.kernels.spec import Config, Kernel
 from tccompile.layout import per_row
 from tests.kernels import machine
-from tests.kernels.support import sums
+from tests.kernels.memory import Memory
+from tests.kernels.support import on_two_blocks, sums
 from tests.tiers import thorough, usually
 
 I8, U8, I32, F16, F32 = DType.I8, DType.U8, DType.I32, DType.F16, DType.F32
@@ -111,15 +113,25 @@ def expected(program: Program) -> np.ndarray:
 
 
 def check(program: Program, simt: bool = False, arch: str = "sm_80", config: Config | None = None) -> None:
+    """`gives_exactly` by the kernel of mma.sync or of CUDA cores."""
+    kernels = ((ConvMma, GemmMma), (ConvSimt, GemmSimt))[simt]
+    gives_exactly(program, kernels[isinstance(program.ops[0], Gemm)](), arch, config)
+
+
+def check_sm90(program: Program, config: Config) -> None:
+    """`gives_exactly` by the kernel of wgmma, whose blocks take several tiles."""
+    gives_exactly(program, HOPPER[isinstance(program.ops[0], Gemm)], "sm_90a", config, on_two_blocks)
+
+
+def gives_exactly(
+    program: Program, kernel: Kernel, arch: str, config: Config | None, run: Callable[..., Memory] = machine.run
+) -> None:
     """The kernel, and the CPU engine's meaning of the op, give every element exactly, and all of y's padding is written."""
     (op,), generation = program.ops, ARCHS[arch]
-    kernel = {(True, True): GemmSimt, (True, False): GemmMma, (False, True): ConvSimt, (False, False): ConvMma}[
-        isinstance(op, Gemm), simt
-    ]()
     assert kernel.supports(op, program, generation) is None
     config = config or min(kernel.configs(op, program, generation), key=lambda c: kernel.cost(op, program, c, generation))
     given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
-    memory = machine.run(kernel.work(op, program, config, generation), program, given, op.y, generation)
+    memory = run(kernel.work(op, program, config, generation), program, given, op.y, generation)
     memory.check_written(True)
     wanted = expected(program)
     np.testing.assert_array_equal(memory.result(), wanted)
@@ -207,6 +219,42 @@ def test_layouts_that_only_cuda_cores_take(case: str) -> None:
     check(ELSEWHERE[case](), simt=True)
 
 
+SM90 = [(gemm(70, 40, 300, x, w, y), bn) for (x, w, y), bn in zip(KINDS, (32, 64, 16, 96, 64, 32, 64, 32), strict=True)]
+
+
+@pytest.mark.parametrize(("program", "bn"), usually(SM90, 5, 7))
+def test_both_signs_and_every_result_by_wgmma(program: Program, bn: int) -> None:
+    check_sm90(program, {"bm": 64, "bn": bn, "split": 1})
+
+
+IM2COL = {
+    "3x3": partial(conv, (1, 16, 7, 6), 24, (3, 3), (I8, I8, I8), pads=(1, 1)),
+    "3x3 of 144": partial(conv, (1, 144, 7, 6), 72, (3, 3), (U8, I8, U8), pads=(1, 1)),
+    "1x1": partial(conv, (3, 130, 5, 6), 40, (1, 1), (U8, U8, I32)),
+    "1x1 of 64 with strides": partial(conv, (2, 64, 9, 8), 40, (1, 1), (U8, I8, F16), strides=(2, 2)),
+    "7x7 with strides": partial(conv, (1, 3, 15, 14), 64, (7, 7), (U8, I8, I8), strides=(2, 2), pads=(3, 3)),
+    "dilated": partial(conv, (1, 48, 9, 7), 16, (3, 2), (I8, U8, I32), dilations=(2, 1), strides=(1, 2)),
+    "odd channels": partial(conv, (1, 37, 6, 5), 9, (3, 3), (U8, I8, F32), pads=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", usually(IM2COL, "7x7 with strides"))
+def test_convolutions_by_wgmma(case: str) -> None:
+    check_sm90(IM2COL[case](), {"bm": 64, "bn": 32, "split": 1})
+
+
+def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does() -> None:
+    halves, bytes_ = IM2COL["1x1 of 64 with strides"](), IM2COL["3x3 of 144"]()
+    check_sm90(halves, {"bm": 24, "bn": 64, "split": 1, "swapped": True})
+    splits = [{c["split"] for c in HOPPER[0].configs(p.ops[0], p, ARCHS["sm_90a"]) if c.get("swapped")} for p in (halves, bytes_)]
+    assert 1 in splits[0] and 1 not in splits[1] and splits[1]
+
+
+@thorough
+def test_sums_by_wgmma_are_rounded_once() -> None:
+    check_sm90(gemm(8, 8, 1024, U8, U8, F32, extreme=True), {"bm": 64, "bn": 16, "split": 1})
+
+
 @thorough
 def test_batches() -> None:
     check(gemm(9, 10, 40, y=I32, lead=(2, 3)))
@@ -219,7 +267,8 @@ def test_what_multiplies_where() -> None:
         for arch in ARCHS.values():
             takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
             kind = "gemm" if isinstance(op, Gemm) else "conv"
-            assert takes == {f"{kind}_simt"} | ({f"{kind}_mma"} if arch.cc >= (7, 5) else set())
+            families = {"simt": True, "mma": arch.cc >= (7, 5), "sm90": arch.name == "sm_90a"}
+            assert takes == {f"{kind}_{name}" for name, there in families.items() if there}
     assert "no products of int8" in str(GemmMma().supports(gemm(64, 64, 256).ops[0], gemm(64, 64, 256), ARCHS["sm_70"]))
 
 

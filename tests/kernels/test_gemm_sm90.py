@@ -23,7 +23,7 @@ from tccompile.kernels.parts.staging import BOXES
 from tccompile.kernels.spec import TiledMap
 from tests.gpu.cases import conv, gemm
 from tests.kernels import machine
-from tests.kernels.support import check
+from tests.kernels.support import check, on_two_blocks
 from tests.tiers import usually
 
 ARCH = ARCHS["sm_90a"]
@@ -187,11 +187,6 @@ def test_compiled_code_computes_every_form(case):
     plain = {"bm": 64, "bn": 32 if by_k[1] else 64, "split": 1}  # columns that lie along N come in boxes of 64
     for config in (plain, {"bm": 56, "bn": 64, "split": 1, "swapped": True})[: 1 + swaps]:
         check(kernel(program), program, config, arch=ARCH, run=on_two_blocks)
-
-
-def on_two_blocks(work, *args):
-    (launch,) = work.launches
-    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), *args)
 
 
 # --- What it takes ---------------------------------------------------------------------------------------------------

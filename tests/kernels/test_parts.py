@@ -45,14 +45,14 @@ def copied(operand: Operand) -> np.ndarray:
     return at ^ ((at >> 7 & operand.row_bytes // 16 - 1) << 4)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["u8", "f16", "tf32"])
 @pytest.mark.parametrize(("row_bytes", "boxes"), [(128, 1), (64, 1), (64, 2), (32, 1), (32, 4), (16, 8)])
-def test_wgmma_finds_an_operand_where_it_was_copied(row_bytes, boxes, size):
+def test_wgmma_finds_an_operand_where_it_was_copied(row_bytes, boxes, kind):
     """As descriptors are read: rows in groups of 8, at the stride; 16 bytes of K after the other, at the leading offset if they
     are not swizzled, else neighbours whose address is exchanged as the copy engine's. 16 bytes a row are not swizzled."""
-    operand = Operand(64, 0, size, row_bytes, boxes, True)
+    operand = Operand(64, 0, kind, row_bytes, boxes, True)
     swizzle, leading, stride = operand.layout
-    assert operand.copied == 64 * boxes * row_bytes and operand.depth * size == ROW
+    assert operand.copied == 64 * boxes * row_bytes and operand.depth * operand.size == ROW
     where = copied(operand)
     for step, start in enumerate(operand.steps):
         for row in range(64):
@@ -66,6 +66,6 @@ def test_wgmma_finds_an_operand_where_it_was_copied(row_bytes, boxes, size):
 
 def test_operands_that_lie_along_their_rows_come_in_blocks_of_64():
     """Of 64 rows by 64 of K of 16 bits each: a wgmma's 16 of K are 16 lines of 128 bytes, and the next block lies behind."""
-    operand = Operand(128, 0, 2, ROW, 1, False)
+    operand = Operand(128, 0, "f16", ROW, 1, False)
     assert operand.box_bytes == BLOCK * 64 * 2 and operand.copied == 2 * operand.box_bytes
     assert operand.steps == tuple(16 * ROW * i for i in range(4)) and operand.layout == (128, operand.box_bytes, 8 * ROW)
