@@ -49,7 +49,7 @@ def decode(text: Any) -> Expr:
 SCALARS = 32
 """Constants of one expression that are arguments, at most: a launch has 4 KiB of them before sm_70, and others need some."""
 
-LIFTED = {DType.F32: ("add", "sub", "mul", "div"), DType.I64: ("add", "sub"), DType.BOOL: ()}
+LIFTED = {DType.F32: ("add", "sub", "mul", "div", "ratio"), DType.I64: ("add", "sub"), DType.BOOL: ()}
 """Functions whose constant operands become arguments, by type: see `lifted`."""
 
 
@@ -149,6 +149,11 @@ class Lines:
                 if expr.dtype is DType.I64 and x.fn == "saturate" and all(abs(e.value) < 2**31 for e in x.args[1:]):  # type: ignore[arg-type]
                     return self.let(f"narrow_to_int({self.value(x, leaf)})")
                 return self.cast(self.value(x, leaf), x.dtype, expr.dtype)
+            case "ratio" | "saturate" if expr.dtype is DType.F32:
+                given = [self.value(a, leaf) for a in expr.args]
+                if expr.fn == "ratio":
+                    given.append(self.let(f"f32(1) / {given[1]}"))
+                return self.let(f"{expr.fn}({', '.join(given)})")
         function = FUNCTIONS[expr.fn]
         args = [(self.value(a, leaf), a.dtype) for a in expr.args]
         body = ast.parse(function.body, mode="eval").body

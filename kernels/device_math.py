@@ -154,6 +154,21 @@ def int_power(a, b):
     return select(b < 0, unit, result)
 
 
+_fma = instruction("fma.rn.f32 $0, $1, $2, $3;", f32, f32, f32, f32, pure=True)
+
+
+@inline
+def ratio(x, by, inverse):
+    """x / by, rounded as a quotient is: what the product with the reciprocal leaves over is a float32, and so corrects it"""
+    quotient = f32(x * inverse)
+    rest = _fma(f32(-by), quotient, x)
+    return select(rest == rest, _fma(rest, inverse, quotient), quotient)  # no rest where x is infinite
+
+
+saturate = instruction("{ .reg .f32 t; max.f32 t, $1, $2; min.f32 $0, t, $3; }", f32, f32, f32, f32, pure=True)
+"""Between limits, which are no NaN: as these instructions give the other operand of one, it becomes the least."""
+
+
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
@@ -202,6 +217,7 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div, "quick_exp": quick_exp, "larger": larger,
+    "ratio": ratio, "saturate": saturate,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

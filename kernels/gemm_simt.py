@@ -347,11 +347,12 @@ class _Simt(Kernel):
         problem = describe(op, program)
         assert isinstance(problem, Problem)
         ranked = []
-        moving = traffic_us(op, program, arch)
+        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
         for tile in TILES:
             for splits in sorted({split_steps(_steps(problem, arch), s)[0] for s in (1, 2, 4, 8, 16)}):
                 if splits == 1 or _scratch(problem, tile, splits) <= MOST_SCRATCH:
-                    ranked.append((_time(problem, tile, splits, arch, moving), {"bm": tile.bm, "bn": tile.bn, "splits": splits}))
+                    config = {"bm": tile.bm, "bn": tile.bn, "splits": splits}
+                    ranked.append((_time(problem, tile, splits, arch, loads, moving), config))
         ranked.sort(key=lambda r: r[0])
         for _, config in ranked[:6]:
             yield config
@@ -359,7 +360,8 @@ class _Simt(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
-        return _time(problem, _tile(config), int(config["splits"]), arch, traffic_us(op, program, arch))  # type: ignore[arg-type]
+        loads, moving = len(epilogue.loads_by_row(op, program)), traffic_us(op, program, arch)
+        return _time(problem, _tile(config), int(config["splits"]), arch, loads, moving)  # type: ignore[arg-type]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)
@@ -419,11 +421,13 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
     return tm * tn * problem.batches * splits * tile.bm * tile.bn * 4
 
 
-def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, moving: float) -> float:
+def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
     share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
     resident, depth = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024))), _depth(problem, arch)
     share *= depth / BK  # a step takes as long however many elements a word has
-    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=0.0)
+    # Beside products of bytes, results count: so long a tile of 128 x 128 took on an H200, by what else differs by row
+    store = (8 + 12 * loads) * tile.bm * tile.bn / (128 * 128) if problem.integers else 0.0
+    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=store)
     return time_us(problem, arch, rates, Grid(tile.bm, tile.bn, depth, _steps(problem, arch), splits, resident), moving)
 
 

@@ -474,6 +474,7 @@ FUNCTIONS: dict[str, Function] = _functions(
     sub="a, b: a - b",
     mul="a, b: a * b",
     div="a, b: a / b",
+    ratio="a, b: a / b",  # b a constant neither tiny nor huge: kernels multiply by its reciprocal, and correct that
     trunc_div="a, b: trunc_div(a, b)",
     floor_mod="a, b: floor_mod(a, b)",
     fmod="a, b: fmod(a, b)",

@@ -22,7 +22,9 @@ def quantize(node: gs.Node, b: Builder) -> None:
     """y = saturate(round(x / scale) + zero point), halves rounded to even."""
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
-    scaled = call("div", floats(reads.broadcast(x)), floats(_parameter(b, reads, 1)))
+    scale = floats(_parameter(b, reads, 1))
+    moderate = scale.fn == "const" and 2.0**-60 < abs(scale.value or 0) < 2.0**60
+    scaled = call("ratio" if moderate else "div", floats(reads.broadcast(x)), scale)
     zero = _parameter(b, reads, 2) if b.input(2) is not None else None
     b.compute(b.result(y, b.order_for(shape_of(y), x)), _stored(b, scaled, zero, y), reads)
 

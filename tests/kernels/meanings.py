@@ -87,6 +87,7 @@ def names() -> dict[str, Any]:
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
         "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
+        "ratio": lambda a, b, inverse: a / b, "saturate": lambda x, low, high: min(max(x, low), high) if x == x else low,
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
