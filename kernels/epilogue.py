@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import Expr, View, walk
+from tccompile.ir.expr import Expr, View, cast, substitute, walk
 from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
@@ -210,8 +210,16 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         step = _small(access.strides[lane], access.tensor.name)
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
     target = Written(y.dtype, mode, y_rows, block == 1 and padded != channels, block > 1)
-    expr, scalars = lifted(op.epilogue.expr)
+    expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
+    expr, scalars = lifted(expr)
     return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
+
+
+def _rounded_once(expr: Expr) -> Expr:
+    """A product's expression of its sum in float32, where it takes the exact one so and no other way: it is rounded once."""
+    exact = Expr("acc", (), None, DType.I64)
+    found = substitute(expr, {cast(exact, DType.F32): Expr("acc")})
+    return expr if exact in walk(found) else found
 
 
 def _shuffled_mode(y: Tensor, lanes: int) -> str:

@@ -51,7 +51,7 @@ class Bytes:
 
     def sum_of(self, reads: Reads, correction: View | None) -> Expr:
         """The product's sum, from that of the integers as they are."""
-        acc = Expr("acc") if self.bound <= EXACT else SUM
+        acc = cast(SUM, DType.F32) if self.bound <= EXACT else SUM
         return acc if correction is None else call("sub", acc, cast(reads.view(correction), acc.dtype))
 
 

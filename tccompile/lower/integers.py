@@ -162,6 +162,8 @@ class _Sums:
 
 def integer(x: Expr) -> Expr:
     """A sum in float32 as the integer of 32 bits that it is, to rounding."""
+    if x.fn == "cast":
+        return x.args[0]
     return cast(call("saturate", call("round", x), *LIMITS), DType.I64) if x.dtype is DType.F32 else x
 
 
