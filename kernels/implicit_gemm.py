@@ -143,7 +143,8 @@ def _conv(op: Conv, program: Program) -> Problem:
         return (missing, values[0]) if flat else (values[0], values[1])
 
     groups, columns, channels = op.groups, shape[1] // op.groups, w.shape[1]
-    xh, xw = spatial(x.strides[2:], 0)
+    xn, _, *along = (stride if n > 1 else 0 for n, stride in zip(x.shape, x.strides, strict=True))  # a view's may be any
+    xh, xw = spatial(tuple(along), 0)
     wr, ws = spatial(w.strides[2:], 0)
     p, q = spatial(shape[2:], 1)
     return Problem(
@@ -160,7 +161,7 @@ def _conv(op: Conv, program: Program) -> Problem:
         image=spatial(x.shape[2:], 1),
         x_batch=(0, channels * x.strides[1] if groups > 1 else 0),
         w_batch=(0, columns * w.strides[0] if groups > 1 else 0),
-        x_pixel=(x.strides[0], xh, xw, x.strides[1]),
+        x_pixel=(xn, xh, xw, x.strides[1]),
         w_column=w.strides[0],
         w_tap=(wr, ws, w.strides[1]),
         row_batch=0,
