@@ -147,18 +147,38 @@ class Lines:
             case "cast":
                 (x,) = expr.args
                 if expr.dtype is DType.I64 and x.fn == "saturate" and all(abs(e.value) < 2**31 for e in x.args[1:]):  # type: ignore[arg-type]
-                    return self.let(f"narrow_to_int({self.value(x, leaf)})")
+                    return self._rounded(x, leaf, "whole") or self.let(f"narrow_to_int({self.value(x, leaf)})")
                 return self.cast(self.value(x, leaf), x.dtype, expr.dtype)
             case "ratio" | "saturate" if expr.dtype is DType.F32:
+                if expr.fn == "saturate" and (name := self._rounded(expr, leaf, "rounded")):
+                    return name
                 given = [self.value(a, leaf) for a in expr.args]
                 if expr.fn == "ratio":
                     given.append(self.let(f"f32(1) / {given[1]}"))
+                    if _is_sum(expr.args[0]):
+                        return self.let(f"{given[0]} * {given[2]}")
                 return self.let(f"{expr.fn}({', '.join(given)})")
         function = FUNCTIONS[expr.fn]
         args = [(self.value(a, leaf), a.dtype) for a in expr.args]
         body = ast.parse(function.body, mode="eval").body
         name, dtype = self._node(body, dict(zip(function.params, args, strict=True)), args[-1][1], expr.fn in APPROXIMATE)
         return self.cast(name, dtype, expr.dtype)
+
+    def _rounded(self, expr: Expr, leaf: Callable[[Expr], str], how: str) -> str | None:
+        """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded") or int64 ("whole"): rounding
+        comes last, as the limits are integers. None where `expr` is something else."""
+        x, *limits = expr.args
+        x, zero = x.args if x.fn == "add" else (x, None)
+        if x.fn != "round" or any(abs(e.value) > 1024 for e in limits) or (zero and zero.fn not in ("const", "scalar")):  # type: ignore[arg-type]
+            return None
+        ends = [self.value(e, leaf) for e in limits]
+        by = self.value(zero, leaf) if zero else ""
+        if zero:
+            ends = [self.let(f"{e} - {by}") for e in ends]
+        name = self.let(f"{how}_within({', '.join([self.value(x.args[0], leaf), *ends])})")
+        if not zero:
+            return name
+        return self.let(f"{name} + narrow_to_int({by})" if how == "whole" else f"{name} + {by}")
 
     def cast(self, name: str, source: DType, target: DType) -> str:
         if source is target:
@@ -252,6 +272,11 @@ def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
     if op is ast.Div and quick:
         return f"quick_div({a}, {b})"
     return f"{a} {_BINARY[op]} {b}"
+
+
+def _is_sum(x: Expr) -> bool:
+    """Whether a float is made of a sum that no rounding to integers has come after: a quotient's last bit says nothing of it."""
+    return x.fn == "acc" or (x.fn not in ("round", "saturate", "floor", "ceil") and any(map(_is_sum, x.args)))
 
 
 def constant(value: Any, dtype: DType) -> str:

@@ -169,6 +169,27 @@ saturate = instruction("{ .reg .f32 t; max.f32 t, $1, $2; min.f32 $0, t, $3; }",
 """Between limits, which are no NaN: as these instructions give the other operand of one, it becomes the least."""
 
 
+_whole = instruction(
+    "{ .reg .f32 t; max.f32 t, $1, $2; min.f32 t, t, $3; add.rn.f32 t, t, 0f4B400000; mov.b32 $0, t; }",
+    i32,
+    f32,
+    f32,
+    f32,
+    pure=True,
+)
+rounded_within = instruction(
+    "{ .reg .f32 t; max.f32 t, $1, $2; min.f32 t, t, $3; add.rn.f32 t, t, 0f4B400000; add.rn.f32 $0, t, 0fCB400000; }",
+    f32, f32, f32, f32, pure=True,
+)  # fmt: skip
+"""To the nearest integer, halves to even ones, between small limits: 1.5 · 2^23 has no bits for fractions. Conversions take longer."""
+
+
+@inline
+def whole_within(x, low, high):
+    """The same as an int64."""
+    return i64(i32(_whole(x, low, high) - 0x4B400000))
+
+
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
@@ -217,7 +238,7 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div, "quick_exp": quick_exp, "larger": larger,
-    "ratio": ratio, "saturate": saturate,
+    "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

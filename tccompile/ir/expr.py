@@ -613,6 +613,17 @@ def walk(expr: Expr) -> list[Expr]:
     return out
 
 
+def _made_of(e: Expr, args: list[Expr]) -> Expr:
+    """The same operation of other arguments. What was quantized is dequantized without its zero point: (r + z) - z = r."""
+    if e.fn == "cast":
+        return cast(args[0], e.dtype)
+    if e.fn == "sub" and args[0].fn == "saturate" and args[1].fn == "const" and _is_whole(args[0]):
+        (x, *limits), zero = args[0].args, args[1]
+        if x.fn == "add" and x.args[1] == zero and all(a.fn == "const" for a in limits):
+            return call("saturate", x.args[0], *(a.value - zero.value for a in limits))  # type: ignore[operator]
+    return Expr(e.fn, tuple(args), e.value, e.dtype)
+
+
 def substitute(expr: Expr, leaf: dict[Expr, Expr]) -> Expr:
     """The expression with every occurrence of a key of `leaf` replaced. What was one object stays one, and is computed once."""
     kinds = {e.fn for e in leaf}  # most parts are of another one, and need no hash, which is as deep as they are
@@ -624,7 +635,7 @@ def substitute(expr: Expr, leaf: dict[Expr, Expr]) -> Expr:
                 found = leaf[e]
             else:
                 args = [visit(a) for a in e.args]
-                found = cast(args[0], e.dtype) if e.fn == "cast" else Expr(e.fn, tuple(args), e.value, e.dtype) if args else e
+                found = _made_of(e, args) if args else e
             done[id(e)] = found
         return found
 

@@ -80,6 +80,10 @@ def _saturated(low: int, high: int) -> Any:
     return lambda x: 0 if math.isnan(x) else low if x <= low else high if x >= high else int(x)
 
 
+def _within(x: Any, low: Any, high: Any) -> Any:
+    return min(max(x, low), high) if x == x else low
+
+
 def names() -> dict[str, Any]:
     """What `codegen.names()` holds, in Python."""
     builtins = {n: f for n, f in NUMPY.items() if n not in ("where", "logical_not")}
@@ -87,7 +91,8 @@ def names() -> dict[str, Any]:
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
         "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
-        "ratio": lambda a, b, inverse: a / b, "saturate": lambda x, low, high: min(max(x, low), high) if x == x else low,
+        "ratio": lambda a, b, inverse: a / b, "saturate": _within,
+        "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
