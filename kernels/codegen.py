@@ -123,7 +123,9 @@ class Lines:
     def __init__(self, scalars: Sequence[str] = ()) -> None:
         """scalars: the names of the arguments that `lifted` gave."""
         self.scalars = scalars
-        self.narrow: set[str] = set()  # names of int64 that hold no more than int32 does: their conversions are quicker
+        self.narrow: dict[
+            str, str
+        ] = {}  # names of int64 that hold no more than int32 or bytes do, and what converts them quickly
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
 
@@ -188,7 +190,7 @@ class Lines:
         if source is DType.BOOL:
             return self.let(f"select({name}, {COMPUTE[target]}(1), {COMPUTE[target]}(0))")
         if target is DType.F32:
-            return self.let(f"narrow_to_float({name})" if name in self.narrow else f"to_float({name})")
+            return self.let(f"{self.narrow.get(name, 'to_float')}({name})")
         return self.let(f"to_int({name})")
 
     def stored(self, name: str, source: DType, target: DType) -> str:
@@ -207,7 +209,7 @@ class Lines:
     def loaded(self, name: str, source: DType) -> str:
         """What `memory.load(source)` gave, in the compute type."""
         if not source.is_float and (source.size < 4 or source is DType.I32):
-            self.narrow.add(name)
+            self.narrow[name] = "byte_to_float" if source.size == 1 else "narrow_to_float"
         return self.let(f"{name} != i64(0)") if source is DType.BOOL else name
 
     def _node(self, node: ast.expr, env: dict[str, tuple[str, DType]], like: DType, quick: bool) -> tuple[str, DType]:

@@ -33,15 +33,19 @@ from tccompile.ir.types import DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.windows import Window, window
 
+BYTES = (DType.I8, DType.U8)
+
 MAX_INDEXED = 9
 """Elements of a window whose largest one's place can be asked for: each is a view of one expression."""
 
 
 def max_pool(node: gs.Node, b: Builder) -> None:
-    win = _window(node, b)
-    x = _floats(node, b)
+    win, t = _window(node, b), node.inputs[0]
+    indexed = len(node.outputs) > 1 and b.used(node.outputs[1])
+    as_they_are = b.dtype(t) in BYTES and len(t.shape) < 5 and not indexed
+    x = b.image(t) if as_they_are else _floats(node, b)
     _pool(node, b, x, "max", win)
-    if len(node.outputs) > 1 and b.used(node.outputs[1]):
+    if indexed:
         _places(node, b, x, win)
 
 
@@ -172,7 +176,7 @@ def _floats(node: gs.Node, b: Builder) -> Tensor:
     dtype = b.dtype(x)
     if dtype is DType.F32:
         return b.image(x)
-    if dtype not in (DType.I8, DType.U8):
+    if dtype not in BYTES:
         raise b.refuse(f"a pool of {dtype.value}", "cast its input to float")
     y = b.new(f"{x.name}.float", shape_of(x), order=IMAGE[len(x.shape)])
     reads = Reads(b, shape_of(x))

@@ -96,7 +96,7 @@ def names() -> dict[str, Any]:
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
-        "narrow_to_int": lambda x: i32(x), "narrow_to_float": lambda x: np.float32(i32(x)),
+        "narrow_to_int": lambda x: i32(x), "narrow_to_float": lambda x: np.float32(i32(x)), "byte_to_float": np.float32,
         "divide": _divide, "f32": np.float32, "i32": i32, "i64": int, "u64": int, "boolean": bool,
         "inf": math.inf, "nan": math.nan,
     }  # fmt: skip

@@ -41,7 +41,7 @@ class Pool(Op):
         yield len(self.end_pads) == len(self.pads) and all(0 <= p < EXTENT for p in self.end_pads)
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
-        x = as_image(values[self.x])
+        x = as_image(values[self.x]).astype(np.float32, copy=False)
         p, q = image_shape(shape)[2:]
         window, strides, dilations = pair(self.window, 1), pair(self.strides, 1), pair(self.dilations, 1)
         pads, ends = pair(self.pads, 0), pair(self.end_pads, 0)
