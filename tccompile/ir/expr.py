@@ -577,16 +577,16 @@ def cast(x: Expr, dtype: DType) -> Expr:
     """`x` in another type. What is an integer in float32, between limits, goes to int64 and back as it is."""
     if x.dtype is dtype:
         return x
-    if dtype is DType.F32 and x.fn == "cast" and x.args[0].dtype is dtype and x.args[0].fn == "saturate" and _is_whole(x.args[0]):
+    if dtype is DType.F32 and x.fn == "cast" and x.args[0].dtype is dtype and x.args[0].fn == "saturate" and is_whole(x.args[0]):
         return x.args[0]
     return Expr("cast", (x,), None, dtype)
 
 
-def _is_whole(x: Expr) -> bool:
+def is_whole(x: Expr) -> bool:
     """Whether a float is an integer, or no number."""
     if x.fn == "const":
         return float(x.value).is_integer()  # type: ignore[arg-type]
-    return x.fn in ("round", "floor", "ceil") or (x.fn in ("add", "sub", "saturate") and all(map(_is_whole, x.args)))
+    return x.fn in ("round", "floor", "ceil") or (x.fn in ("add", "sub", "saturate") and all(map(is_whole, x.args)))
 
 
 def call(fn: str, *args: Expr | float) -> Expr:
@@ -617,7 +617,7 @@ def _made_of(e: Expr, args: list[Expr]) -> Expr:
     """The same operation of other arguments. What was quantized is dequantized without its zero point: (r + z) - z = r."""
     if e.fn == "cast":
         return cast(args[0], e.dtype)
-    if e.fn == "sub" and args[0].fn == "saturate" and args[1].fn == "const" and _is_whole(args[0]):
+    if e.fn == "sub" and args[0].fn == "saturate" and args[1].fn == "const" and is_whole(args[0]):
         (x, *limits), zero = args[0].args, args[1]
         if x.fn == "add" and x.args[1] == zero and all(a.fn == "const" for a in limits):
             return call("saturate", x.args[0], *(a.value - zero.value for a in limits))  # type: ignore[operator]

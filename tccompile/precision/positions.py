@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tccompile.errors import UsageError
-from tccompile.ir.expr import Element, Expr, View, walk
+from tccompile.ir.expr import Element, Expr, View, is_whole, walk
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.ops import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Scatter, TopK
 from tccompile.ir.program import Program
@@ -79,7 +79,7 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
     """What must be in fp32 for what it is read for, whatever values it takes; `exact`: up to where halves hold whole numbers."""
     found = Positions()
     owner = {name: t.storage for name, t in program.tensors.items()}
-    open_ = _open(program)
+    open_, whole = _open(program), _whole(program)
     angles: set[str] = set()
     for i in range(len(program.ops) - 1, -1, -1):
         op = program.ops[i]
@@ -87,6 +87,8 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
         why = found.wide.get(y, "")
         for name, through in _reads(op, program):
             x = owner[name]
+            if whole.get(name, math.inf) <= exact:
+                continue  # whatever reads it gets it as it is
             read = next((fn for fn in through if fn in (*ANGLES, *STEPS, "integer")), "")
             if read and x in open_:
                 reason = f"fp32: {op.nodes[0]!r} reads it {_for(read)}"
@@ -109,7 +111,7 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
             found.wide.setdefault(owner[op.x], f"fp32: {op.nodes[0]!r} takes its mean out of it, however large that is")
         if owner[op.y] in read_as_divisors and any(_tiny(e) for e in walk(op.epilogue.expr)):
             found.wide.setdefault(owner[op.y], "fp32: it divides, and is kept from zero by a number that fp16 does not hold")
-    for name, bound in _whole(program).items():
+    for name, bound in whole.items():
         if bound > exact:
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
     return found
@@ -150,7 +152,7 @@ def _in_full(e: Expr, by: tuple[str, str] | None, limited: bool, node: str) -> I
         by, limited = (node, e.fn), False
     elif e.fn in BOUNDED:
         by, limited = None, False
-    elif e.fn == "min" and any(a.fn == "const" and abs(float(a.value or 0)) <= BYTE for a in e.args):
+    elif e.fn in ("min", "saturate") and any(a.fn == "const" and abs(float(a.value or 0)) <= BYTE for a in e.args):
         by, limited = (by if by and by[1] in ANGLES else None), True
     elif not limited and (_becomes_integer(e) or (e.fn in STEPS and e.dtype is DType.F32)):
         by = (node, "integer" if e.fn == "cast" else e.fn)
@@ -252,8 +254,6 @@ def _whole(program: Program) -> dict[str, float]:
             terms = x.size // max(y.size, 1) if isinstance(op, Reduce) else x.shape[op.axis]
             one = _bound_of(program, op.x, bounds)
             acc = None if one is None else one * (terms if op.combine == "add" else 1)
-        elif not isinstance(op, Pointwise):
-            continue
         bound = _bound(op.epilogue.expr, op.views, acc, program, bounds)
         if bound is not None and y.dtype.is_float:
             bounds[op.y] = bound
@@ -278,6 +278,8 @@ def _bound(e: Expr, views: tuple[View, ...], acc: float | None, program: Program
     """The same of an expression."""
     args = [_bound(a, views, acc, program, bounds) for a in e.args]
     match e.fn:
+        case "saturate" if is_whole(e) and all(a.fn == "const" for a in e.args[1:]):
+            return max(abs(float(a.value or 0)) for a in e.args[1:])
         case "acc":
             return acc
         case "load":
