@@ -27,7 +27,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx import hopper as hw
-from tccompile.kernels.ptx import memory
+from tccompile.kernels.ptx import memory, mma
 from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
 from tccompile.kernels.spec import Value
 
@@ -73,7 +73,7 @@ def taking(columns: int, span: int, sums: str, params: Params) -> Any:
     part = hw.part(columns, span, sums)
     if sums == "f32":
         return part
-    taken = memory.taken_sums(taken_of(params), span // 2)
+    taken = mma.taken(taken_of(params), span // 2)
 
     @inline
     def take(acc, number):
@@ -477,7 +477,7 @@ def _sum_of_parts(split: int, half: int, sums: str, compute: DType) -> Any:
     sums, compute  the type of parts, and the one in which the epilogue takes what they are together
     """
     load4, number = hw.load_cluster_x4(sums), f32 if sums == "f32" else i32
-    taken = memory.taken_sums(compute, 8) if sums == "s32" else None
+    taken = mma.taken(compute, 8) if sums == "s32" else None
 
     @inline
     def sum_of_parts(at):

@@ -79,13 +79,6 @@ def load_sums(compute: DType, n: int) -> Any:
     return instruction(_block(body, ""), f32 if n == 1 else (f32,) * n, u32)
 
 
-@cache
-def taken_sums(compute: DType, n: int) -> Any:
-    """The device function tuple of n int32 → the same as `load_sums` gives them."""
-    kind, to = (i64, "s64.s32") if compute is DType.I64 else (f32, "rn.f32.s32")
-    return of_tuples(" ".join(f"cvt.{to} ${k}, ${n + k};" for k in range(n)), (kind, n), (i32, n))
-
-
 prefetch = instruction("prefetch.global.L2 [$0];", void, u64)
 """The 32 bytes or more around an address are to come to the L2 cache."""
 

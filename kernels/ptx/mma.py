@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.atoms import ATOMS, Atom
 from tccompile.kernels.ptx.core import f32, i32, instruction, intrinsic, ir, packed, types, u32, u64, unpacked, void
 
@@ -256,6 +257,24 @@ def zeros(count: int, acc: str = "f32") -> Any:
         return ty(), codegen
 
     return zero
+
+
+@cache
+def taken(compute: DType, n: int) -> Any:
+    """The device function tuple of n int32 sums → the same as `memory.load_sums` gives them."""
+    exact = compute is DType.I64
+    assert exact or compute is DType.F32
+    ty = types.UniTuple(types.int64 if exact else f32, n)
+
+    @intrinsic
+    def convert(typingctx, sums):
+        def codegen(context, builder, sig, args):
+            values = unpacked(builder, args[0], n)
+            return packed(builder, [builder.sext(v, I64) if exact else builder.sitofp(v, F32) for v in values])
+
+        return ty(types.UniTuple(i32, n)), codegen
+
+    return convert
 
 
 load_floats = instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$8]; ld.shared.v4.f32 {$4, $5, $6, $7}, [$8+16];", (f32,) * 8, u32)

@@ -813,6 +813,11 @@ CASES: Cases = {
     "s8_gemm_few": _case(of_8_bits, (5, 2064), 300, kinds=(DType.U8, DType.I8, DType.U8)),
     "s8_conv": _case(of_8_bits, (2, 48, 13, 11), 40, (3, 3), (DType.U8, DType.I8, DType.I8)),
     "s8_conv_stride": _case(of_8_bits, (1, 67, 15, 9), 21, (5, 3), (DType.I8, DType.U8, F16), stride=2),
+    "s8_gemm_tiles": _case(of_8_bits, (600, 528), 272, kinds=(DType.U8, DType.I8, DType.I8)),
+    "s8_gemm_halves": _case(of_8_bits, (300, 1040), 200, kinds=(DType.I8, DType.U8, F16)),
+    "s8_conv_wide": _case(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.U8, DType.I8, DType.U8)),
+    "s8_conv_1x1": _case(of_8_bits, (3, 64, 14, 14), 256, (1, 1), (DType.U8, DType.I8, DType.I8)),
+    "s8_conv_1x1_stride": _case(of_8_bits, (2, 256, 14, 14), 128, (1, 1), (DType.I8, DType.I8, F16), stride=2),
     "s8_conv_groups": _case(of_8_bits, (1, 64, 9, 10), 48, (3, 3), (DType.U8, DType.I8, DType.U8), groups=2),
     "s8_conv_narrow_groups": _case(of_8_bits, (1, 18, 9, 10), 27, (3, 3), (DType.I8, DType.I8, DType.I32), groups=3),
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations

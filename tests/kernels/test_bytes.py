@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
+from tccompile.emit.compile import resources
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.ir.expr import Epilogue, Expr, View, call, cast, coord, load
@@ -24,9 +25,10 @@ from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.spec import Config, Kernel
-from tccompile.layout import per_row
+from tccompile.layout import padding, per_row
 from tests.kernels import machine
 from tests.kernels.memory import Memory
+from tests.kernels.support import check as agrees
 from tests.kernels.support import on_two_blocks, sums
 from tests.tiers import thorough, usually
 
@@ -75,8 +77,8 @@ def gemm(
     m: int, n: int, k: int, x: DType = I8, w: DType = I8, y: DType = I32, lead: tuple[int, ...] = (), extreme: bool = False
 ) -> Program:
     op = Gemm(nodes=("gemm",), a="x", b="w", y="y", epilogue=ending(y, len(lead) + 1))
-    tensors = (dense("x", (*lead, m, k), x, pad=16), dense("w", (*lead, n, k), w, pad=16), dense("y", (*lead, m, n), y))
-    return program_of(op, *tensors, extreme)
+    out = dense("y", (*lead, m, n), y, pad=padding(y, True))
+    return program_of(op, dense("x", (*lead, m, k), x, pad=16), dense("w", (*lead, n, k), w, pad=16), out, extreme)
 
 
 def conv(
@@ -94,7 +96,7 @@ def conv(
     op = Conv(nodes=("c",), x="x", w="w", y="y", groups=groups, strides=(sh, sw), pads=(ph, pw), dilations=(dh, dw))
     x = dense("x", shape, kinds[0], tuple(order), 16)
     weights = dense("w", (outputs, c // groups, *taps), kinds[1], NHWC, 16)
-    y = dense("y", (n, outputs, p, q), kinds[2], NHWC)
+    y = dense("y", (n, outputs, p, q), kinds[2], NHWC, padding(kinds[2], True))
     return program_of(replace(op, epilogue=ending(kinds[2], 1)), x, weights, y)
 
 
@@ -250,6 +252,44 @@ def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does
     assert 1 in splits[0] and 1 not in splits[1] and splits[1]
 
 
+def with_residual(y: DType) -> Program:
+    """A 1×1 convolution whose results have y's type, as has a tensor that is added to them; few enough to be exact as halves."""
+    program = conv((2, 20, 7, 6), 40, (1, 1), (I8, I8, y))
+    op, r = program.ops[0], replace(program.tensors["y"], name="r")
+    there = (View("r", tuple(map(coord, range(4)))), View("scale", (coord(1),)))
+    scaled = call("mul", cast(SUM, F32), load(1))
+    added = call("add", scaled, load(0)) if y is F16 else call("round", call("add", scaled, cast(load(0, DType.I64), F32)))
+    constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(-9, 10, r.shape).astype(y.numpy))}
+    constants["scale"] = Literal(np.full(40, 2.0**-12, np.float32))
+    tensors = {**program.tensors, "r": r}
+    made = replace(program, tensors=tensors, constants=constants, ops=(replace(op, epilogue=Epilogue(added, there)),))
+    verify(made)
+    return made
+
+
+ADDED = [(F16, {}), (F16, {"swapped": True}), (I8, {})]
+
+
+@pytest.mark.parametrize(("y", "more"), usually(ADDED))
+def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, more: Config) -> None:
+    """In boxes to halves; lanes store bytes."""
+    config = {"bm": 64, "bn": 64, "split": 1, **more}
+    agrees(HOPPER[0], with_residual(y), config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
+BOXES = [(y, bm, bn) for y in (I8, U8) for bm, bn in ((64, 16), (64, 32), (128, 96), (64, 128))]
+
+
+@pytest.mark.parametrize(("y", "bm", "bn"), usually(BOXES, 6))
+def test_boxes_of_bytes(y: DType, bm: int, bn: int) -> None:
+    """Of 16, 32 and 64 columns, the last of which lie beyond the result."""
+    program, config = gemm(150, 100, 40, U8, I8, y), {"bm": bm, "bn": bn, "split": 1}
+    (launch,) = HOPPER[1].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    how = dict(launch.code.params)
+    assert how["boxed"] and how["result"] == 1
+    check_sm90(program, config)
+
+
 @thorough
 def test_sums_by_wgmma_are_rounded_once() -> None:
     check_sm90(gemm(8, 8, 1024, U8, U8, F32, extreme=True), {"bm": 64, "bn": 16, "split": 1})
@@ -285,6 +325,28 @@ def test_rows_of_16_bytes() -> None:
     turned = replace(bare.tensors["x"], shape=(16, 24), padded=(16, 24), strides=(1, 16))
     turned_program = replace(bare, tensors={**bare.tensors, "x": turned, "w": dense("w", (16, 24), I8, pad=16)})
     assert "is transposed" in str(GemmMma().supports(program.ops[0], turned_program, ARCHS["sm_80"]))
+
+
+SPILL = [
+    (y, bm, bn, more)
+    for y in (I32, I8, F16)
+    for bm, bn, more in (
+        (128, 256, {"split": 1}),
+        (64, 256, {"split": 1}),
+        (192, 128, {"split": 1}),
+        (64, 256, {"split": 4}),
+        (256, 64, {"split": 4, "swapped": True}),
+        *([(256, 128, {"split": 1, "swapped": True})] if y is F16 else []),
+    )
+]
+
+
+@pytest.mark.parametrize(("y", "bm", "bn", "more"), usually(SPILL, 6))
+def test_no_tile_of_wgmma_spills_registers(y: DType, bm: int, bn: int, more: Config) -> None:
+    """`resources` raises on spills and on serialised wgmma."""
+    program = gemm(512, 512, 2048, U8, I8, y)
+    (launch,) = HOPPER[1].work(program.ops[0], program, {"bm": bm, "bn": bn, **more}, ARCHS["sm_90a"]).launches
+    assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
 
 
 @pytest.mark.parametrize("arch", usually(["sm_80", "sm_75", "sm_89", "sm_90a", "sm_120"]))
