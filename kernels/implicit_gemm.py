@@ -143,8 +143,8 @@ def _conv(op: Conv, program: Program) -> Problem:
         return (missing, values[0]) if flat else (values[0], values[1])
 
     groups, columns, channels = op.groups, shape[1] // op.groups, w.shape[1]
-    xn, _, *along = (stride if n > 1 else 0 for n, stride in zip(x.shape, x.strides, strict=True))  # a view's may be any
-    xh, xw = spatial(tuple(along), 0)
+    xn = x.strides[0] if x.shape[0] > 1 else 0  # a view's may be any
+    xh, xw = spatial(x.strides[2:], 0)
     wr, ws = spatial(w.strides[2:], 0)
     p, q = spatial(shape[2:], 1)
     return Problem(
