@@ -99,7 +99,7 @@ def _factors(graph: onnx.GraphProto) -> set[str]:
 
     def quantized(name: str) -> str | None:
         node = made.get(name)
-        if node is not None and node.op_type == "Transpose":
+        if node is not None and node.op_type == "Transpose" and node.input:
             node = made.get(node.input[0])
         return node.output[0] if node is not None and node.op_type == "DequantizeLinear" else None
 

@@ -8,6 +8,7 @@ quantize(dequantize(x))                 =  x                                    
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +90,13 @@ def _check(edit: Editor, product: Product) -> str | None:
     node, x, w = product.node, product.x, product.w
     if x.axis is not None or (x.zero is not None and x.zero.values.size > 1):
         return "its first operand has several scales or zero points"
-    if w.axis not in (None, _columns(product)) or (rank(w.integers) > 2 and node.op == "MatMul" and w.axis is not None):
-        return "the scales of its second operand go along what is summed over"
+    matrix = node.op == "Conv" or rank(w.integers) == 2
+    if w.axis is not None and (w.axis != _columns(product) or not matrix):
+        return "the scales of its second operand do not go along the result's channels or columns"
+    shape = w.integers.shape
+    terms = math.prod(shape[1:]) if node.op == "Conv" else shape[-1 if node.attrs.get("transB", 0) or len(shape) < 2 else -2]
+    if terms * 255 * 255 >= 2**31:
+        return f"its sums of {terms} products may exceed int32"
     if node.op == "Gemm" and (node.attrs.get("transA", 0) or {node.attrs.get(k, 1.0) for k in ("alpha", "beta")} != {1.0}):
         return "it is a Gemm with factors or a transposed first operand"
     if constant(w.integers) is None and (node.op != "MatMul" or w.axis is not None):
@@ -187,7 +193,7 @@ def _check_moved(edit: Editor, moved: Moved) -> str | None:
     scale, zero = constant(moved.node.inputs[1]), operand(moved.node, 2)
     if before is None or scale is None or before.axis is not None or scale.values.size != 1:
         return "it is not of bytes with one scale"
-    points = [0 if z is None else constant(z) and z.values.reshape(-1).tolist() for z in (before.zero, zero)]
+    points = [[0] if z is None else constant(z) and z.values.reshape(-1).tolist() for z in (before.zero, zero)]
     same = moved.node.outputs[0].dtype == before.integers.dtype and (scale.values.item() == before.scale.values.item() > 0)
     if not same or points[0] != points[1]:
         return "scales or zero points differ"

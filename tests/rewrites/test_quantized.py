@@ -71,6 +71,18 @@ def test_scales_along_what_is_summed_over_stay() -> None:
     check(net.out(y), {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMul": 1})
 
 
+def test_scales_of_a_vector_stay() -> None:
+    net = Net(opset=21, x=(5, 24))
+    y = net("MatMul", quantized(net, "x", np.uint8(100)), weights(net, 24, axis=0))
+    check(net.out(y), {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMul": 1})
+
+
+def test_sums_that_int32_may_not_hold_stay_floats() -> None:
+    net = Net(opset=21, x=(1, 33_100))
+    y = net("MatMul", quantized(net, "x", np.uint8(0)), weights(net, 33_100, 2, several=False))
+    check(net.out(y), {"QuantizeLinear": 1, "DequantizeLinear": 1, "MatMul": 1}, tolerance=1e-5)
+
+
 def test_weights_of_other_products_are_constants() -> None:
     net = Net(opset=21, x=(5, 24))
     check(net.out(net("MatMul", "x", weights(net, 24, 10, axis=1))), {"MatMul": 1})
