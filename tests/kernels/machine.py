@@ -4,6 +4,7 @@ For kernels whose bodies are Python that Numba compiles (`simulator` runs those 
 those at the lowest address do, so that a warp's come together again where its branches join. What is asynchronous comes as late
 as it may: cp.async when its group is waited for, the copy engine's boxes when nobody can run otherwise. Products of wgmma are
 there at once. Memory is `memory.Memory`, which knows what may be accessed; shared memory and registers begin as NaN.
+Of shared memory `races.Races` knows who may access it when, whoever comes first here.
 
 Where grids start before those ahead of them have ended, a thread that has not waited for these may touch nothing but constants.
 """
@@ -27,6 +28,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
 from tests.kernels.memory import SPACE, Memory
+from tests.kernels.races import BESIDE, Races
 
 SHARED = 1 << 62
 """Generic addresses of shared memory."""
@@ -42,6 +44,11 @@ Step = Callable[[np.ndarray], Any]
 Box = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 """Elements that the copy engine moves: their buffer, for each the byte there and whether it is in the array, and where every 16
 bytes of them lie in shared memory, swizzled by that."""
+
+
+def warps_of(mask: np.ndarray) -> np.ndarray:
+    """The numbers of warps that threads of a mask are of."""
+    return np.flatnonzero(np.bincount(np.flatnonzero(mask) // 32))
 
 
 def dtype_of(kind: str) -> Any:
@@ -123,14 +130,18 @@ def parse(text: str) -> Parsed:
 class Barrier:
     """An mbarrier."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, copies: int, actors: int) -> None:
+        """`copies`: the actor that copies are which it counts."""
         self.count = self.pending = count
-        self.bytes, self.phase = 0, 0
+        self.bytes, self.phases, self.copies = 0, 0, copies
+        self.left, self.known = np.zeros((2, actors), np.int32)  # what those know who arrive, and who have waited
 
     def settle(self) -> None:
         assert self.pending >= 0, "more arrivals than a barrier counts"
         if self.pending == 0 and self.bytes == 0:
-            self.pending, self.phase = self.count, self.phase ^ 1
+            self.pending, self.phases = self.count, self.phases + 1
+            self.left[self.copies] = self.phases
+            self.known = self.left.copy()
 
 
 class Machine:
@@ -179,6 +190,7 @@ class Machine:
             else:
                 statements.append(statement)
         self.joins = set(self.labels.values())
+        self.unit = 4  # bytes of shared memory that no access divides
         self.code = [(" ".join((s[1], *s[2])), self.bind(i, *s)) for i, s in enumerate(statements)]
 
     # Operands
@@ -276,6 +288,25 @@ class Machine:
             assert ahead <= self.constant and not writes, f"before griddepcontrol.wait: {self.code[self.here][0]}"
             self.ahead |= ahead
 
+    def order(self, who: np.ndarray, at: np.ndarray, size: int, writes: bool, beside: str = "", counted: Any = None) -> None:
+        """Threads access shared memory, or what they start does: what goes on `beside` until they wait for it, or a copy that an
+        mbarrier counts."""
+        actor = warps = who // 32
+        if counted:
+            actor, time = (np.full(len(who), v) for v in (counted.copies, counted.phases + 1))
+        elif beside:
+            actor, time = self.races.beside(beside, warps), self.committed[beside][who] + 1
+        else:
+            time = self.races.known[warps, warps]
+        found = self.races.access(warps, at, size, writes, actor, time)
+        assert found is None, f"a race: {self.code[self.here][0]} by warps {np.unique(warps)}, and {found}"
+
+    def finish(self, what: str, mask: np.ndarray, pending: int) -> None:
+        """Threads have waited for all groups that they committed but for the last ones."""
+        for warp in warps_of(mask):
+            threads = slice(32 * warp, 32 * warp + 32)
+            self.races.done(warp, what, self.committed[what][threads][mask[threads]].min() - pending)
+
     # Running
 
     def run_block(self, number: int, until_waited: bool = False) -> None:
@@ -286,8 +317,10 @@ class Machine:
         for size, registers in self.files.items():
             registers[:] = True if size == 1 else ~registers.dtype.type(0)
         self.shared[:] = 0xFF
+        self.races = Races(self.n, len(self.shared), self.unit)
+        self.committed = {what: np.zeros(self.n, np.int32) for what in BESIDE}  # groups, by thread
         self.barriers: dict[int, Barrier] = {}
-        self.named: dict[int, tuple[np.ndarray, int]] = {}  # barrier → who waits, how many arrived
+        self.named: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}  # barrier → who waits, how many arrived, what they know
         self.expected: dict[int, int] = {}
         self.apart = {size: np.zeros(self.n, bool) for size in (32, 128)}  # who waits for the rest of a warp or warpgroup
         self.reduced: list[tuple[np.ndarray, Any, Any]] = []
@@ -324,7 +357,7 @@ class Machine:
     def wake(self) -> None:
         """Those who wait for an mbarrier look again."""
         held = self.apart[32] | self.apart[128]
-        for mask, _ in self.named.values():
+        for mask, *_ in self.named.values():
             held |= mask
         self.blocked[~held] = False
 
@@ -556,8 +589,11 @@ class Machine:
     # Loads and stores
 
     def accessed(self, parts: list[str]) -> tuple[str, int, Any]:
-        space = next(p for p in parts if p in ("global", "shared", "param"))
-        return space, next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1), dtype_of(parts[-1])
+        space, t = next(p for p in parts if p in ("global", "shared", "param")), dtype_of(parts[-1])
+        n = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
+        if space == "shared":
+            self.unit = min(self.unit, n * t.itemsize)
+        return space, n, t
 
     def do_ld(self, parts: list[str], operands: list[str]) -> Step:
         space, n, t = self.accessed(parts)
@@ -572,6 +608,8 @@ class Machine:
             who = np.flatnonzero(mask)
             if space == "global":
                 self.touch(who, address()[who] // SPACE, writes=False)
+            else:
+                self.order(who, address()[who], n * t.itemsize, writes=False)
             values = self.read(space, address()[who], n * t.itemsize).view(t)
             whole = np.zeros(self.n, t)
             for assign, column in zip(assigns, values.T, strict=True):
@@ -591,6 +629,8 @@ class Machine:
             who = np.flatnonzero(mask)
             if space == "global":
                 self.touch(who, address()[who] // SPACE, writes=True)
+            else:
+                self.order(who, address()[who], n * t.itemsize, writes=True)
             data = np.stack([np.broadcast_to(s, (self.n,))[who] for s in sources], 1)
             self.write(space, address()[who], np.ascontiguousarray(data).view(np.uint8))
 
@@ -651,7 +691,9 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
-            halves = self.read("shared", address()[rows[:, : 8 * n]].ravel(), 16).view(np.uint16).reshape(-1, n, 8, 8)
+            asking = rows[:, : 8 * n].ravel()
+            self.order(asking, address()[asking], 16, writes=False)
+            halves = self.read("shared", address()[asking], 16).view(np.uint16).reshape(-1, n, 8, 8)
             halves = halves.swapaxes(2, 3) if turned else halves
             words = np.ascontiguousarray(halves).view(np.uint32).reshape(-1, n, 32)
             for i, assign in enumerate(assigns):
@@ -672,7 +714,9 @@ class Machine:
             data = np.stack([w[rows] for w in words], 1)  # a row of each matrix is four lanes' words
             halves = np.ascontiguousarray(data).view(np.uint16).reshape(-1, 8, 8)
             halves = np.ascontiguousarray(halves.swapaxes(1, 2) if turned else halves)
-            self.write("shared", address()[rows[:, : 8 * n]].ravel(), halves.reshape(-1, 8).view(np.uint8))
+            giving = rows[:, : 8 * n].ravel()
+            self.order(giving, address()[giving], 16, writes=True)
+            self.write("shared", address()[giving], halves.reshape(-1, 8).view(np.uint8))
 
         return step
 
@@ -771,8 +815,9 @@ class Machine:
             names = np.broadcast_to(number, (self.n,))
             for name in np.unique(names[mask]):
                 mine = mask & (names == name)
-                who, arrived = self.named.get(int(name), (np.zeros(self.n, bool), 0))
-                self.named[int(name)] = (who if parts[1] == "arrive" else who | mine, arrived + int(mine.sum()))
+                who, arrived, known = self.named.get(int(name), (np.zeros(self.n, bool), 0, 0))
+                known = np.maximum(known, self.races.leave(warps_of(mine)))
+                self.named[int(name)] = (who if parts[1] == "arrive" else who | mine, arrived + int(mine.sum()), known)
                 self.expected[int(name)] = count
             if parts[1] != "arrive":
                 self.blocked[mask] = True
@@ -799,12 +844,13 @@ class Machine:
 
     def release(self) -> None:
         """Lets go of those at barriers that are complete."""
-        for name, (who, arrived) in list(self.named.items()):
+        for name, (who, arrived, known) in list(self.named.items()):
             needed = self.expected[name] or int((self.pc < len(self.code)).sum())
             assert arrived <= needed, "more threads at a barrier than it counts"
             if arrived == needed:
                 del self.named[name]
                 self.blocked[who] = False
+                self.races.take(warps_of(who), known)
                 for mask, _, assign in self.reduced:
                     assign(np.array([any(value for _, value, _ in self.reduced)]), mask)
                 self.reduced = []
@@ -818,8 +864,11 @@ class Machine:
 
             def wait(mask: np.ndarray) -> Any:
                 at, phase = address(), np.broadcast_to(parity, (self.n,))
-                done = np.array([bool(mask[i]) and self.barriers[int(at[i])].phase != phase[i] for i in range(self.n)])
+                done = np.array([bool(mask[i]) and self.barriers[int(at[i])].phases % 2 != phase[i] for i in range(self.n)])
                 assign(np.ones(1, bool), done)
+                self.order(np.flatnonzero(mask), at[mask], 8, writes=False)
+                for where in np.unique(at[done]):
+                    self.races.take(warps_of(done & (at == where)), self.barriers[int(where)].known)
                 self.pc[mask] = self.here
                 self.pc[done] = self.here + 1
                 self.blocked[mask & ~done] = True
@@ -831,10 +880,15 @@ class Machine:
 
         def step(mask: np.ndarray) -> None:
             at = address()
+            self.order(np.flatnonzero(mask), at[mask], 8, writes=what == "init")
+            for where in np.unique(at[mask]) if what != "init" else ():
+                left = self.barriers[int(where)].left
+                np.maximum(left, self.races.leave(warps_of(mask & (at == where))), out=left)
             for i in np.flatnonzero(mask):
                 number = 0 if value is None else int(np.broadcast_to(value, (self.n,))[i])
                 if what == "init":
-                    self.barriers[int(at[i])] = Barrier(number)
+                    copies = self.races.copies(int(at[i]))
+                    self.barriers[int(at[i])] = Barrier(number, copies, self.races.known.shape[1])
                     continue
                 barrier = self.barriers[int(at[i])]
                 barrier.bytes += number
@@ -850,6 +904,7 @@ class Machine:
         if parts[2] == "commit_group":
 
             def commit(mask: np.ndarray) -> None:
+                self.committed["cp.async"][mask] += 1
                 for i in np.flatnonzero(mask):
                     self.groups[i].append([])
 
@@ -858,6 +913,7 @@ class Machine:
             pending = int(operands[0])
 
             def wait(mask: np.ndarray) -> None:
+                self.finish("cp.async", mask, pending)
                 for i in np.flatnonzero(mask):
                     while len(self.groups[i]) > pending + 1:
                         for copy in self.groups[i].pop(0):
@@ -868,6 +924,7 @@ class Machine:
             left = int(operands[0])
 
             def read(mask: np.ndarray) -> None:
+                self.finish("stores", mask, left)
                 for i in np.flatnonzero(mask):
                     while len(self.stores[i]) > left:
                         self.stores[i].pop(0)()
@@ -882,6 +939,7 @@ class Machine:
             at, where, size = to(), source(), np.broadcast_to(count, (self.n,))
             copying = np.flatnonzero(mask & (size > 0))
             self.touch(copying, where[copying] // SPACE, writes=False)
+            self.order(np.flatnonzero(mask), at[mask], 16, writes=True, beside="cp.async")
             for i in np.flatnonzero(mask):
                 self.groups[i][-1].append(partial(self.copy16, int(at[i]), int(where[i]), int(size[i])))
 
@@ -905,10 +963,15 @@ class Machine:
                 corner, tap = ([int(np.broadcast_to(c, (self.n,))[i]) for c in cs] for cs in (at, taps))
                 box = self.pixels(map_, corner, tap, int(to()[i])) if tap else self.box(map_, corner, int(to()[i]))
                 self.touch(np.array([i]), np.array([box[0]]), writes=stores)
+                who = np.full(len(box[3]), i)
                 if stores:
+                    self.order(who, box[3], 16, writes=False, beside="stores")
+                    self.committed["stores"][i] += 1
                     self.stores[i].append(partial(self.put, *box))
                 else:
-                    self.copies.append(partial(self.place, *box, int(barrier()[i])))
+                    counted = self.barriers[int(barrier()[i])]
+                    self.order(who, box[3], 16, writes=True, counted=counted)
+                    self.copies.append(partial(self.place, *box, counted))
 
         return step
 
@@ -948,13 +1011,13 @@ class Machine:
         lie = at + 16 * np.arange(inside.size * size // 16)
         return k, offset.ravel(), inside.ravel(), lie ^ (lie >> 7 & max(map_.swizzle // 16 - 1, 0)) << 4
 
-    def place(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray, barrier: int) -> None:
+    def place(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray, barrier: Barrier) -> None:
         """A box of elements to shared memory, zeros outside the array."""
         data = self.memory.buffers[k].view(UNSIGNED[self.memory.buffers[k].itemsize])
         box = np.where(inside, data[np.where(inside, offset, 0) // data.itemsize], 0).astype(data.dtype)
         self.write("shared", lie, box.view(np.uint8).reshape(-1, 16))
-        self.barriers[barrier].bytes -= box.nbytes
-        self.barriers[barrier].settle()
+        barrier.bytes -= box.nbytes
+        barrier.settle()
         self.wake()
 
     def put(self, k: int, offset: np.ndarray, inside: np.ndarray, lie: np.ndarray) -> None:
@@ -964,9 +1027,10 @@ class Machine:
 
     # wgmma
 
-    def matrix(self, descriptor: int, rows: int, k_major: bool, kind: str) -> np.ndarray:
-        """What a descriptor leads to: (rows, 32 bytes of K). Rows of K are as wide as the swizzle, 32 to 128 bytes; others 128.
-        Without one, 8 rows of 16 bytes lie side by side, and `leading` bytes on the next 16 of K."""
+    def matrix(self, first: int, descriptor: int, rows: int, k_major: bool, kind: str) -> np.ndarray:
+        """What a descriptor leads to, for the warpgroup from a thread on: (rows, 32 bytes of K). Rows of K are as wide as the
+        swizzle, 32 to 128 bytes; others 128. Without one, 8 rows of 16 bytes lie side by side, and `leading` bytes on the next
+        16 of K."""
         width = {0: 16, 1: 128, 2: 64, 3: 32}[descriptor >> 62]
         assert k_major or width == 128
         start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
@@ -977,14 +1041,18 @@ class Machine:
             assert kind == "f16"
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
         at ^= (at >> 7 & width // 16 - 1) << 4
+        of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
+        self.order(of, at.ravel(), 16 if k_major else 2, writes=False, beside="wgmma")
         found, wide = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
         return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(wide).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
         if parts[1] == "fence":
             return partial(self.meet, size=128)
-        if parts[1] != "mma_async":
-            return lambda mask: None
+        if parts[1] == "commit_group":
+            return lambda mask: np.add.at(self.committed["wgmma"], np.flatnonzero(mask), 1)
+        if parts[1] == "wait_group":
+            return lambda mask: self.finish("wgmma", mask, int(operands[0]))
         sums, *kinds = parts[5:]
         integers = sums == "s32"
         assert {*kinds} <= {"s8", "u8"} if integers else (sums, *kinds) == ("f32", "f16", "f16"), parts
@@ -1007,8 +1075,8 @@ class Machine:
                 if from_registers:
                     a = self.left(words, rows).reshape(64, 16)
                 else:
-                    a = self.matrix(int(words[0][first]), 64, not turned[0], kinds[0])
-                b = self.matrix(int(right[first]), columns, not turned[-1], kinds[1])
+                    a = self.matrix(first, int(words[0][first]), 64, not turned[0], kinds[0])
+                b = self.matrix(first, int(right[first]), columns, not turned[-1], kinds[1])
                 # (row of the warp's 8, which 8, column of 8 by pairs)
                 product = (a @ b.T).reshape(4, 2, 8, columns // 8, 4, 2)
                 of = np.zeros(self.n, bool)

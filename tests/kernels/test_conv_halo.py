@@ -11,7 +11,9 @@ from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
+from tccompile.kernels import conv_halo
 from tccompile.kernels.conv_halo import ConvHalo, is_boxed, patch_of, steps
+from tccompile.kernels.parts.staging import Staging
 from tccompile.schedule.choose import candidates
 from tests.gpu.cases import conv
 from tests.kernels import machine
@@ -90,25 +92,14 @@ def test_values_of_taps_that_are_columns(program, across: int, down: int, blocks
     check(KERNEL, program, config, arch=ARCH, run=on(blocks))
 
 
-def test_warpgroups_write_their_parts_where_the_other_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The PTX machine runs one after the other, and would not see that one overwrites what the other still adds up."""
-    written: dict[int, set[int]] = {}
-    whole = machine.Machine.do_st
-
-    def do_st(self: machine.Machine, parts: list[str], operands: list[str]) -> machine.Step:
-        step, address = whole(self, parts, operands), self.address(operands[0])
-
-        def noted(mask: np.ndarray) -> None:
-            for thread in np.flatnonzero(mask):
-                written.setdefault(int(address()[thread]), set()).add(int(thread) // 128)
-            step(mask)
-
-        return noted if "shared" in parts else step
-
-    monkeypatch.setattr(machine.Machine, "do_st", do_st)
+def test_parts_of_both_warpgroups_in_one_place_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: a warpgroup whose place for parts is as large as a warp's writes into the other's."""
+    warps = conv_halo.WARPS // conv_halo.GROUPS
+    monkeypatch.setattr(conv_halo, "Staging", lambda at, each, *rest: Staging(at, each // warps, *rest))
+    monkeypatch.setattr(machine, "ptx_of", machine.ptx_of.__wrapped__)
     program = conv("parts", (2, 16, 17, 10), 1, (5, 5), ep="", to="output")
-    check(KERNEL, program, {"across": 8, "down": 16, "columns": 1, "spread": True}, arch=ARCH, run=on(2))
-    assert {*map(len, written.values())} == {1} and set().union(*written.values()) == {0, 1}
+    with pytest.raises(AssertionError, match=r"a race: st\.shared.* what warp . has written"):
+        check(KERNEL, program, {"across": 8, "down": 16, "columns": 1, "spread": True}, arch=ARCH, run=on(2))
 
 
 def test_all_blocks_have_work() -> None:
