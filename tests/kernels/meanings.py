@@ -148,6 +148,18 @@ def read_words(place: Place, n: int, space: str = "global") -> Any:
     return lambda address: tuple(_space(place, space).bytes(address, 4 * n).view(np.uint32).tolist())
 
 
+def load_bytes(place: Place, n: int) -> Any:
+    return lambda address, inside: int.from_bytes(place.memory.bytes(address, n).tobytes(), "little") if inside else 0
+
+
+def load_sums(place: Place, compute: DType, n: int) -> Any:
+    def read(address: int) -> Any:
+        values = tuple(map(compute.numpy.type, place.shared.bytes(address, 4 * n).view(np.int32)))
+        return values[0] if n == 1 else values
+
+    return read
+
+
 def store_words(place: Place, n: int) -> Any:
     def write(address: int, *words: int) -> None:
         assert len(words) == n
@@ -175,7 +187,11 @@ def copy_async(place: Place, *how: Any) -> Any:
 
 
 def shared_address(place: Place) -> Any:
-    return lambda array: place.shared.first
+    def address(array: np.ndarray) -> int:
+        assert array.base is place.shared.content, "the address of an array that is not the memory which the launch asks for"
+        return place.shared.first
+
+    return address
 
 
 def _floats(dtype: DType, words: tuple[int, ...]) -> tuple[np.float32, ...]:
@@ -389,7 +405,7 @@ def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
 
 
-ELEMENTS = {"f16": np.float16}
+ELEMENTS = {"f16": np.float16, "s8": np.int8, "u8": np.uint8}
 """What the types of operands that are multiplied are in NumPy."""
 
 
@@ -539,6 +555,8 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.memory.deviations": deviations,
     "ptx.memory.floats": floats,
     "ptx.memory.load": load,
+    "ptx.memory.load_bytes": load_bytes,
+    "ptx.memory.load_sums": load_sums,
     "ptx.memory.load_words": load_words,
     "ptx.memory.prefetch": prefetch,
     "ptx.memory.read_words": read_words,

@@ -26,7 +26,7 @@ from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.layout import padding, per_row
-from tests.kernels import machine
+from tests.kernels import machine, support
 from tests.kernels.memory import Memory
 from tests.kernels.support import check as agrees
 from tests.kernels.support import on_two_blocks, sums
@@ -112,6 +112,15 @@ def expected(program: Program) -> np.ndarray:
         return (total.astype(np.float32) * given["scale"]).astype(y.dtype.numpy)
     quantized = np.rint((total + given["bias"]).astype(np.float32) * given["scale"])
     return np.clip(quantized, float(y.dtype.lowest), float(y.dtype.largest)).astype(y.dtype.numpy)
+
+
+def test_checks_of_kernels_take_integers_as_they_are_stored() -> None:
+    """`support.check`'s, whose values most tests of kernels are compared with: here most are beyond a byte."""
+    program = gemm(5, 8, 40, U8, I8, U8)
+    (op,) = program.ops
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    assert compute(op, program, given).max() > 255
+    support.check(GemmSimt(), program, next(iter(GemmSimt().configs(op, program, support.ARCH))), run=machine.run)
 
 
 def check(program: Program, simt: bool = False, arch: str = "sm_80", config: Config | None = None) -> None:
