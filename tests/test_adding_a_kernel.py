@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tiers import thorough
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -18,6 +20,7 @@ def added(path: Path, after: str, line: str) -> None:
     path.write_text(text.replace(after, f"{after}\n{line}"), encoding="utf-8")
 
 
+@thorough
 def test_the_whole_kernel(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "adding-a-kernel.md").read_text(encoding="utf-8").partition("\n## A whole kernel\n")[2]
     module, case, test = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

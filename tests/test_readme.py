@@ -19,6 +19,7 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
 from tests.gpu.cases import CASES
+from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[1]
 README_FILE = ROOT / "README.md"
@@ -41,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@thorough
 def test_commands(folder):
     """In order, in one folder. Every generation takes minutes, so a build takes the first of those named, or a cheap one."""
     commands = [shlex.split(line) for line in SHELL if line.startswith("tc")]
