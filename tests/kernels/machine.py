@@ -147,8 +147,9 @@ class Barrier:
 class Machine:
     """A launch: its instructions bound to registers of all threads of a block."""
 
-    def __init__(self, launch: Launch, text: str, memory: Memory, early: bool = False) -> None:
-        """`early`: other grids may still run when this one starts."""
+    def __init__(self, launch: Launch, text: str, memory: Memory, early: bool = False, beyond: bool = False) -> None:
+        """`early`: other grids may still run when this one starts. `beyond`: as `run` has it."""
+        self.beyond = beyond
         self.parsed, self.memory, self.n = parse(text), memory, launch.block
         self.grid, self.smem = launch.grid, launch.smem
         self.early, self.waited, self.ahead = early, np.zeros(self.n, bool), set[int]()
@@ -692,8 +693,12 @@ class Machine:
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
             asking = rows[:, : 8 * n].ravel()
-            self.order(asking, address()[asking], 16, writes=False)
-            halves = self.read("shared", address()[asking], 16).view(np.uint16).reshape(-1, n, 8, 8)
+            at = address()[asking]
+            early = self.races.stale(asking // 32, at, 16) & self.beyond
+            self.order(asking[~early], at[~early], 16, writes=False)
+            data = self.read("shared", at, 16)
+            data[early] = 0xFF  # NaN
+            halves = data.view(np.uint16).reshape(-1, n, 8, 8)
             halves = halves.swapaxes(2, 3) if turned else halves
             words = np.ascontiguousarray(halves).view(np.uint32).reshape(-1, n, 32)
             for i, assign in enumerate(assigns):
@@ -1096,12 +1101,17 @@ def ptx_of(code: Code, arch: Arch) -> str:
     return ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
 
 
-def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
-    """Run a kernel's launches as they are compiled for a generation."""
+def run(
+    work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False
+) -> Memory:
+    """Run a kernel's launches as they are compiled for a generation.
+
+    beyond  matrices are read beyond what has arrived, where no result looks: what comes too early is NaN, and no race
+    """
     memory = Memory(program, values, y, work.scratch, work.counters)
     with np.errstate(all="ignore"):
         for launch in work.launches:
-            machine = Machine(launch, ptx_of(launch.code, arch), memory, early=arch.has(Feature.EARLY_START))
+            machine = Machine(launch, ptx_of(launch.code, arch), memory, arch.has(Feature.EARLY_START), beyond)
             for number in range(math.prod(launch.grid)):
                 machine.run_block(number)
     return memory

@@ -43,6 +43,11 @@ class Races:
             self.mbarriers.append(mbarrier)
         return (1 + len(BESIDE)) * self.warps + self.mbarriers.index(mbarrier)
 
+    def stale(self, by: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
+        """Which of these reads by warps see bytes before they can know that what writes there has."""
+        units = at[:, None] // self.unit + np.arange(-(-size // self.unit))
+        return (self.written[units] > self.known[by[:, None], self.writer[units]]).any(1)
+
     def access(self, by: np.ndarray, at: np.ndarray, size: int, writes: bool, actor: np.ndarray, time: np.ndarray) -> str | None:
         """So many bytes at addresses are accessed because of warps `by`: gives what else may come at the same time, or None.
 

@@ -81,6 +81,7 @@ def test_what_a_warp_knows() -> None:
     assert accessed(races, 0, AT, 16, writes=False) is None
     assert accessed(races, 1, AT + 16, 4, writes=True) is None
     assert accessed(races, 1, AT + 12, 4, writes=False) == "what warp 0 has written at 76"
+    assert races.stale(np.array([0, 1, 1, 1]), np.array([64, 60, 64, 80]), 4).tolist() == [False, False, True, False]
     races.take(np.array([1]), races.leave(np.array([0])))
     assert accessed(races, 1, AT, 16, writes=False) is None
     assert accessed(races, 0, AT, 4, writes=True) == "what warp 1 has read at 64"
