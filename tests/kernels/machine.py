@@ -1101,9 +1101,7 @@ def ptx_of(code: Code, arch: Arch) -> str:
     return ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
 
 
-def run(
-    work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False
-) -> Memory:
+def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False) -> Memory:
     """Run a kernel's launches as they are compiled for a generation.
 
     beyond  matrices are read beyond what has arrived, where no result looks: what comes too early is NaN, and no race
