@@ -15,6 +15,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
+QUANTIZATIONS = ("int8",)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -32,6 +34,8 @@ class Options:
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
     fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
     calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
+    quantize       "int8": products in bytes where that is faster; the rest of the model as "mixed" has it. None: nowhere
+    calibration    the file in which what "int8" was chosen for is kept: read if it is there, else written; or None
     max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
@@ -50,6 +54,8 @@ class Options:
     nchwc_block: int | None = None
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
+    quantize: str | None = None
+    calibration: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -65,6 +71,7 @@ class Options:
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
             raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        self._check_quantization()
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise UsageError(f"the range of {name!r} is {low:g}..{high:g}: give two finite numbers, the smaller one first")
@@ -76,6 +83,21 @@ class Options:
             raise UsageError(f"two entries of the same shapes, {twice}; leave one away")
         if self.tune and self.timing_cache is None:
             raise UsageError("nowhere to write what is measured: give a timing cache")
+
+    def _check_quantization(self) -> None:
+        if self.quantize is None:
+            if self.calibration is not None:
+                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8, too")
+            return
+        if self.quantize not in QUANTIZATIONS:
+            raise UsageError(f"unknown format {self.quantize!r} to quantize to; choose from {', '.join(QUANTIZATIONS)}")
+        if self.precision != "mixed":
+            raise UsageError(f"{self.quantize} in {self.precision}: what is not quantized is as precision mixed has it; give that")
+        if self.calibrate is None and not (self.calibration is not None and self.calibration.exists()):
+            raise UsageError(
+                f"quantizing to {self.quantize} takes real inputs, which show how large tensors get: --calibrate DATA.npz, with "
+                "some dozens of them in a row, or --calibration FILE, which an earlier build has written"
+            )
 
 
 def _entry_text(shapes: Shapes) -> str:

@@ -2,6 +2,7 @@
 
   load         ONNX file → gs.Graph      checked, one opset, shapes bound, constants folded
   rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
+  quantize     gs.Graph → gs.Graph       if asked for: bytes for what products read, by running the graph on the CPU
   lower        gs.Graph → Program        typed ops; NHWC and padding
   fuse         Program → Program         epilogues, views instead of copies
   measure      Program → spreads         what values tensors take, from running it on the CPU
@@ -15,6 +16,7 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import tccompile
-from tccompile.arch import ARCHS, PTX
+from tccompile.arch import ARCHS, PTX, Arch
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
 from tccompile.dump import Dump
@@ -41,6 +43,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
+from tccompile.kernels.rates import MEASURED
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
@@ -54,6 +57,10 @@ from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import TOO_LARGE, TOO_LONG, Spread, activations, is_long, largest, operands, smaller, total_flops
+from tccompile.quantize.calibration import Calibration
+from tccompile.quantize.calibration import read as read_calibration
+from tccompile.quantize.calibration import write as write_calibration
+from tccompile.quantize.choose import choose
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
@@ -85,6 +92,8 @@ def compile(
     calibrate: str | Path | None = None,
     input_ranges: Mapping[str, tuple[float, float]] | None = None,
     max_error: float | None = None,
+    quantize: str | None = None,
+    calibration: str | Path | None = None,
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
@@ -97,6 +106,8 @@ def compile(
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
+    quantize      "int8": products in bytes where that is faster, as real inputs show (`calibrate`, or an earlier `calibration`)
+    calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
@@ -121,6 +132,8 @@ def compile(
         calibrate=Path(calibrate) if calibrate is not None else None,
         input_ranges=dict(input_ranges or {}),
         max_error=max_error,
+        quantize=quantize,
+        calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
     )
     return compile_model(part(model, inputs, outputs), options)
@@ -134,8 +147,9 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     notes: list[str] = []
     try:
         opened = read(model, options.nchwc_block)
+        calibration = calibrated(opened, options, progress) if options.quantize else None
         programs = [
-            to_program(opened, shapes, options, dump, progress, notes)
+            to_program(opened, shapes, options, dump, progress, notes, calibration)
             for shapes, dump in zip(options.entries, dumps, strict=True)
         ]
     except (UnsupportedError, ModelError) as error:
@@ -167,6 +181,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain.versions()}
     entries = list(zip(programs, builds, strict=True))
+    if calibration is not None:
+        notes = [*quantization_notes(calibration, options), *notes]
     notes = [*dict.fromkeys([*(storage_note(program, mode_of(opened, options)) for program in programs), *notes])]
     if mode_of(opened, options) != options.precision:
         notes.append(
@@ -202,10 +218,12 @@ def to_program(
     dump: Dump,
     progress: Progress = quiet,
     notes: list[str] | None = None,
+    calibration: Calibration | None = None,
 ) -> Program:
     """From the model to typed ops: the stages that do not depend on a GPU generation.
 
-    notes  gets a line on what was done for an error budget
+    notes        gets a line on what was done for an error budget
+    calibration  what is multiplied in bytes
     """
     progress("load", 0, 5)
     opened = read(model, options.nchwc_block)
@@ -214,6 +232,8 @@ def to_program(
 
     progress("rewrite", 1, 5)
     graph = rewrite(graph)
+    if calibration is not None:
+        graph = rewrite(calibration.applied(graph))
     dump.graph(1, "rewrite", graph)
 
     progress("lower", 2, 5)
@@ -233,7 +253,8 @@ def to_program(
     if options.max_error is None:
         program = chosen()
     else:
-        raised = within(program, options.max_error, chosen, spreads, inputs_of(program, options), opened.weights)
+        bound = math.sqrt(options.max_error**2 - (calibration.error if calibration else 0.0) ** 2)  # errors add up as squares
+        raised = within(program, bound, chosen, spreads, inputs_of(program, options), opened.weights)
         program = raised.program
         if notes is not None:
             notes.append(_cost_of(raised, options))
@@ -245,6 +266,66 @@ def to_program(
     verify(program)
     dump.program(5, "layout", program)
     return program
+
+
+DEFAULT_ERROR = {"int8": 5e-2}
+"""What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
+
+
+def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Calibration:
+    """What is multiplied in bytes: from the user's file, or by the user's inputs, for the first entry that they fit.
+
+    Raises InputError if they fit none, UsageError if running the model would take too long.
+    """
+    if options.calibration is not None and options.calibration.exists():
+        return read_calibration(options.calibration)
+    assert options.calibrate is not None
+    for shapes in options.entries:
+        progress("load", 0, 5)
+        graph = rewrite(load(model, shapes))
+        program = lower(graph)
+        if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
+            work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
+            raise UsageError(f"quantizing runs the model on the CPU, and this one is {work}: calibrate it for smaller shapes first")
+        if runs := samples(program, read_arrays(options.calibrate, program.inputs)):
+            break
+    else:
+        raise _misfit(options.calibrate, program)
+    known = timings(options.timing_cache, options.archs)
+    times = partial(_times, arch=ARCHS[_timed(options.archs)], known=known)
+    assert options.quantize is not None
+    bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else options.max_error
+    with blamed_on("the model"):
+        found = choose(graph, runs, model.weights, bound, times, partial(progress, "calibrate"))
+    if options.calibration is not None:
+        write_calibration(found, options.calibration)
+    return found
+
+
+def quantization_notes(found: Calibration, options: Options) -> list[str]:
+    """What is in bytes, what that costs and saves, and why the other products are not."""
+    before, after = found.times
+    whole = len(found.layers) + len(found.floats)
+    on = f"{found.runs} inputs{' held back from calibration' if found.held else ', which it was calibrated with, too'}"
+    times = f"by estimates {after:.0f} µs in place of {before:.0f} on {_timed(options.archs)}"
+    head = f"{options.quantize}: {len(found.layers)} of {whole} products"
+    notes = [f"{head}; outputs are off by {found.error:.1e} on {on}; {times}" if found.layers else head]
+    for reason in dict.fromkeys(found.floats.values()):
+        names = [name for name, why in found.floats.items() if why == reason]
+        notes.append(f"not in {options.quantize}, since {reason}: {', '.join(names)}")
+    return notes
+
+
+def _timed(archs: Sequence[str]) -> str:
+    """The generation whose times decide what is in bytes: the one that was measured, or else the last one asked for."""
+    return next((name for name in archs if name in MEASURED), archs[-1])
+
+
+def _times(graph: gs.Graph, arch: Arch, known: Timings) -> list[tuple[tuple[str, ...], float]]:
+    """The steps of a graph as it would be compiled in fp16: their nodes, and estimates of their times in microseconds."""
+    program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
+    choices = schedule(program, arch, (), known)
+    return [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
 
 
 def _cost_of(raised: Raised, options: Options) -> str:

@@ -22,7 +22,7 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -187,6 +187,17 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--fp32", multiple=True, metavar="NODE", help="Keep a node, and its products, in fp32; repeat, or use patterns.")
 @click.option("--calibrate", type=EXISTING, metavar="DATA.npz", help="Real inputs that tell mixed how large tensors get.")
 @click.option(
+    "--quantize",
+    type=click.Choice(QUANTIZATIONS),
+    help="Multiply in bytes where that is faster and, by --calibrate's inputs, outputs stay within --max-error (default: 5e-2).",
+)
+@click.option(
+    "--calibration",
+    type=NEW,
+    metavar="FILE",
+    help="What --quantize has found: read from the file if it is there, else written to it.",
+)
+@click.option(
     "--max-error",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
@@ -240,6 +251,8 @@ def tccompile(
     precision: str,
     fp32: Sequence[str],
     calibrate: Path | None,
+    quantize: str | None,
+    calibration: Path | None,
     max_error: float | None,
     range_texts: Sequence[str],
     verify: str | None,
@@ -279,6 +292,8 @@ def tccompile(
         tune=tune,
         fp32=tuple(fp32),
         calibrate=calibrate,
+        quantize=quantize,
+        calibration=calibration,
         input_ranges=parse_ranges(range_texts),
         max_error=max_error,
     )

@@ -143,6 +143,47 @@ def _cheapest(cost: np.ndarray, gap: np.ndarray, total: np.ndarray, bound: float
     return at[flipped], (after[edges[1:]] - after[edges[:-1]] < total) & (bound < 1)
 
 
+def _in_bytes(x: np.ndarray, scale: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """As int8, each row less its own scale, such that sums over a row weighted by `means` stay: they are of its second axis.
+
+    To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up.
+    """
+    k = math.prod(x.shape[1:])
+    weight = np.repeat(means.astype(np.float32), k // max(len(means), 1))
+    lines, out = x.reshape(-1, k), np.empty((len(x), k), np.int8)
+    for i in range(0, len(lines), step := max((1 << 20) // max(k, 1), 1)):
+        exact = lines[i : i + step] / scale[i : i + step, None]
+        out[i : i + step] = _mean_kept(exact, weight)
+    return out.reshape(x.shape)
+
+
+BYTE = 127
+"""The largest magnitude of weights in bytes, on either side of zero."""
+
+
+def _mean_kept(exact: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The rows as integers, each with about the weighted sum that it has."""
+    near = np.clip(np.rint(exact), -BYTE, BYTE)
+    off = near - exact
+    total = (off @ weight.astype(np.float64))[:, None]
+    side = np.where(off > 0, -1, 1).astype(np.float32)  # where the next number on the other side is
+    moves = side * weight
+    against = (moves * np.sign(total) < 0) & (np.abs(near + side) <= BYTE) & (np.abs(off) <= 0.5)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cost = np.where(against, (1 - 2 * np.abs(off)) / np.abs(weight), np.inf)  # of the error's square, for what it brings
+    k = exact.shape[1]
+    some = min(k, 4 * math.isqrt(k) + 8)
+    at = np.argpartition(cost, some - 1, 1)[:, :some] if some < k else np.broadcast_to(np.arange(k), cost.shape)
+    at = np.take_along_axis(at, np.take_along_axis(cost, at, 1).argsort(1, kind="stable"), 1)
+    usable = np.isfinite(np.take_along_axis(cost, at, 1))
+    brings = np.where(usable, np.abs(weight)[at], 0)
+    flips = usable & (brings.cumsum(1, dtype=np.float64) - brings / 2 < np.abs(total))
+    row, which = np.nonzero(flips)
+    column = at[row, which]
+    near[row, column] += side[row, column]
+    return near.astype(np.int8)
+
+
 TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -157,6 +198,7 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "transpose": lambda x, axes: x.transpose(axes),
     "cast": _cast,
     "rounded": _rounded,
+    "in_bytes": _in_bytes,
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
     "pad": _pad,

@@ -11,7 +11,7 @@ each by the measured ratio of what moves, until fp16 is within it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,18 +69,21 @@ class _Read:
     gain   what its result moves by for what the operand moves, both as root mean squares
     moved  what its result moves by, relative to it, when the operand is rounded
     error  what rounding moves the operand by; result: the result's own size
+    ratio  what the result moves by, relative to it, for what the operand moves by, relative to that
     """
 
     gain: float = 0.0
     moved: float = 0.0
     error: float = 0.0
     result: float = math.inf
+    ratio: float = 0.0
 
-    def add(self, error: float, change: float, result: float) -> None:
+    def add(self, error: float, change: float, result: float, operand: float) -> None:
         if not (error > 0 and result > 0 and math.isfinite(change) and math.isfinite(result)):
             return
         self.gain, self.error = max(self.gain, change / error), max(self.error, error)
         self.moved, self.result = max(self.moved, change / result), min(self.result, result)
+        self.ratio = max(self.ratio, change / result * operand / error)
 
 
 class Sensitivity:
@@ -105,7 +108,7 @@ class Sensitivity:
             if error > 0:
                 change = self._change(op, values, acc, y, name, rounded)
                 read = self.reads.setdefault(self.number[op.y], {}).setdefault(self.program.tensors[name].storage, _Read())
-                read.add(error, size * change, size)
+                read.add(error, size * change, size, _rms(values[name]))
 
     def _change(
         self, op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, name: str, rounded: np.ndarray
@@ -150,13 +153,20 @@ class Sensitivity:
 
         From the outputs back, through each op by the measured ratio of what moves; errors add up as independent ones.
         """
+        return {owner: ROUNDING * moved for owner, moved in self._moved(lambda read: read.moved / ROUNDING).items()}
+
+    def gains(self) -> dict[str, float]:
+        """What the program's outputs move by, relative to them, for what a tensor moves by, relative to it; as `shares` are."""
+        return self._moved(lambda read: read.ratio)
+
+    def _moved(self, through: Callable[[_Read], float]) -> dict[str, float]:
         tensors = self.program.tensors
         squares = dict.fromkeys((tensors[name].storage for name in self.program.outputs), 1.0)
         for i in range(len(self.program.ops) - 1, -1, -1):
             behind = squares.get(tensors[self.program.ops[i].y].storage, 0.0)
             for owner, read in self.reads.get(i, {}).items():
-                squares[owner] = squares.get(owner, 0.0) + behind * (read.moved / ROUNDING) ** 2
-        return {owner: ROUNDING * math.sqrt(square) for owner, square in squares.items()}
+                squares[owner] = squares.get(owner, 0.0) + behind * through(read) ** 2
+        return {owner: math.sqrt(square) for owner, square in squares.items()}
 
     def operand(self, op: Op, owner: str) -> bool:
         return any(self.program.tensors[name].storage == owner for name in op.operands)

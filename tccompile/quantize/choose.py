@@ -1,0 +1,207 @@
+"""Which activations are stored in bytes: those that save most time for the error that they make, within a bound.
+
+What an activation's bytes move the outputs by is what they move it by, times a measured gain; and so of weights, by way of what
+they are multiplied to. Such errors add up as squares. What an activation saves is what the steps that read it are estimated to
+take without bytes and with them. So for any price of error each activation decides for itself, and the price is as low as the
+bound allows. What comes of it is run beside float32, and where the estimate was too low, it is scaled and the price rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.ir.metric import relative_error
+from tccompile.lower.graph import lower
+from tccompile.quantize.calibration import Calibration
+from tccompile.quantize.grid import grid_of, weight_error
+from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
+from tccompile.quantize.observe import Observed, observe, outputs
+from tccompile.quantize.products import Layer, layers
+from tccompile.rewrites import tidy
+
+Feeds = Mapping[str, np.ndarray]
+
+Times = Callable[[gs.Graph], Sequence[tuple[Collection[str], float]]]
+"""Estimates the steps of a graph: of each, the names of its nodes, and its time in microseconds."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs of the network are done, and about how many there are."""
+
+FLOATS, OPERANDS, ALL = range(3)
+"""Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
+
+TRIES = 8
+"""How often a choice is run beside float32, at most."""
+
+SPARE = 0.95
+"""The share of the bound that another try aims at."""
+
+HELD = 8
+"""Runs that are held back from calibration to measure with, at most; of fewer than four times as many, a quarter."""
+
+HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
+         "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
+"""Operators that do not read bytes but by way of floats that are stored for them."""
+
+
+@dataclass
+class Activation:
+    """A tensor that products read: its layers, and for each way to store it, what moves the outputs and what it takes.
+
+    how      as it would be stored
+    ways     those that are possible
+    squares  of what the outputs move by, for each way
+    times    of the steps that read it, in microseconds, for each way
+    """
+
+    name: str
+    layers: list[Layer]
+    how: Tensor
+    ways: tuple[int, ...]
+    squares: list[float]
+    times: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+
+def choose(
+    graph: gs.Graph,
+    runs: Sequence[Feeds],
+    sources: Mapping[str, np.ndarray],
+    bound: float,
+    times: Times,
+    progress: Progress,
+) -> Calibration:
+    """What is worth it in bytes, such that no output is off by more than the bound on inputs that are held back.
+
+    graph    rewritten; it stays as it is
+    runs     inputs, of which a part is held back; sources, the model's weights by name
+    """
+    program = lower(graph)
+    found, floats = layers(graph)
+    held = max(min(len(runs) // 4, HELD), 1)
+    seen, test = (runs[:-held], runs[-held:]) if len(runs) > 1 else (runs, runs)
+    total = len(program.ops) * (len(seen) + 2 * len(test))
+    observed = observe(program, seen, sources, {a.x.name: a.channels for a in found}, lambda done: progress(done, total))
+    activations = _activations(graph, found, observed, floats)
+    in_floats = _timed(graph, activations, times)
+    exact = outputs(program, test, sources)
+
+    def error(made: gs.Graph) -> float:
+        got = outputs(lower(made), test, sources)
+        return max(relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
+
+    choice, measured = _within(graph, activations, bound, error)
+    for a in activations:
+        for layer in a.layers if not choice[a.name] else ():
+            slow = min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
+            floats[layer.name] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
+    tensors, names = _stored(activations, choice)
+    took = sum(t for _, t in times(_made(graph, activations, choice))) if names else in_floats
+    if names and took >= in_floats:
+        floats |= dict.fromkeys(names, "the model is estimated to be no faster by it")
+        tensors, names, measured, took = {}, (), 0.0, in_floats
+    return Calibration(tensors, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
+
+
+def _activations(
+    graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]
+) -> list[Activation]:
+    """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
+    by_name: dict[str, list[Layer]] = {}
+    for layer in found:
+        if layer.x.name in observed.values:
+            by_name.setdefault(layer.x.name, []).append(layer)
+        else:
+            floats[layer.name] = "its input is not finite"
+    out = []
+    for name, own in by_name.items():
+        values = observed.values[name]
+        how = Tensor(grid_of(values.all()), values.means, shared=True)
+        gains = [observed.gains.get(layer.node.outputs[0].name, 1.0) for layer in own]
+        by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
+        as_operand = sum(g**2 for g in gains) * how.grid.error**2
+        whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
+        ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
+        out.append(Activation(name, own, how, ways, [0.0, by_weights + as_operand, by_weights + max(whole, as_operand)]))
+    return out
+
+
+def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
+    """Whether all that reads the layers' activation may read bytes as well."""
+    x, products = own[0].x, {id(layer.node) for layer in own}
+    others = [node for node in x.outputs if id(node) not in products]
+    return not any(t is x for t in (*graph.outputs, *graph.inputs)) and not any(n.op in HEAVY for n in others)
+
+
+def _timed(graph: gs.Graph, activations: Sequence[Activation], times: Times) -> float:
+    """Estimate what each activation's steps take for each way to store it; and the whole graph in floats."""
+    steps = times(graph)
+    _share_out(steps, activations, FLOATS)
+    for way in (OPERANDS, ALL):
+        choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
+        _share_out(times(_made(graph, activations, choice)), activations, way)
+    return sum(time for _, time in steps)
+
+
+def _share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
+    """Add each step's time to those of the activations which it multiplies, or else quantizes or reads."""
+    multiplies = {layer.name: a for a in activations for layer in a.layers}
+    stores = {name: a for a in activations for name in (quantize_of(a.name), dequantize_of(a.name))}
+    for nodes, time in steps:
+        owners = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
+        for a in owners:
+            a.times[way] += time / len(owners)
+
+
+def _stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The activations in bytes, and the names of the layers that multiply them."""
+    stored = [a for a in activations if choice[a.name]]
+    tensors = {a.name: replace(a.how, shared=choice[a.name] == ALL) for a in stored}
+    return tensors, tuple(layer.name for a in stored for layer in a.layers)
+
+
+def _made(graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[str, int]) -> gs.Graph:
+    """A copy of the graph with activations stored as chosen."""
+    made = quantized(graph, *_stored(activations, choice))
+    tidy(made)
+    return made
+
+
+def _within(
+    graph: gs.Graph, activations: Sequence[Activation], bound: float, error: Callable[[gs.Graph], float]
+) -> tuple[dict[str, int], float]:
+    """How each activation is stored, and the error of the outputs, which is within the bound."""
+    choice = select(activations, bound)
+    for _ in range(TRIES):
+        if not any(choice.values()):
+            break
+        measured, predicted = error(_made(graph, activations, choice)), _predicted(activations, choice)
+        if measured <= bound:
+            return choice, measured
+        aim = SPARE * bound * predicted / measured if np.isfinite(measured) else predicted / 2
+        choice = select(activations, min(aim, SPARE * predicted))
+    return dict.fromkeys(choice, FLOATS), 0.0
+
+
+def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
+    return float(np.sqrt(sum(a.squares[choice[a.name]] for a in activations)))
+
+
+def select(activations: Sequence[Activation], bound: float) -> dict[str, int]:
+    """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
+
+    def at(price: float) -> dict[str, int]:
+        return {a.name: min(a.ways, key=lambda way, a=a: (a.times[way] + price * a.squares[way], way)) for a in activations}
+
+    if _predicted(activations, at(0.0)) <= bound:
+        return at(0.0)
+    low, high = 0.0, 1.0
+    while _predicted(activations, at(high)) > bound and high < 1e30:
+        low, high = high, 4 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _predicted(activations, at(middle)) <= bound else (middle, high)
+    return at(high)

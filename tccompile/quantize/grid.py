@@ -1,0 +1,94 @@
+"""The numbers that bytes stand for: (q - zero) · scale, chosen by the error that rounding to them and cutting off make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CUTS = np.geomspace(1.0, 0.05, 40)
+"""Shares of the greatest magnitude beyond which values are cut off, of which the one with the least error is taken."""
+
+WEIGHT_CUTS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
+"""The same of weights: each output channel has its own."""
+
+BETTER = 0.5
+"""What a zero point must leave of the error's square to be worth what it costs: a constant to be added to each sum."""
+
+NEGATIVE = 2.0**-9
+"""The share of the greatest value up to which values below zero are cut off: half a step."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which numbers a tensor's bytes stand for, and the root mean square of what rounding to them moves it by, relative to it."""
+
+    scale: float
+    zero: int
+    signed: bool
+    error: float
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int8 if self.signed else np.uint8)
+
+
+def rounded(x: np.ndarray, grid: Grid) -> np.ndarray:
+    """The values as the bytes hold them."""
+    return _rounded(x, grid.scale, grid.zero, grid.signed)
+
+
+def _rounded(x: np.ndarray, scale: float, zero: int, signed: bool) -> np.ndarray:
+    limits = np.iinfo(np.int8 if signed else np.uint8)
+    q = np.rint(x * np.float32(1 / scale)) + np.float32(zero)
+    return (np.clip(q, limits.min, limits.max) - np.float32(zero)) * np.float32(scale)
+
+
+def grid_of(sample: np.ndarray) -> Grid:
+    """The grid of least error for values of which these are some, the least and the greatest among them.
+
+    Values of both signs get signed bytes without a zero point, unless one would leave less than half of the error's square.
+    """
+    low, high = min(float(sample.min()), 0.0), max(float(sample.max()), 0.0)
+    most = max(high, -low)
+    if most == 0.0 or not np.isfinite(np.float32(most) * np.float32(most)):
+        return Grid(1.0, 0, signed=False, error=0.0)
+    size = float(np.mean(np.square(sample, dtype=np.float64))) or 1.0
+
+    def least(scales: np.ndarray, zeros: np.ndarray, signed: bool) -> Grid:
+        errors = [
+            np.mean(np.square(_rounded(sample, s, z, signed) - sample, dtype=np.float64))
+            for s, z in zip(scales, zeros, strict=True)
+        ]
+        i = int(np.argmin(errors))
+        scale = float(np.float32(scales[i]))
+        return Grid(scale, int(zeros[i]), signed, float(np.sqrt(errors[i] / size)))
+
+    none = np.zeros(len(CUTS), int)
+    if -low <= high * NEGATIVE:
+        return least(high * CUTS / 255, none, signed=False)
+    symmetric = least(most * CUTS / 127, none, signed=True)
+    steps = (high - low) * CUTS / 255
+    shifted = least(steps, np.clip(np.rint(-low * CUTS / steps), 0, 255).astype(int), signed=False)
+    return shifted if shifted.error**2 < BETTER * symmetric.error**2 else symmetric
+
+
+def weight_scales(rows: np.ndarray) -> np.ndarray:
+    """The scale of each row of weights that leaves the least error in signed bytes without a zero point."""
+    most = np.abs(rows).max(1, initial=0.0)
+    best, least = np.ones(len(rows)), np.full(len(rows), np.inf)
+    for cut in WEIGHT_CUTS:
+        scale = np.maximum(most * cut / 127, np.finfo(np.float32).tiny).astype(np.float32)
+        q = np.clip(np.rint(rows / scale[:, None]), -127, 127)
+        errors = np.square(q * scale[:, None] - rows).sum(1, dtype=np.float64)
+        better = errors < least
+        best[better], least[better] = scale[better], errors[better]
+    return np.where(most > 0, best, 1.0).astype(np.float32)
+
+
+def weight_error(rows: np.ndarray) -> float:
+    """What rounding weights to bytes moves them by, relative to them: the root mean square over all rows."""
+    scale = weight_scales(rows)[:, None]
+    off = np.clip(np.rint(rows / scale), -127, 127) * scale - rows
+    size = float(np.square(rows, dtype=np.float64).sum())
+    return float(np.sqrt(np.square(off, dtype=np.float64).sum() / size)) if size else 0.0

@@ -1,0 +1,119 @@
+"""What the operands of products take for values: from running the graph on the user's inputs, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.ir.reference import evaluate
+from tccompile.precision.sensitivity import Sensitivity
+
+SAMPLE = 1 << 17
+"""Elements of a tensor that are looked at one by one, spread over all runs; the least and the greatest are sought among all."""
+
+WATCHED = 2
+"""Runs in which what moves the outputs is measured, which takes as long again."""
+
+
+@dataclass
+class Values:
+    """The values of a tensor over all runs: a sample, bounds, and of each channel the mean and the greatest magnitude.
+
+    channels  the axis that channels go along
+    each      how many elements of a run are sampled
+    """
+
+    channels: int
+    each: int
+    sample: list[np.ndarray] = field(default_factory=list)
+    low: float = np.inf
+    high: float = -np.inf
+    sums: np.ndarray | float = 0.0
+    count: int = 0
+    magnitudes: np.ndarray | float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """See one run's values, which are finite."""
+        flat = values.ravel()
+        self.sample.append(flat[:: flat.size // self.each | 1].astype(np.float32))  # odd: channels are mostly even
+        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
+        rows = np.moveaxis(values, self.channels, 0).reshape(values.shape[self.channels], -1)
+        self.sums = self.sums + rows.sum(1, dtype=np.float64)
+        self.count += rows.shape[1]
+        self.magnitudes = np.maximum(self.magnitudes, np.abs(rows).max(1))
+
+    @property
+    def means(self) -> np.ndarray:
+        """Of each channel."""
+        return np.asarray(self.sums) / max(self.count, 1)
+
+    def all(self) -> np.ndarray:
+        """The sample, with the least and the greatest of all values."""
+        return np.concatenate([*self.sample, np.array([self.low, self.high], np.float32)])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of a program's tensors.
+
+    values  of those that were asked for, by name; those that were never finite numbers are missing
+    gains   what the outputs move by, relative to them, for what a tensor moves by, relative to it
+    """
+
+    values: dict[str, Values]
+    gains: dict[str, float]
+
+
+def observe(
+    program: Program,
+    runs: Collection[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+    wanted: Mapping[str, int],
+    progress: Callable[[int], object],
+) -> Observed:
+    """Run a program that is not fused on inputs, in float32.
+
+    sources   the model's weights by name
+    wanted    tensors by name, and which of their axes is that of their channels
+    progress  called with how many ops have run
+    """
+    values: dict[str, Values] = {}
+    wrong = set[str]()
+    sensitivity, done, each = Sensitivity(program), count(1), max(SAMPLE // len(runs), 1)
+
+    def see(name: str, y: np.ndarray) -> None:
+        if name in wanted and y.size:
+            if np.isfinite(y).all():
+                values.setdefault(name, Values(wanted[name], each)).add(y)
+            else:
+                wrong.add(name)
+
+    with np.errstate(all="ignore"):
+        for number, feeds in enumerate(runs):
+            watched = number < WATCHED
+
+            def watch(
+                op: Op, read: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, watched: bool = watched
+            ) -> None:
+                see(op.y, y)
+                if watched:
+                    sensitivity.observe(op, read, acc, y)
+                progress(next(done))
+
+            for name in program.inputs:
+                see(name, np.asarray(feeds[name]))
+            evaluate(program, feeds, sources, watch)
+    by_storage = sensitivity.gains()
+    gains = {name: by_storage[t.storage] for name, t in program.tensors.items() if t.storage in by_storage}
+    return Observed({name: v for name, v in values.items() if name not in wrong}, gains)
+
+
+def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
+    """What a program computes from each set of inputs, in float32."""
+    with np.errstate(all="ignore"):
+        return [evaluate(program, feeds, sources) for feeds in runs]

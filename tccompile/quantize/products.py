@@ -1,0 +1,100 @@
+"""The products of a graph that may be multiplied in bytes: which ones, and why not the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.load.constants import Weight
+from tccompile.lower.byte_products import LEAST
+from tccompile.rewrites.rule import constant, finite, is_float, name_of, operand, rank
+
+OPS = ("Conv", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A Conv, Gemm or MatMul of an activation by constant weights.
+
+    columns  the axis of the weights that the result's channels go along
+    terms    the axis of the weights that x's channels go along
+    channels the axis of x's channels
+    """
+
+    node: gs.Node
+    columns: int
+    terms: int
+    channels: int
+
+    @property
+    def name(self) -> str:
+        return name_of(self.node)
+
+    @property
+    def x(self) -> gs.Tensor:
+        return self.node.inputs[0]
+
+    @property
+    def weights(self) -> Weight:
+        weights: Weight = self.node.inputs[1]
+        return weights
+
+    def rows(self) -> np.ndarray:
+        """The weights, those of an output channel as a row."""
+        values: np.ndarray = np.moveaxis(self.weights.values, self.columns, 0)
+        return values.reshape(len(values), -1)
+
+
+def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
+    """The layers of a graph that may be multiplied in bytes, and for its other products, by their names, why they may not."""
+    found, refused = [], {}
+    for node in graph.nodes:
+        if node.op in OPS and node.domain in (None, "", "ai.onnx"):
+            reason = why_not(node)
+            if reason is None:
+                found.append(_layer(node))
+            else:
+                refused[name_of(node)] = reason
+    return found, refused
+
+
+def why_not(node: gs.Node) -> str | None:
+    """Why a product is not multiplied in bytes, whatever its values; None if it may be."""
+    x, w = node.inputs[:2]
+    if constant(w) is None or constant(x) is not None:
+        return "its weights are computed" if constant(w) is None else "its first operand is constant"
+    if not (is_float(x) and np.dtype(x.dtype) == np.float32):
+        return f"it is computed in {np.dtype(x.dtype).name}: give the model in float32" if is_float(x) else "it is not of float32"
+    if not isinstance(w, Weight) or not finite(w) or not w.values.size:
+        return "its weights are no finite numbers"
+    if node.op == "Conv":
+        groups = node.attrs.get("group", 1)
+        if groups != 1 and w.values.shape[1] == 1:
+            return "it is a depthwise convolution, which no Tensor Core multiplies in bytes"
+        terms = w.values.shape[1]
+    else:
+        if rank(w) != 2:
+            return "its weights are several matrices"
+        if node.op == "Gemm" and (node.attrs.get("transA", 0) or {node.attrs.get(k, 1.0) for k in ("alpha", "beta")} != {1.0}):
+            return "it is a Gemm with factors or a transposed first operand"
+        terms = w.values.shape[1 if node.attrs.get("transB", 0) else 0]
+    if terms < LEAST:
+        return f"it has {terms} input channels; bytes are multiplied from {LEAST} on"
+    if node.op != "MatMul" and operand(node, 2) is not None and constant(node.inputs[2]) is None:
+        return "its bias is computed"
+    size = math.prod(w.values.shape) // w.values.shape[_columns(node)]
+    return f"its sums of {size} products may exceed int32" if size * 255 * 255 >= 2**31 else None
+
+
+def _columns(node: gs.Node) -> int:
+    return 0 if node.op == "Conv" or node.attrs.get("transB", 0) else 1
+
+
+def _layer(node: gs.Node) -> Layer:
+    if node.op == "Conv":
+        return Layer(node, 0, 1, 1)
+    columns = _columns(node)
+    return Layer(node, columns, 1 - columns, rank(node.inputs[0]) - 1)
