@@ -43,7 +43,7 @@ backend-test: $(READY)  ## ONNX's node cases on a GPU, in fp32
 	$(BIN)/python -m tests.backend --device CUDA --jobs 8
 
 kernels: $(READY)  ## compile every config of every kernel for every generation
-	$(BIN)/python -m pytest tests/kernels --all
+	$(BIN)/python -m tests.gpu.build out/kernels --all --arch all
 
 bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, and ONNX Runtime's CUDA provider if it is installed; needs PyTorch
 	$(BIN)/python -m tests.bench.networks --peers eager,compiled,onnxruntime

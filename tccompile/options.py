@@ -92,7 +92,9 @@ class Options:
         if self.quantize not in QUANTIZATIONS:
             raise UsageError(f"unknown format {self.quantize!r} to quantize to; choose from {', '.join(QUANTIZATIONS)}")
         if self.precision != "mixed":
-            raise UsageError(f"{self.quantize} in {self.precision}: what is not quantized is as precision mixed has it; give that")
+            raise UsageError(
+                f"{self.quantize} in {self.precision}: what is not quantized is as precision mixed has it; give that"
+            )
         if self.calibrate is None and not (self.calibration is not None and self.calibration.exists()):
             raise UsageError(
                 f"quantizing to {self.quantize} takes real inputs, which show how large tensors get: --calibrate DATA.npz, with "

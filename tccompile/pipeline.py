@@ -68,6 +68,8 @@ from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
     from tccompile.load.model import Model, Opened
 
 Progress = Callable[[str, int, int], None]
@@ -286,7 +288,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         program = lower(graph)
         if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
             work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
-            raise UsageError(f"quantizing runs the model on the CPU, and this one is {work}: calibrate it for smaller shapes first")
+            raise UsageError(
+                f"quantizing runs the model on the CPU, and this one is {work}: calibrate it for smaller shapes first"
+            )
         if runs := samples(program, read_arrays(options.calibrate, program.inputs)):
             break
     else:

@@ -145,11 +145,13 @@ def test_running_imports_no_compiler(plan, espcn, tmp_path):
 
 
 @thorough
-def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypatch):
+def test_a_config_whose_code_spills_gives_way_to_the_next(monkeypatch):
     from tccompile import pipeline
     from tccompile.emit.job import SpillError
 
-    whole, refused = pipeline.emit, []
+    whole, refused, net = pipeline.emit, [], Net(x=(1, 3, 40, 40))
+    model = net.out(net("Conv", "x", np.ones((16, 3, 3, 3), np.float32), pads=[1, 1, 1, 1])).model()
+    plan = tccompile.compile(model, archs=("sm_80",))
 
     def first_spills(jobs, *rest):
         if not refused:
@@ -159,7 +161,7 @@ def test_a_config_whose_code_spills_gives_way_to_the_next(espcn, plan, monkeypat
         return whole(jobs, *rest)
 
     monkeypatch.setattr(pipeline, "emit", first_spills)
-    other = tccompile.compile(espcn, archs=("sm_80",))
+    other = tccompile.compile(model, archs=("sm_80",))
     steps = [[(s.kernel, dict(s.config)) for s in p.entries[0].sections[0].steps] for p in (plan, other)]
     assert len(steps[0]) == len(steps[1]) and steps[0] != steps[1]
 

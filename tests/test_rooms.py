@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("lower",),
     ("fuse",),
     ("precision",),
+    ("quantize",),
     ("schedule",),
     ("emit",),
     ("check", "dump", "tune"),

@@ -10,6 +10,9 @@ import pytest
 thorough = pytest.mark.thorough
 """What a change seldom breaks alone: the same text for other generations, more sizes and layouts of what is tested already."""
 
+APART = ("sm_61", "sm_75", "sm_90a", "sm_120")
+"""Generations for which the code of plain kernels differs, or what assembles it: `make kernels` compiles for all."""
+
 
 def usually(values: Iterable[Any], *chosen: Any) -> list[Any]:
     """Parameters of a test, of which `make test` runs the chosen ones: by their places if they are tuples or objects, else by

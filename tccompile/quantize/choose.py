@@ -106,9 +106,7 @@ def choose(
     return Calibration(tensors, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
 
 
-def _activations(
-    graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]
-) -> list[Activation]:
+def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:
     """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
@@ -194,7 +192,8 @@ def select(activations: Sequence[Activation], bound: float) -> dict[str, int]:
     """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
 
     def at(price: float) -> dict[str, int]:
-        return {a.name: min(a.ways, key=lambda way, a=a: (a.times[way] + price * a.squares[way], way)) for a in activations}
+        costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
+        return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}
 
     if _predicted(activations, at(0.0)) <= bound:
         return at(0.0)

@@ -18,6 +18,9 @@ BETTER = 0.5
 NEGATIVE = 2.0**-9
 """The share of the greatest value up to which values below zero are cut off: half a step."""
 
+LARGEST = 2.0**60
+"""The magnitude from which on squares would not be float32 numbers."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -51,7 +54,7 @@ def grid_of(sample: np.ndarray) -> Grid:
     """
     low, high = min(float(sample.min()), 0.0), max(float(sample.max()), 0.0)
     most = max(high, -low)
-    if most == 0.0 or not np.isfinite(np.float32(most) * np.float32(most)):
+    if not 0.0 < most < LARGEST:
         return Grid(1.0, 0, signed=False, error=0.0)
     size = float(np.mean(np.square(sample, dtype=np.float64))) or 1.0
 

@@ -13,7 +13,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels.conv_direct import THREADS, ConvDirect
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import thorough, usually
+from tests.tiers import APART, thorough, usually
 
 KERNEL = ConvDirect()
 
@@ -71,7 +71,7 @@ def test_reads_single_channels_where_they_are_no_neighbours() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     for program, pixels in (
         (program_of("conv_groups_32"), 4),

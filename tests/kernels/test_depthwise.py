@@ -13,7 +13,7 @@ from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
 from tests.gpu.cases import conv, program_of
 from tests.kernels.support import ARCH, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNEL = Depthwise()
 
@@ -98,7 +98,7 @@ def test_a_batch_takes_more_pixels_a_thread() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     """On each generation another tile"""
     number = list(ARCHS).index(arch)

@@ -14,7 +14,7 @@ from tccompile.schedule.choose import choose
 from tests.bench.layers import GemmLayer
 from tests.gpu.cases import gemm, program_of
 from tests.kernels.support import ARCH, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 PLAIN, MMA = Gemv(), GemvMma()
 
@@ -66,7 +66,7 @@ def test_needs_an_instruction_of_16_rows() -> None:
     assert said == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_a_classifier_at_batch_1_is_left_to_it(arch: str) -> None:
     for k, n in ((25088, 4096), (4096, 4096), (2048, 1000)):
         choice = choose(*GemmLayer(1, n, k, bias=True).parts()[0], ARCHS[arch])
@@ -82,7 +82,7 @@ def test_many_rows_are_not() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     """As many rows of the small operand as there may be: the most registers"""
     plain = arch in ("sm_61", "sm_70", "sm_100")

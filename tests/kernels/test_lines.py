@@ -15,7 +15,7 @@ from tccompile.kernels.spec import I32, Kernel
 from tccompile.kernels.top_k import TopKKernel
 from tests.gpu.cases import program_of
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNELS: dict[type, Kernel] = {Scatter: ScatterKernel(), TopK: TopKKernel(), Cumulate: CumulateKernel()}
 CASES = [(kind, case) for kind in KERNELS for case in cases_of(kind)]
@@ -50,7 +50,7 @@ def test_the_order_of_updates_is_theirs() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     others = [(TopK, "top_k_nhwc"), (Cumulate, "cumsum_nhwc")] if arch in ("sm_61", "sm_90a") else []
     for kind, case in [(Scatter, "scatter_rows"), *others]:

@@ -22,7 +22,7 @@ from tests.gpu.cases import NHWC, norm, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, TOLERANCE, check
 from tests.networks import relative_error
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 NORM, SPLIT, TEAM = NormKernel(), NormSplit(), NormTeam()
 
@@ -271,7 +271,7 @@ def test_large_images_are_split() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     for kernel, program in (
         (NORM, norm("norm", (3, 700), (1,))),

@@ -33,7 +33,7 @@ from tccompile.kernels.pointwise import PointwiseKernel
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNEL = PointwiseKernel()
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
@@ -334,7 +334,7 @@ def everything(b: Builder) -> tuple[Expr, tuple[View, ...]]:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     program = pointwise("transpose", transpose((67, 72), (1, 0), F16, F16))
     (tiled,) = KERNEL.work(program.ops[0], program, {"tile": 64}, ARCH).launches

@@ -13,7 +13,7 @@ from tccompile.kernels.pool import PoolKernel
 from tests.gpu.cases import pool, program_of
 from tests.kernels import simulator
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNEL = PoolKernel()
 
@@ -61,7 +61,7 @@ def test_channels_in_vectors_where_they_lie_so() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     program = pool("pool", (1, 20, 9, 9), "mean", (5, 2), pad=1, ep="bias relu")
     (op,) = program.ops

@@ -15,7 +15,7 @@ from tccompile.kernels.loops import Loops, loops
 from tccompile.kernels.reduce import BESIDE, THREADS, ReduceKernel, describe
 from tests.gpu.cases import NHWC, program_of, reduce
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNEL = ReduceKernel()
 
@@ -117,7 +117,7 @@ def test_lanes_are_vectors_where_they_are_kept() -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     for program in (program_of("mean_hw_large"), program_of("sum_squares"), program_of("sum_integers")):
         (op,) = program.ops

@@ -11,7 +11,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels.resize import ResizeKernel
 from tests.gpu.cases import program_of, resize
 from tests.kernels.support import cases_of, check
-from tests.tiers import thorough
+from tests.tiers import APART, thorough
 
 KERNEL = ResizeKernel()
 
@@ -37,7 +37,7 @@ def test_other_values(how: dict) -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     program = program_of("resize_linear")
     (op,) = program.ops

@@ -14,7 +14,7 @@ from tccompile.schedule.choose import candidates
 from tests.bench.bandwidth import softmax as large
 from tests.gpu.cases import MANY, NHWC, program_of, softmax
 from tests.kernels.support import ARCH, check
-from tests.tiers import thorough, usually
+from tests.tiers import APART, thorough, usually
 
 KERNEL = SoftmaxKernel()
 
@@ -133,7 +133,7 @@ def test_a_launch_covers_the_outputs() -> None:
     assert outputs == 33 and (launch.grid[0] - 1) * (THREADS >> bits) < outputs <= launch.grid[0] * (THREADS >> bits)
 
 
-@pytest.mark.parametrize("length", usually([4101, 9001, 16409, 33000, 70001]))
+@pytest.mark.parametrize("length", usually([4101, 16409, 70001]))
 def test_rows_with_many_operands_have_a_way(length: int) -> None:
     program = softmax("softmax", (2, length), 1, ep=MANY)
     (op,) = program.ops
@@ -149,7 +149,7 @@ def test_rows_with_many_operands_have_a_way(length: int) -> None:
 
 
 @thorough
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
     for case in ("softmax_long", "softmax_middle", "softmax_longer_fp32", "softmax_of_words", "log_softmax_too_long"):
         program = program_of(case)

@@ -1,0 +1,379 @@
+"""`--quantize`: what bytes stand for, which products multiply them, and what a bound on the error and times make of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tccompile.dump import Dump
+from tccompile.errors import InputError, UsageError
+from tccompile.ir.types import DType
+from tccompile.ir.weights import TRANSFORMS
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
+from tccompile.options import Options
+from tccompile.pipeline import calibrated, quantization_notes, read, to_program
+from tccompile.quantize import calibration as files
+from tccompile.quantize.calibration import Calibration
+from tccompile.quantize.choose import ALL, FLOATS, OPERANDS, Activation, choose, select
+from tccompile.quantize.grid import grid_of, rounded, weight_error, weight_scales
+from tccompile.quantize.insert import Tensor
+from tccompile.quantize.observe import observe, outputs
+from tccompile.quantize.products import layers
+from tccompile.rewrites import rewrite
+from tests.networks import reference, relative_error
+from tests.rewrites.common import Net
+
+# --- Grids -----------------------------------------------------------------------------------------------------------
+
+
+def test_values_that_are_not_negative_take_all_256_steps() -> None:
+    x = np.abs(np.random.default_rng(0).standard_normal(10_000)).astype(np.float32)
+    grid = grid_of(x)
+    assert not grid.signed and grid.zero == 0
+    assert 0.5 * x.max() / 255 < grid.scale <= x.max() / 255 * 1.0001
+
+
+def test_a_zero_point_is_taken_where_it_halves_the_error() -> None:
+    even = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    assert grid_of(even).signed and grid_of(even).zero == 0
+    skew = np.where(even > 0, 10 * even, 0.2 * even)
+    grid = grid_of(skew)
+    assert not grid.signed and 0 < grid.zero < 32
+    assert abs(rounded(np.zeros(1, np.float32), grid)[0]) == 0
+
+
+def test_outliers_are_cut_off_where_that_costs_less() -> None:
+    x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    x[0] = 60.0
+    grid = grid_of(x)
+    assert grid.scale * 127 < 60.0
+    uncut = np.clip(np.rint(x / (60 / 127)), -127, 127) * (60 / 127)
+    assert relative_error(rounded(x, grid), x) < 0.8 * relative_error(uncut, x)
+    assert grid.error == pytest.approx(relative_error(rounded(x, grid), x), rel=1e-3)
+
+
+@pytest.mark.parametrize("x", [np.zeros(5, np.float32), np.full(3, 1e30, np.float32)], ids=["zeros", "beyond float32's squares"])
+def test_a_grid_for_what_has_no_scale(x: np.ndarray) -> None:
+    assert grid_of(x).scale == 1.0
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**31))
+def test_rounded_weights_keep_the_sums_that_activations_make_on_average(o: int, c: int, taps: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((o, c, taps)).astype(np.float32)
+    w[0] *= rng.integers(0, 2)
+    means = (rng.standard_normal(c) * rng.integers(0, 2, c)).astype(np.float32)
+    scales = weight_scales(w.reshape(o, -1))
+    stored = TRANSFORMS["in_bytes"](w, scales, means)
+    assert stored.dtype == np.int8 and stored.shape == w.shape and stored.min() >= -127
+    exact = w / scales[:, None, None]
+    inside = np.abs(exact) <= 127
+    assert np.abs(stored - exact)[inside].max(initial=0) <= 1.0001
+    nearest = np.clip(np.rint(exact), -127, 127)
+
+    def off(q: np.ndarray) -> np.ndarray:
+        return np.abs(np.einsum("oct,c->o", (q - exact).astype(np.float64), means))
+
+    assert (off(stored) <= np.maximum(off(nearest), 0) + 1e-3).all()
+    if c * taps >= 64 and np.abs(means).min() > 0.1:
+        assert (off(stored) <= np.abs(means).max() / 2 + 1e-3).all()
+
+
+def test_weights_are_cut_where_that_costs_less() -> None:
+    w = np.random.default_rng(0).standard_normal((4, 40_000)).astype(np.float32)
+    w[1, 7] = 6.0
+    scales = weight_scales(w)
+    assert scales[1] * 127 < 5.9 and (scales > 0).all()
+    assert 5e-3 < weight_error(w) < 1.5e-2
+    assert weight_error(np.zeros((3, 5), np.float32)) == 0.0
+
+
+# --- Products --------------------------------------------------------------------------------------------------------
+
+
+def rewritten(net: Net) -> gs.Graph:
+    return rewrite(load(net.model()))
+
+
+def test_products_that_may_be_in_bytes_and_why_others_may_not() -> None:
+    net = Net(image=(1, 32, 8, 8), rows=(4, 32), other=(32, 16))
+    conv = net("Conv", "image", net.normal(32, 32, 3, 3), pads=[1, 1, 1, 1])
+    depthwise = net("Conv", conv, net.normal(32, 1, 3, 3), group=32)
+    few = net("Conv", "image", net.normal(32, 8, 1, 1), group=4)
+    gemm, matmul = net("Gemm", "rows", net.normal(16, 32), transB=1), net("MatMul", "rows", net.normal(32, 16))
+    computed = net("MatMul", "rows", "other")
+    stack = net("MatMul", "rows", net.normal(3, 32, 16))
+    long = net("MatMul", net("Reshape", net("Concat", *["image"] * 20, axis=0), np.array([1, 40960])), net.normal(40960, 8))
+    graph = rewritten(net.out(depthwise, few, gemm, matmul, computed, stack, long))
+    found, refused = layers(graph)
+    assert [(layer.name, layer.columns, layer.channels) for layer in found] == [("n0", 0, 1), ("n3", 0, 1), ("n4", 1, 1)]
+    reasons = {name: reason.split(",")[0] for name, reason in refused.items()}
+    assert reasons == {
+        "n1": "it is a depthwise convolution",
+        "n2": "it has 8 input channels; bytes are multiplied from 16 on",
+        "n5": "its weights are computed",
+        "n6": "its weights are several matrices",
+        "n9": "its sums of 40960 products may exceed int32",
+    }
+
+
+def test_half_precision_is_refused_with_a_way_out() -> None:
+    net = Net(dtype=np.float16, x=(4, 32))
+    _, refused = layers(rewritten(net.out(net("MatMul", "x", net.normal(32, 16)))))
+    assert refused == {"n0": "it is computed in float16: give the model in float32"}
+
+
+# --- Graphs ----------------------------------------------------------------------------------------------------------
+
+
+def residual(size: int = 12) -> Net:
+    """Two convolutions with a sum around them, as residual networks have, pooled and multiplied by a matrix."""
+    net = Net(x=(1, 32, size, size))
+    a = net("Relu", net("Conv", "x", net.normal(32, 32, 3, 3, scale=0.06), net.normal(32, scale=0.1), pads=[1, 1, 1, 1]))
+    b = net("Conv", a, net.normal(32, 32, 3, 3, scale=0.06), pads=[1, 1, 1, 1])
+    c = net("Relu", net("Add", b, a))
+    pooled = net("Flatten", net("GlobalAveragePool", c))
+    return net.out(net("MatMul", pooled, net.normal(32, 40, scale=0.2)))
+
+
+def runs_of(net: Net, count: int, seed: int = 3) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in net.inputs}
+    return [{n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()} for _ in range(count)]
+
+
+def calibration(net: Net, shared: bool) -> Calibration:
+    graph, weights = rewritten(net), sources(net.model())
+    found, _ = layers(graph)
+    seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda done: None)
+    outputs_ = {t.name for t in (*graph.outputs, *graph.inputs)}
+    tensors = {n: Tensor(grid_of(v.all()), v.means, shared and n not in outputs_) for n, v in seen.values.items()}
+    return Calibration(tensors, tuple(x.name for x in found), {}, 0.0, 1, False, (0.0, 0.0))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_quantized_graph_is_onnx_and_its_bytes_are_multiplied(shared: bool) -> None:
+    """ONNX Runtime computes the same from it; and so does the program, whose products are of bytes."""
+    net = residual()
+    graph, model = rewritten(net), net.model()
+    before = Counter(n.op for n in graph.nodes)
+    made = calibration(net, shared).applied(graph)
+    assert Counter(n.op for n in graph.nodes) == before  # the graph itself stays
+    exported = gs.export_onnx(made)
+    onnx.checker.check_model(exported, full_check=True)
+    (feeds,) = runs_of(net, 1, seed=9)
+    (exact,), (expected,) = reference(model, feeds).values(), reference(exported, feeds).values()
+    assert 1e-3 < relative_error(expected, exact) < 2e-2
+    program = lower(rewrite(made))
+    (got,) = outputs(program, [feeds], sources(model))
+    assert relative_error(*got.values(), expected) <= 2e-3  # a byte that lies about halfway is one more or less
+    products = [op for op in program.ops if program.products(op)]
+    assert len(products) == 3
+    assert {program.tensors[name].dtype for op in products for name in op.multiplied} <= {DType.I8, DType.U8}
+
+
+def test_what_stays_in_floats_reads_floats() -> None:
+    net = residual()
+    whole = calibration(net, shared=False)
+    one = Calibration(whole.tensors, whole.layers[1:2], {}, 0.0, 1, False, (0.0, 0.0))
+    ops = Counter(n.op for n in one.applied(rewritten(net)).nodes)
+    assert ops["QuantizeLinear"] == 1 and ops["DequantizeLinear"] == 2
+
+
+# --- Choices ---------------------------------------------------------------------------------------------------------
+
+
+def steps(graph: gs.Graph, floats: float, bytes_: float) -> list[tuple[tuple[str, ...], float]]:
+    """Each product takes so long in floats, and so long in bytes."""
+    quantized = {n.name for n in graph.nodes if n.op in ("Conv", "MatMul") and n.inputs[1].inputs}
+    return [((n.name,), bytes_ if n.name in quantized else floats) for n in graph.nodes if n.op in ("Conv", "MatMul")]
+
+
+def chosen(net: Net, bound: float, floats: float = 2.0, bytes_: float = 1.0, count: int = 6) -> Calibration:
+    graph = rewritten(net)
+    return choose(
+        graph, runs_of(net, count), sources(net.model()), bound, lambda g: steps(g, floats, bytes_), lambda done, total: None
+    )
+
+
+def test_all_products_are_in_bytes_where_the_error_allows() -> None:
+    found = chosen(residual(), 5e-2)
+    assert found.layers == ("n0", "n2", "n7") and not found.floats
+    assert found.times == (6.0, 3.0) and found.held and found.runs == 1
+    net = residual()
+    made, feeds = found.applied(rewritten(net)), runs_of(net, 6)[-1]
+    (exact,), (got,) = reference(net.model(), feeds).values(), reference(gs.export_onnx(made), feeds).values()
+    assert found.error == pytest.approx(relative_error(got, exact), rel=0.05) and found.error <= 2e-2
+
+
+def test_a_bound_keeps_those_in_floats_that_cost_most_and_says_so() -> None:
+    whole = chosen(residual(), 5e-2)
+    some = chosen(residual(), 0.7 * whole.error)
+    assert 0 < len(some.layers) < 3 and some.error <= 0.7 * whole.error
+    assert {*some.floats.values()} == {"the error would be above the bound"}
+    assert {*some.layers, *some.floats} == {"n0", "n2", "n7"}
+    none = chosen(residual(), 1e-6)
+    assert not none.layers and none.error == 0.0 and none.times == (6.0, 6.0)
+
+
+def test_nothing_is_in_bytes_where_that_is_no_faster() -> None:
+    found = chosen(residual(), 5e-2, bytes_=2.0)
+    assert not found.layers and {*found.floats.values()} == {"bytes are estimated to be no faster"}
+
+
+def test_one_set_of_inputs_measures_itself() -> None:
+    found = chosen(residual(), 5e-2, count=1)
+    assert found.layers and not found.held
+
+
+def test_inputs_that_are_not_finite_keep_a_layer_in_floats() -> None:
+    net = Net(x=(4, 32))
+    net.out(net("MatMul", net("Log", "x"), net.normal(32, 16)))
+    found = chosen(net, 5e-2)
+    assert not found.layers and found.floats == {"n1": "its input is not finite"}
+
+
+def activation(
+    name: str, squares: list[float], times: list[float], ways: tuple[int, ...] = (FLOATS, OPERANDS, ALL)
+) -> Activation:
+    return Activation(name, [], Tensor(grid_of(np.ones(2, np.float32)), np.zeros(1), True), ways, squares, times)
+
+
+def test_selection_spends_the_error_where_it_saves_most() -> None:
+    given_ = [
+        activation("cheap", [0, 1e-4, 2e-4], [10, 8, 4]),
+        activation("dear", [0, 1e-2, 1e-2], [10, 9, 9]),
+        activation("slower", [0, 1e-9, 1e-9], [10, 11, 12]),
+        activation("operand", [0, 1e-4, 1e-4], [10, 5, 0], (FLOATS, OPERANDS)),
+    ]
+    assert select(given_, 1.0) == {"cheap": ALL, "dear": OPERANDS, "slower": FLOATS, "operand": OPERANDS}
+    assert select(given_, math.sqrt(3e-4)) == {"cheap": ALL, "dear": FLOATS, "slower": FLOATS, "operand": OPERANDS}
+    assert select(given_, math.sqrt(2e-4)) == {"cheap": FLOATS, "dear": FLOATS, "slower": FLOATS, "operand": OPERANDS}
+    assert not any(select(given_, 1e-9).values())
+
+
+def test_gains_say_what_moves_the_outputs() -> None:
+    """Of y = relu(x @ w) twice, an error in the first sums moves the second about as much as itself; a large addend hides it."""
+    net = Net(x=(16, 64))
+    h = net("Relu", net("MatMul", "x", net.normal(64, 64, scale=0.125)))
+    last = net("MatMul", h, net.normal(64, 64, scale=0.125))
+    plain, hidden = rewritten(net.out(last)), Net(x=(16, 64))
+    h = hidden("Relu", hidden("MatMul", "x", net.normal(64, 64, scale=0.125)))
+    hidden.out(hidden("Add", hidden("MatMul", h, net.normal(64, 64, scale=0.125)), np.full((1, 64), 100, np.float32)))
+    gains = [
+        observe(lower(g), runs_of(net, 1), sources(n.model()), {}, lambda done: None).gains["t1"]
+        for g, n in ((plain, net), (rewritten(hidden), hidden))
+    ]
+    assert 0.5 < gains[0] < 2 and gains[1] < 0.05
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_is_kept_in_a_file(tmp_path: Path) -> None:
+    found = chosen(residual(), 5e-2)
+    files.write(found, tmp_path / "c.json")
+    again = files.read(tmp_path / "c.json")
+    assert vars(again) | {"tensors": 0} == vars(found) | {"tensors": 0} and again.tensors.keys() == found.tensors.keys()
+    for name, t in found.tensors.items():
+        assert again.tensors[name].grid == t.grid and again.tensors[name].shared == t.shared
+        np.testing.assert_array_equal(again.tensors[name].means, t.means)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "[1]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1}',
+        "[" * 100_000,
+        {"error": "nan"},
+        {"times": [1]},
+        {"tensors": {"x": {}}},
+        {"tensors": {"x": {"scale": 0, "zero": 0, "signed": True, "error": 0, "shared": True, "means": []}}},
+        {"tensors": {"x": {"scale": 1e-60, "zero": 0, "signed": True, "error": 0, "shared": True, "means": []}}},
+        {"tensors": {"x": {"scale": 1, "zero": 200, "signed": True, "error": 0, "shared": True, "means": []}}},
+        {"tensors": {"x": {"scale": 1, "zero": 0, "signed": True, "error": 0, "shared": True, "means": [1e999]}}},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_calibration_is_refused(wrong: str | dict, tmp_path: Path) -> None:
+    files.write(chosen(residual(), 5e-2), path := tmp_path / "c.json")
+    path.write_text(wrong if isinstance(wrong, str) else json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(InputError, match="is no calibration that --quantize wrote"):
+        files.read(path)
+
+
+def test_a_calibration_of_another_model_is_refused() -> None:
+    found, other = chosen(residual(), 5e-2), Net(x=(4, 64))
+    other.out(other("MatMul", "x", other.normal(64, 8)))
+    with pytest.raises(InputError, match="of another model: this one has no product 'n2'"):
+        Calibration(found.tensors, ("n2",), {}, 0.0, 1, False, (0.0, 0.0)).applied(rewritten(other))
+    wider = Net(x=(1, 64, 8, 8))
+    wider.out(wider("Conv", "x", wider.normal(8, 64, 1, 1)))
+    only = Calibration(found.tensors, ("n0",), {}, 0.0, 1, False, (0.0, 0.0))
+    with pytest.raises(InputError, match="of another model: 'x' has 64 channels in this one"):
+        only.applied(rewritten(wider))
+
+
+# --- The pipeline ----------------------------------------------------------------------------------------------------
+
+
+def perceptron() -> Net:
+    net = Net(x=(256, 1024))
+    h = net("Relu", net("Gemm", "x", net.normal(1024, 1024, scale=0.03), net.normal(1024), transB=1))
+    return net.out(net("Gemm", h, net.normal(1024, 1024, scale=0.03), net.normal(1024), transB=1))
+
+
+def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
+    net = perceptron()
+    model, data, kept = net.model(), tmp_path / "data.npz", tmp_path / "kept.json"
+    runs = runs_of(net, 4)
+    np.savez(data, x=np.stack([r["x"] for r in runs]))
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept)
+    opened = read(model)
+    found = calibrated(opened, options)
+    (head,) = quantization_notes(found, options)
+    assert head.startswith("int8: 2 of 2 products; outputs are off by ") and "1 inputs held back" in head and "sm_90a" in head
+    data.unlink()
+    later = Options(archs=("sm_90a",), quantize="int8", calibration=kept)
+    programs = [to_program(opened, {}, later, Dump(None), calibration=c) for c in (found, calibrated(opened, later))]
+    for program in programs:
+        assert [program.tensors[op.x if hasattr(op, "x") else op.a].dtype for op in program.ops if program.products(op)] == [
+            DType.I8,
+            DType.U8,
+        ]
+    assert repr(programs[0]) == repr(programs[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"quantize": "int8"}, "quantizing to int8 takes real inputs"),
+        ({"quantize": "int8", "calibration": Path("missing.json")}, "--calibration FILE, which an earlier build has written"),
+        ({"quantize": "int9"}, "unknown format 'int9'"),
+        ({"quantize": "int8", "precision": "fp16"}, "int8 in fp16"),
+        ({"calibration": Path("x.json")}, "is for quantizing"),
+    ],
+)
+def test_options_that_do_not_make_sense(how: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Options(**how)
+
+
+def test_data_that_fits_no_entry_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 7, 7), np.float32))
+    with pytest.raises(InputError, match="fit the inputs' shapes neither alone nor in a row"):
+        calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
