@@ -29,9 +29,10 @@ from tccompile.quantize.grid import grid_of, rounded, weight_error, weight_scale
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import layers
+from tccompile.quantize.smooth import factors, smoothed
 from tccompile.rewrites import rewrite
 from tests.networks import reference, relative_error
-from tests.rewrites.common import Net
+from tests.rewrites.common import Net, check_recipes
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ def calibration(net: Net, shared: bool) -> Calibration:
     seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda done: None)
     outputs_ = {t.name for t in (*graph.outputs, *graph.inputs)}
     tensors = {n: Tensor(grid_of(v.all()), v.means, shared and n not in outputs_) for n, v in seen.values.items()}
-    return Calibration(tensors, tuple(x.name for x in found), {}, 0.0, 1, False, (0.0, 0.0))
+    return Calibration(tensors, {}, tuple(x.name for x in found), {}, 0.0, 1, False, (0.0, 0.0))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -185,9 +186,80 @@ def test_a_quantized_graph_is_onnx_and_its_bytes_are_multiplied(shared: bool) ->
 def test_what_stays_in_floats_reads_floats() -> None:
     net = residual()
     whole = calibration(net, shared=False)
-    one = Calibration(whole.tensors, whole.layers[1:2], {}, 0.0, 1, False, (0.0, 0.0))
+    one = Calibration(whole.tensors, {}, whole.layers[1:2], {}, 0.0, 1, False, (0.0, 0.0))
     ops = Counter(n.op for n in one.applied(rewritten(net)).nodes)
     assert ops["QuantizeLinear"] == 1 and ops["DequantizeLinear"] == 2
+
+
+# --- Channels of different sizes ---------------------------------------------------------------------------------------
+
+SIZES = np.exp2(np.random.default_rng(5).integers(-4, 5, 64)).astype(np.float32)
+
+
+def normed() -> Net:
+    """A layer norm with channels of very different sizes, and two products that make up for it."""
+    net = Net(x=(64, 64))
+    h = net("LayerNormalization", "x", SIZES, net.normal(64) * SIZES, axis=-1)
+    return net.out(net("MatMul", h, net.normal(64, 32) / SIZES[:, None]), net("Gemm", h, net.normal(48, 64) / SIZES, transB=1))
+
+
+def chained(last: str = "Relu") -> Net:
+    """A product whose channels are of very different sizes, with its bias beside it, a function, and another product."""
+    net = Net(x=(64, 64))
+    h = net("Add", net("MatMul", "x", net.normal(64, 64, scale=0.1) * SIZES), net.normal(64) * SIZES)
+    return net.out(net("MatMul", net(last, h), net.normal(64, 32) / SIZES[:, None]))
+
+
+def convolutions() -> Net:
+    net, sizes = Net(x=(1, 16, 9, 9)), SIZES[:32]
+    h = net("Conv", "x", net.normal(32, 16, 3, 3, scale=0.1) * sizes[:, None, None, None], net.normal(32) * sizes)
+    h = net("MaxPool", net("LeakyRelu", h, alpha=0.1), kernel_shape=[2, 2])
+    return net.out(net("Conv", h, net.normal(24, 32, 3, 3) / sizes[:, None, None]))
+
+
+@pytest.mark.parametrize(
+    ("net", "name"), [(normed(), "t0"), (chained(), "t2"), (convolutions(), "t2")], ids=["norm", "product", "conv"]
+)
+def test_channels_are_made_alike_and_results_stay(net: Net, name: str) -> None:
+    graph, model = rewritten(net), net.model()
+    wanted = {x.x.name: x.channels for x in layers(graph)[0]}
+    seen = observe(lower(graph), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    found = factors(graph, seen.values)
+    assert found.keys() == {name}
+    assert (np.log2(found[name]) % 1 == 0).all()
+    made, (feeds,) = smoothed(graph, found), runs_of(net, 1, seed=8)
+    check_recipes(made, model)
+    for ref, got in zip(reference(model, feeds).values(), reference(gs.export_onnx(made), feeds).values(), strict=True):
+        assert relative_error(got, ref) <= 1e-6
+    again = observe(lower(made), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    spread = [np.std(np.log(m[m > 0])) for m in (v.values[name].magnitudes for v in (seen, again))]
+    assert spread[1] < spread[0] / 2
+    whole, plain = chosen(net, 1.0), Calibration({n: t for n, t in calibration(net, shared=True).tensors.items()}, {}, *rest(net))
+    runs = runs_of(net, 6)[-1:]
+    exact = [*reference(model, runs[0]).values()]
+    errors = [
+        max(map(relative_error, reference(gs.export_onnx(c.applied(rewritten(net))), runs[0]).values(), exact))
+        for c in (whole, plain)
+    ]
+    assert whole.smooth.keys() == {name} and errors[0] < 0.6 * errors[1]
+
+
+def rest(net: Net) -> tuple:
+    """What a calibration has beside tensors and factors, with all layers in bytes."""
+    return tuple(x.name for x in layers(rewritten(net))[0]), {}, 0.0, 1, False, (0.0, 0.0)
+
+
+def test_channels_stay_as_they_are_where_others_see_them() -> None:
+    """Behind a function that no factor passes, as outputs of the model, and where not only products read them."""
+    gelu, shown, added = chained("Gelu"), chained(), normed()
+    shown.out("t2")
+    added.out(added("Add", "t0", "x"))
+    alike = Net(x=(64, 64))
+    alike.out(alike("MatMul", alike("LayerNormalization", "x", np.ones(64, np.float32), axis=-1), alike.normal(64, 32)))
+    for net in (gelu, shown, added, alike):
+        graph = rewritten(net)
+        wanted = {x.x.name: x.channels for x in layers(graph)[0]}
+        assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda done: None).values)
 
 
 # --- Choices ---------------------------------------------------------------------------------------------------------
@@ -320,10 +392,10 @@ def test_a_calibration_of_another_model_is_refused() -> None:
     found, other = chosen(residual(), 5e-2), Net(x=(4, 64))
     other.out(other("MatMul", "x", other.normal(64, 8)))
     with pytest.raises(InputError, match="of another model: this one has no product 'n2'"):
-        Calibration(found.tensors, ("n2",), {}, 0.0, 1, False, (0.0, 0.0)).applied(rewritten(other))
+        Calibration(found.tensors, {}, ("n2",), {}, 0.0, 1, False, (0.0, 0.0)).applied(rewritten(other))
     wider = Net(x=(1, 64, 8, 8))
     wider.out(wider("Conv", "x", wider.normal(8, 64, 1, 1)))
-    only = Calibration(found.tensors, ("n0",), {}, 0.0, 1, False, (0.0, 0.0))
+    only = Calibration(found.tensors, {}, ("n0",), {}, 0.0, 1, False, (0.0, 0.0))
     with pytest.raises(InputError, match="of another model: 'x' has 64 channels in this one"):
         only.applied(rewritten(wider))
 

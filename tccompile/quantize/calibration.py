@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tccompile.errors import InputError
 from tccompile.quantize.grid import Grid
 from tccompile.quantize.insert import Tensor, quantized
 from tccompile.quantize.products import layers
+from tccompile.quantize.smooth import smoothed
 from tccompile.rewrites import tidy
 
 FORMAT = 1
@@ -26,12 +27,14 @@ class Calibration:
     """Which products multiply bytes, and how what they read is stored.
 
     tensors  by name
+    smooth   what the channels of activations are divided by, by name
     layers   the names of the products in bytes; `floats`: of the others, and why they are not
     error    of the outputs, the largest on `runs` sets of inputs; `held`: by which nothing was chosen but what is in bytes
     times    estimates in microseconds: in floats, and as it is
     """
 
     tensors: dict[str, Tensor]
+    smooth: dict[str, np.ndarray]
     layers: tuple[str, ...]
     floats: dict[str, str]
     error: float
@@ -49,7 +52,10 @@ class Calibration:
             channels = layer.weights.shape[layer.terms]
             if len(self.tensors[layer.x.name].means) != channels:
                 raise InputError(f"the calibration is of another model: {layer.x.name!r} has {channels} channels in this one")
-        made = quantized(graph, self.tensors, self.layers)
+        for name, f in self.smooth.items():
+            if name not in self.tensors or len(f) != len(self.tensors[name].means):
+                raise InputError(f"the calibration is of another model: {name!r} cannot be smoothed")
+        made = quantized(smoothed(graph, self.smooth), self.tensors, self.layers)
         tidy(made)
         return made
 
@@ -67,8 +73,9 @@ def write(calibration: Calibration, path: Path) -> None:
         }
         for name, t in calibration.tensors.items()
     }
+    smooth = {name: f.tolist() for name, f in calibration.smooth.items()}
     rest = {name: getattr(calibration, name) for name in ("floats", "error", "runs", "held", "times")}
-    text = {"format": FORMAT, "layers": list(calibration.layers), **rest, "tensors": tensors}
+    text = {"format": FORMAT, "layers": list(calibration.layers), **rest, "smooth": smooth, "tensors": tensors}
     path.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
 
 
@@ -82,6 +89,7 @@ def read(path: Path) -> Calibration:
         tensors = {str(name): _tensor(t) for name, t in given["tensors"].items()}
         return Calibration(
             tensors,
+            {str(name): _factors(f) for name, f in given["smooth"].items()},
             tuple(map(str, given["layers"])),
             {str(k): str(v) for k, v in given["floats"].items()},
             _number(given["error"]),
@@ -102,6 +110,13 @@ def _tensor(given: Mapping[str, Any]) -> Tensor:
         raise ValueError(f"a scale of {scale:g} and a zero point of {zero}")
     means = np.array([_number(m) for m in given["means"]])
     return Tensor(Grid(scale, zero, signed, _number(given["error"])), means, bool(given["shared"]))
+
+
+def _factors(given: Sequence[Any]) -> np.ndarray:
+    factors = np.array([_number(f) for f in given])
+    if not (np.float32(factors.min(initial=1.0)) > 0):
+        raise ValueError("channels are divided by positive numbers")
+    return factors
 
 
 def _number(given: Any) -> float:

@@ -19,8 +19,9 @@ from tccompile.lower.graph import lower
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.grid import grid_of, weight_error
 from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
-from tccompile.quantize.observe import Observed, observe, outputs
+from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
 from tccompile.quantize.products import Layer, layers
+from tccompile.quantize.smooth import factors, smoothed
 from tccompile.rewrites import tidy
 
 Feeds = Mapping[str, np.ndarray]
@@ -76,15 +77,20 @@ def choose(
 ) -> Calibration:
     """What is worth it in bytes, such that no output is off by more than the bound on inputs that are held back.
 
-    graph    rewritten; it stays as it is
-    runs     inputs, of which a part is held back; sources, the model's weights by name
+    graph  rewritten; it stays as it is
+    runs   inputs, of which a part is held back; sources, the model's weights by name
     """
     program = lower(graph)
-    found, floats = layers(graph)
     held = max(min(len(runs) // 4, HELD), 1)
     seen, test = (runs[:-held], runs[-held:]) if len(runs) > 1 else (runs, runs)
-    total = len(program.ops) * (len(seen) + 2 * len(test))
-    observed = observe(program, seen, sources, {a.x.name: a.channels for a in found}, lambda done: progress(done, total))
+    first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
+    begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
+    smooth = factors(graph, begun.values)
+    graph = smoothed(graph, smooth)
+    found, floats = layers(graph)
+    ran = len(program.ops) * len(first)
+    wanted = {a.x.name: a.channels for a in found}
+    observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     activations = _activations(graph, found, observed, floats)
     in_floats = _timed(graph, activations, times)
     exact = outputs(program, test, sources)
@@ -103,7 +109,8 @@ def choose(
     if names and took >= in_floats:
         floats |= dict.fromkeys(names, "the model is estimated to be no faster by it")
         tensors, names, measured, took = {}, (), 0.0, in_floats
-    return Calibration(tensors, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
+    smooth = {name: f for name, f in smooth.items() if name in tensors}
+    return Calibration(tensors, smooth, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
 
 
 def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:

@@ -17,12 +17,13 @@ SAMPLE = 1 << 17
 """Elements of a tensor that are looked at one by one, spread over all runs; the least and the greatest are sought among all."""
 
 WATCHED = 2
-"""Runs in which what moves the outputs is measured, which takes as long again."""
+"""Runs in which what moves the outputs is measured, which takes as long again, and by which channels are smoothed."""
 
 
 @dataclass
 class Values:
-    """The values of a tensor over all runs: a sample, bounds, and of each channel the mean and the greatest magnitude.
+    """The values of a tensor over all runs: a sample, bounds, and of each channel the mean, the mean square and the greatest
+    magnitude.
 
     channels  the axis that channels go along
     each      how many elements of a run are sampled
@@ -34,6 +35,7 @@ class Values:
     low: float = np.inf
     high: float = -np.inf
     sums: np.ndarray | float = 0.0
+    squares: np.ndarray | float = 0.0
     count: int = 0
     magnitudes: np.ndarray | float = 0.0
 
@@ -44,6 +46,7 @@ class Values:
         self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
         rows = np.moveaxis(values, self.channels, 0).reshape(values.shape[self.channels], -1)
         self.sums = self.sums + rows.sum(1, dtype=np.float64)
+        self.squares = self.squares + np.einsum("ck,ck->c", rows, rows)
         self.count += rows.shape[1]
         self.magnitudes = np.maximum(self.magnitudes, np.abs(rows).max(1))
 
@@ -51,6 +54,11 @@ class Values:
     def means(self) -> np.ndarray:
         """Of each channel."""
         return np.asarray(self.sums) / max(self.count, 1)
+
+    @property
+    def mean_squares(self) -> np.ndarray:
+        """Of each channel."""
+        return np.asarray(self.squares) / max(self.count, 1)
 
     def all(self) -> np.ndarray:
         """The sample, with the least and the greatest of all values."""
@@ -75,12 +83,14 @@ def observe(
     sources: Mapping[str, np.ndarray],
     wanted: Mapping[str, int],
     progress: Callable[[int], object],
+    gains: Mapping[str, float] | None = None,
 ) -> Observed:
     """Run a program that is not fused on inputs, in float32.
 
     sources   the model's weights by name
     wanted    tensors by name, and which of their axes is that of their channels
     progress  called with how many ops have run
+    gains     where they are known, they are not measured
     """
     values: dict[str, Values] = {}
     wrong = set[str]()
@@ -93,24 +103,21 @@ def observe(
             else:
                 wrong.add(name)
 
+    def watch(op: Op, read: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+        see(op.y, y)
+        if gains is None:
+            sensitivity.observe(op, read, acc, y)
+        progress(next(done))
+
     with np.errstate(all="ignore"):
-        for number, feeds in enumerate(runs):
-            watched = number < WATCHED
-
-            def watch(
-                op: Op, read: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, watched: bool = watched
-            ) -> None:
-                see(op.y, y)
-                if watched:
-                    sensitivity.observe(op, read, acc, y)
-                progress(next(done))
-
+        for feeds in runs:
             for name in program.inputs:
                 see(name, np.asarray(feeds[name]))
             evaluate(program, feeds, sources, watch)
-    by_storage = sensitivity.gains()
-    gains = {name: by_storage[t.storage] for name, t in program.tensors.items() if t.storage in by_storage}
-    return Observed({name: v for name, v in values.items() if name not in wrong}, gains)
+    if gains is None:
+        by_storage = sensitivity.gains()
+        gains = {name: by_storage[t.storage] for name, t in program.tensors.items() if t.storage in by_storage}
+    return Observed({name: v for name, v in values.items() if name not in wrong}, dict(gains))
 
 
 def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:

@@ -47,6 +47,11 @@ class Layer:
         values: np.ndarray = np.moveaxis(self.weights.values, self.columns, 0)
         return values.reshape(len(values), -1)
 
+    def by_term(self) -> np.ndarray:
+        """The weights as (the result's channels, x's channels, taps)."""
+        values: np.ndarray = np.moveaxis(self.weights.values, (self.columns, self.terms), (0, 1))
+        return values.reshape(*values.shape[:2], -1)
+
 
 def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
     """The layers of a graph that may be multiplied in bytes, and for its other products, by their names, why they may not."""
