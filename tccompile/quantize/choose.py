@@ -179,7 +179,7 @@ def _within(
     graph: gs.Graph, activations: Sequence[Activation], bound: float, error: Callable[[gs.Graph], float]
 ) -> tuple[dict[str, int], float]:
     """How each activation is stored, and the error of the outputs, which is within the bound."""
-    choice = select(activations, bound)
+    choice = select(activations, np.inf)
     for _ in range(TRIES):
         if not any(choice.values()):
             break

@@ -1,8 +1,9 @@
 """Channels of an activation made alike in size: what writes them divides, and the weights that read them multiply.
 
-y = w · x = (w · f) · (x / f) with a factor f for each channel, which goes into constants on both sides: a norm's scale and bias, or
-the weights and bias of the product before, past functions for which f(x · a) = f(x) · a. So a few channels that are far larger than
-the others take no bits from these (G. Xiao et al., "SmoothQuant", 2023; M. Nagel et al., "Data-free quantization", 2019).
+y = w · x = (w · f) · (x / f) with a factor f for each channel, which goes into constants on both sides: a norm's scale and bias,
+or the weights and bias of the product before, past functions for which f(x · a) = f(x) · a. So a few channels that are far
+larger than the others take no bits from these (G. Xiao et al., "SmoothQuant", 2023; M. Nagel et al., "Data-free quantization",
+2019).
 """
 
 from __future__ import annotations
