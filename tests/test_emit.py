@@ -30,7 +30,7 @@ from tccompile.kernels.text import Intrinsic
 from tccompile.schedule import digest
 from tests.gpu.cases import program_of
 from tests.small import image
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 
 class Toy:
@@ -96,6 +96,7 @@ def test_ptx_is_as_old_as_it_can_be(name, version):
     assert re.findall(r"\.entry (\S+)\(", text) == ["tc_toy"] and "Numba" not in text and "/" not in text
 
 
+@thorough
 def test_the_same_bytes_in_every_process(fresh):
     """Whatever was compiled before: Numba numbers functions by process"""
     program = """

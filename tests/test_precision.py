@@ -370,7 +370,7 @@ def test_places_of_maxima_are_exact(mode):
 # --- The light models of the onnx package ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", usually(LIGHT, 2, 6), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", usually(LIGHT, 6), ids=lambda p: p.stem)
 def test_light_model(path):
     """Activations up to 1e31. Softmax of equal logits hides all errors, so the logits are looked at too. Beyond 2^13 their last
     digit alone decides what softmax makes of them, and that is another one on each kind of processor: there only they are.
@@ -455,7 +455,7 @@ def test_weights_that_fp16_holds_stay():
 IN_RANGE = ("resnet18", "googlenet", "mobilenet_v2", "efficientnet_b0", "espcn_x3")
 
 
-@pytest.mark.parametrize("name", IN_RANGE)
+@pytest.mark.parametrize("name", usually(IN_RANGE, *IN_RANGE[:4]))
 def test_nothing_is_decided_for_networks_in_range(name):
     """So all of their operations read fp16, which the bar of 5 % outside allows for."""
     mixed, plain = (to_program(skeleton(name), {}, Options(precision=p), Dump(None)) for p in ("mixed", "fp16"))

@@ -210,7 +210,6 @@ def test_tiles_fit_shared_memory_and_registers() -> None:
             (SM90, "attention_long", "sm_90a", tile(2, 128)),
             (SM90, "attention_mask_long", "sm_90a", tile(2, 64)),
         ],
-        0,
     ),
 )
 def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:

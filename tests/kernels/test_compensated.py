@@ -74,7 +74,7 @@ def result(program: Program, config: Config | None = None, arch=SM_80) -> np.nda
 TILES = [{"bm": t.bm, "bn": t.bn, "bk": t.depth // 4, "splits": 1} for t in FLOAT_TILES]
 
 
-@pytest.mark.parametrize("config", usually(TILES, 1, 2), ids=str)
+@pytest.mark.parametrize("config", usually(TILES, 1), ids=str)
 @pytest.mark.parametrize("kind", [NORMAL, ONE_SIGN, WIDE])
 def test_every_tile_is_as_exact_as_24_bits_nearly_are(config: Config, kind: str) -> None:
     program = gemm(37, 41, 200, kind)
@@ -98,7 +98,6 @@ def test_sums_in_parts(splits: int) -> None:
             partial(conv, (1, 5, 8, 8), 9, (3, 3), pads=(1, 1)),
             partial(conv, (1, 20, 8, 8), 9, (3, 3), pads=(1, 1)),
         ],
-        3,
         5,
     ),
     ids=["3x3", "1x1 with strides", "dilated", "two groups", "odd channels", "channels of five chunks"],
@@ -122,7 +121,7 @@ def test_what_is_multiplied_elsewhere() -> None:
         assert reason in str(kernel.supports(program.ops[0], program, arch))
 
 
-@pytest.mark.parametrize("arch", usually(["sm_80", "sm_89", "sm_90a", "sm_120"], "sm_90a"))
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_89", "sm_90a", "sm_120"]))
 def test_no_tile_spills_registers(arch: str) -> None:
     program = gemm(512, 512, 512)
     (op,), kernel, generation = program.ops, GemmMma(), ARCHS[arch]

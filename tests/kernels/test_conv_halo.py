@@ -63,7 +63,6 @@ def on(blocks: int):
             (conv("rows of tokens", (2, 24, 9, 7), 40, (3, 3), ep="bias residual", to="tokens"), 8, 8, 16, 3),
         ],
         0,
-        7,
         12,
     ),
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
