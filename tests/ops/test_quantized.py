@@ -234,6 +234,36 @@ def test_sums_that_fp16_does_not_hold_wait_for_a_computed_scale(between: str, mo
     assert max(relative_error(y, expected[name]) for name, y in zip(net.outputs, found, strict=True)) <= 1e-3
 
 
+def encoder_layer() -> Net:
+    """Attention and a network of two layers, as they are when each MatMul has been quantized dynamically; sums exceed 65504."""
+    net = Net(opset=21, x=(2, 16, 256))
+
+    def linear(x: str, terms: int, columns: int) -> str:
+        sums, scale = dynamically(net, x, filters(net, terms, columns))
+        return net("Add", net("Mul", sums, scale), net.normal(columns))
+
+    def apart(x: str, *perm: int) -> str:
+        return net("Transpose", net("Reshape", x, np.array([2, 16, 4, 64])), perm=perm)
+
+    q, k, v = (apart(linear("x", 256, 256), 0, 2, *rest) for rest in ((1, 3), (3, 1), (1, 3)))
+    weights = net("Softmax", net("Mul", net("MatMul", q, k), np.float32(0.005)), axis=-1)
+    joined = net("Reshape", net("Transpose", net("MatMul", weights, v), perm=[0, 2, 1, 3]), np.array([2, 16, 256]))
+    x = net("LayerNormalization", net("Add", linear(joined, 256, 256), "x"), net.positive(256), net.normal(256))
+    return net.out(net("Add", linear(net("Gelu", linear(x, 256, 512)), 512, 256), x))
+
+
+@pytest.mark.parametrize(("mode", "tolerance"), [("fp32", 1e-5), ("mixed", 2e-2), ("fp16", 2e-2), ("bf16", 3e-2)])
+def test_a_layer_of_a_transformer_that_is_quantized_dynamically(mode: str, tolerance: float) -> None:
+    """What 16 bits round off moves some bytes by one."""
+    model = encoder_layer().model()
+    x = feeds(model, 1)
+    (expected,), (got,) = (
+        reference(model, x).values(),
+        Session(without_code(model, ("sm_80",), precision=mode), "cpu").run(None, x),
+    )
+    assert relative_error(got, expected) <= tolerance
+
+
 @pytest.mark.parametrize("image", [True, False])
 def test_computed_scales_are_in_epilogues_of_products(image: bool) -> None:
     """Their sums are never stored as floats; and where the scale cannot be in the epilogue, as int32."""
