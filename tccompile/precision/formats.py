@@ -20,7 +20,8 @@ can be run):
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
 
 What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
-single numbers, which scale or shift whole tensors, as those of DynamicQuantizeLinear do.
+single numbers, which scale or shift whole tensors, as those of DynamicQuantizeLinear do, and whole numbers that 16 bits may not
+reach, as sums of products of bytes are before they are scaled.
 
 Nodes that the user names keep what they read and write in fp32 in any mode. Other convolutions and matrix products read a copy
 of an fp32 tensor in fp16, scaled if need be: what is too small for it drowns in their sums in any case. Where it might not, as
@@ -46,7 +47,7 @@ from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.growth import MIXED, growth
-from tccompile.precision.positions import LEAST, divisors, positions, read_in_full
+from tccompile.precision.positions import LEAST, divisors, positions, read_in_full, whole_numbers
 from tccompile.precision.ranges import Spread
 
 HEADROOM = 2.0**13
@@ -98,6 +99,8 @@ def precision(
         choice.widen_steep()
     if mode in ("mixed", "bf16"):
         choice.widen_positions()
+    if mode == "fp16":
+        choice.widen_whole()
     for pattern in fp32:
         choice.name(pattern)
     for i, reason in raised.items():
@@ -329,6 +332,13 @@ class _Choice:
         for owner, reason in found.wide.items():
             if owner not in self.wide:
                 self._widen_with(owner, reason)
+
+    def widen_whole(self) -> None:
+        """fp32 for whole numbers that fp16 may not reach, as sums of products of bytes do before they are scaled."""
+        most = self.half.largest
+        for name, bound in whole_numbers(self.program).items():
+            if bound > most:
+                self._widen_with(self.program.tensors[name].storage, f"fp32: whole numbers that may exceed {most:.0f}")
 
     def read_in_full(self) -> None:
         """No parts for products that are read for their angle or as integers."""

@@ -79,7 +79,7 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
     """What must be in fp32 for what it is read for, whatever values it takes; `exact`: up to where halves hold whole numbers."""
     found = Positions()
     owner = {name: t.storage for name, t in program.tensors.items()}
-    open_, whole = _open(program), _whole(program)
+    open_, whole = _open(program), whole_numbers(program)
     angles: set[str] = set()
     for i in range(len(program.ops) - 1, -1, -1):
         op = program.ops[i]
@@ -243,7 +243,7 @@ def _leaves(e: Expr, through: tuple[str, ...]) -> Iterator[tuple[Expr, tuple[str
 # --- Whole numbers ---------------------------------------------------------------------------------------------------
 
 
-def _whole(program: Program) -> dict[str, float]:
+def whole_numbers(program: Program) -> dict[str, float]:
     """The float tensors that hold whole numbers, computed from integers, with what no magnitude of them exceeds."""
     bounds: dict[str, float] = {}
     for op in program.ops:
@@ -275,20 +275,32 @@ def _bound_of(program: Program, name: str, bounds: Mapping[str, float]) -> float
 
 
 def _bound(e: Expr, views: tuple[View, ...], acc: float | None, program: Program, bounds: Mapping[str, float]) -> float | None:
-    """The same of an expression."""
+    """The same of an expression; integers are whole numbers whatever they are computed by, such as sums of products of bytes."""
     args = [_bound(a, views, acc, program, bounds) for a in e.args]
     match e.fn:
-        case "saturate" if is_whole(e) and all(a.fn == "const" for a in e.args[1:]):
-            return max(abs(float(a.value or 0)) for a in e.args[1:])
         case "acc":
-            return acc
+            found = acc
         case "load":
             view = views[e.value]  # type: ignore[index]
             inner = _bound_of(program, view.tensor, bounds)
-            return inner if inner is None or not view.valid else max(inner, abs(view.fill)) if view.fill % 1 == 0 else None
+            found = inner if inner is None or not view.valid else max(inner, abs(view.fill)) if view.fill % 1 == 0 else None
+        case _:
+            found = _bound_of_call(e, args)
+    return math.inf if found is None and e.dtype is DType.I64 else found
+
+
+def _bound_of_call(e: Expr, args: list[float | None]) -> float | None:
+    """The same of a function's result, from those of its arguments."""
+    match e.fn:
+        case "saturate" if is_whole(e) and _limit(e) is not None:
+            return _limit(e)
+        case "cast" if e.dtype is DType.I64 and (limit := _limit(e.args[0])) is not None:
+            return limit
         case "const":
             whole = e.dtype is not DType.F32 or float(e.value or 0) % 1 == 0
             return abs(float(e.value or 0)) if whole else None
+        case "bit_and" if e.args[1].fn == "const" and (mask := int(e.args[1].value or 0)) >= 0:
+            return float(mask)
         case "where":
             args = args[1:]
     if any(a is None for a in args):
@@ -304,6 +316,12 @@ def _bound(e: Expr, views: tuple[View, ...], acc: float | None, program: Program
         case "min" | "max" | "where":
             return max(known)
     return None
+
+
+def _limit(e: Expr) -> float | None:
+    """What no magnitude exceeds where constants limit an expression."""
+    limited = e.fn == "saturate" and all(a.fn == "const" for a in e.args[1:])
+    return max(abs(float(a.value or 0)) for a in e.args[1:]) if limited else None
 
 
 # --- Inputs ----------------------------------------------------------------------------------------------------------

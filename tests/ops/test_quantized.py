@@ -19,10 +19,13 @@ from tccompile.ir.types import DType
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.precision.formats import precision
+from tccompile.precision.positions import whole_numbers
 from tccompile.rewrites import rewrite
+from tccompile.runtime.session import Session
 from tccompile.schedule.choose import schedule
-from tests.networks import feeds, reference
+from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net, agrees
+from tests.plans import without_code
 
 INTEGERS = {"uint8": np.uint8, "int8": np.int8, "uint16": np.uint16, "int16": np.int16}
 
@@ -191,6 +194,104 @@ def test_scales_that_are_computed_keep_fp32() -> None:
     program = stored(net)
     numbers = {t.dtype for t in program.tensors.values() if t.size == 1 and t.dtype.is_float}
     assert numbers == {DType.F32} and any(t.dtype is DType.F16 for t in program.tensors.values())
+
+
+def dynamically(net: Net, x: str, w: np.ndarray, **attrs: Any) -> tuple[str, str]:
+    """The sums of a product of `x`, quantized by its own range, as floats; and what they are to be multiplied by."""
+    q, scale, zero = net("DynamicQuantizeLinear", x, outputs=3)
+    sums = net("ConvInteger" if w.ndim == 4 else "MatMulInteger", q, w, zero, **attrs)
+    return net("Cast", sums, to=TensorProto.FLOAT), net("Mul", scale, np.float32(0.003))
+
+
+def heads(net: Net, x: str) -> str:
+    return net("Transpose", net("Reshape", x, np.array([1, 16, 4, 8])), perm=[0, 2, 1, 3])
+
+
+BETWEEN = {
+    "nothing": lambda net, x: x,
+    "heads": heads,
+    "relu": lambda net, x: net("Relu", x),
+    "gather": lambda net, x: net("Gather", x, np.array([3, 1, 7]), axis=1),
+    "pad": lambda net, x: net("Pad", x, np.array([0, 1, 0, 0, 2, 0])),
+    "total": lambda net, x: net("ReduceSum", x, np.array([1])),
+    "cumsum": lambda net, x: net("CumSum", x, np.array(1)),
+    "sum": lambda net, x: net("Add", x, dynamically(net, net("Tanh", "x"), filters(net, 256, 32))[0]),
+}
+"""What stands between a product's sums and their scale: functions that give a multiple of the result for a multiple of it."""
+
+
+@pytest.mark.parametrize("mode", ["fp16", "mixed"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_sums_that_fp16_does_not_hold_wait_for_a_computed_scale(between: str, mode: str) -> None:
+    net = Net(opset=21, x=(1, 16, 256))
+    sums, scale = dynamically(net, "x", np.abs(filters(net, 256, 32)))
+    moved = BETWEEN[between](net, sums)
+    model = net.out(net("Mul", moved, scale), net("Mul", net("Relu", moved), scale)).model()
+    x = {"x": np.random.default_rng(1).uniform(0.5, 1, (1, 16, 256)).astype(np.float32)}
+    expected = reference(model, x)
+    assert min(e.max() for e in expected.values()) > 65504 * 0.003 / 255  # so there are sums above 65504
+    found = Session(without_code(model, ("sm_80",), precision=mode), "cpu").run(None, x)
+    assert max(relative_error(y, expected[name]) for name, y in zip(net.outputs, found, strict=True)) <= 1e-3
+
+
+def encoder_layer() -> Net:
+    """Attention and a network of two layers, as they are when each MatMul has been quantized dynamically; sums exceed 65504."""
+    net = Net(opset=21, x=(2, 16, 256))
+
+    def linear(x: str, terms: int, columns: int) -> str:
+        sums, scale = dynamically(net, x, filters(net, terms, columns))
+        return net("Add", net("Mul", sums, scale), net.normal(columns))
+
+    def apart(x: str, *perm: int) -> str:
+        return net("Transpose", net("Reshape", x, np.array([2, 16, 4, 64])), perm=perm)
+
+    q, k, v = (apart(linear("x", 256, 256), 0, 2, *rest) for rest in ((1, 3), (3, 1), (1, 3)))
+    weights = net("Softmax", net("Mul", net("MatMul", q, k), np.float32(0.005)), axis=-1)
+    joined = net("Reshape", net("Transpose", net("MatMul", weights, v), perm=[0, 2, 1, 3]), np.array([2, 16, 256]))
+    x = net("LayerNormalization", net("Add", linear(joined, 256, 256), "x"), net.positive(256), net.normal(256))
+    return net.out(net("Add", linear(net("Gelu", linear(x, 256, 512)), 512, 256), x))
+
+
+@pytest.mark.parametrize(("mode", "tolerance"), [("fp32", 1e-5), ("mixed", 2e-2), ("fp16", 2e-2), ("bf16", 3e-2)])
+def test_a_layer_of_a_transformer_that_is_quantized_dynamically(mode: str, tolerance: float) -> None:
+    """What 16 bits round off moves some bytes by one."""
+    model = encoder_layer().model()
+    x = feeds(model, 1)
+    (expected,), (got,) = (
+        reference(model, x).values(),
+        Session(without_code(model, ("sm_80",), precision=mode), "cpu").run(None, x),
+    )
+    assert relative_error(got, expected) <= tolerance
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_computed_scales_are_in_epilogues_of_products(image: bool) -> None:
+    """Their sums are never stored as floats; and where the scale cannot be in the epilogue, as int32."""
+    net = Net(opset=21, x=(1, 64, 9, 8) if image else (1, 16, 256))
+    if image:
+        sums, scale = dynamically(net, "x", filters(net, 32, 64, 3, 3), pads=[1, 1, 1, 1])
+        net.out(net("Relu", net("Add", net("Mul", sums, scale), net.normal(1, 32, 1, 1))))
+    else:
+        sums, scale = dynamically(net, "x", filters(net, 256, 32))
+        net.out(net("Relu", net("Mul", heads(net, sums), scale)))
+    program = stored(net)
+    (product,) = (op for op in program.ops if isinstance(op, Conv | Gemm))
+    assert product.y not in whole_numbers(program)
+    assert program.tensors[product.y].dtype is (DType.F16 if image else DType.I32)
+
+
+def test_sums_of_bytes_are_whole_numbers() -> None:
+    """Symmetric quantization by a computed scale: bytes are multiplied as they are, and no input is known to bound their sums."""
+    net = Net(opset=21, x=(1, 16, 256))
+    scale = net("Div", net("ReduceMax", net("Abs", "x"), np.array([2])), np.float32(127))
+    q = net("Cast", net("Clip", net("Round", net("Div", "x", scale)), np.float32(-127), np.float32(127)), to=TensorProto.INT8)
+    sums = net("Cast", net("MatMulInteger", q, filters(net, 256, 32)), to=TensorProto.FLOAT)
+    net.out(net("LayerNormalization", sums, net.positive(32)))
+    for program in stored(net), precision(fuse(lower(rewrite(load(net.model())))), "mixed"):
+        (product,) = (op for op in program.ops if isinstance(op, Gemm))
+        assert program.tensors[product.a].dtype is DType.I8
+        assert program.tensors[product.y].dtype is DType.F32
+        assert program.storage[program.tensors[product.y].storage].reason.startswith("fp32: whole numbers that may exceed")
 
 
 def test_floats_of_8_bits_are_refused() -> None:
