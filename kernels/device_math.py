@@ -77,6 +77,9 @@ def maximum(typingctx, a, b):
 
 floor = instruction("cvt.rmi.f32.f32 $0, $1;", f32, f32, pure=True)
 ceil = instruction("cvt.rpi.f32.f32 $0, $1;", f32, f32, pure=True)
+binade = instruction("{ .reg .b32 t; mov.b32 t, $1; and.b32 t, t, 0x7F800000; mov.b32 $0, t; }", f32, f32, pure=True)
+"""The power of two that a normal number lies between and its double."""
+
 rint = instruction("cvt.rni.f32.f32 $0, $1;", f32, f32, pure=True)
 trunc = instruction("cvt.rzi.f32.f32 $0, $1;", f32, f32, pure=True)
 absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
@@ -246,8 +249,8 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
-    "trunc_div": trunc_div, "floor_mod": floor_mod, "quick_div": quick_div, "quick_exp": quick_exp, "larger": larger,
-    "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
+    "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
+    "larger": larger, "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

@@ -56,7 +56,19 @@ from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
-from tccompile.precision.ranges import TOO_LARGE, TOO_LONG, Spread, activations, is_long, largest, operands, smaller, total_flops
+from tccompile.precision.ranges import (
+    TOO_LARGE,
+    TOO_LONG,
+    TOO_MANY,
+    Spread,
+    activations,
+    is_long,
+    largest,
+    operands,
+    smaller,
+    time_steps,
+    total_flops,
+)
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
@@ -398,6 +410,8 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
             small = lower(rewrite(load(*smaller(model, program))))
     if largest(small) > TOO_LARGE:
         why = f"running it would make a tensor of {largest(small) / 1e6:.0f} million elements"
+    elif time_steps(small) > TOO_MANY:
+        why = f"running it would be {time_steps(small)} time steps, one after the other"
     elif total_flops(small) > TOO_LONG:
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:

@@ -11,8 +11,9 @@ import pytest
 from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.ir.feeds import seeded
-from tccompile.ir.ops import OPS
+from tccompile.ir.ops import OPS, Rnn
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
@@ -22,6 +23,7 @@ from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as program_of_case
 from tests.networks import feeds, skeleton
 from tests.plans import without_code
+from tests.rewrites.common import Net
 from tests.test_precision import Network, branches, errors, growing, linear_attention, mixer, on_tensor_cores
 from tests.tiers import usually
 
@@ -170,3 +172,12 @@ def test_each_op_has_moments(small, kind):
         for tensor, values in activations(program, [seeded(program, 4)], {}).items():
             assert values.largest <= estimates[tensor].bound * (1 + 1e-5), program.ops[0].nodes
             assert np.isfinite(estimates[tensor].largest)
+
+
+def test_networks_of_many_time_steps_are_not_run():
+    """NumPy takes them one after the other, however small they are."""
+    net = Net(x=(40_000, 1, 2))
+    net.out(net("GRU", "x", net.normal(1, 9, 2), net.normal(1, 9, 3), outputs=2, hidden_size=3)[0])
+    with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would be 4000. time steps, one after the other"):
+        program = to_program(net.model(), {}, Options(), Dump(None))
+    assert all(program.tensors[op.y].dtype is DType.F16 for op in program.ops if isinstance(op, Rnn))

@@ -46,13 +46,18 @@ def trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a - np.fmod(a, b)) // b
 
 
+def binade(x: np.ndarray) -> np.ndarray:
+    """The power of two that x lies between and its double, for normal float32 numbers."""
+    return (np.asarray(x, np.float32).view(np.int32) & np.int32(0x7F800000)).view(np.float32)
+
+
 NUMPY: dict[str, Callable] = {
     "exp": np.exp, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos,
     "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": erf, "floor": np.floor, "ceil": np.ceil,
     "rint": np.rint, "absolute": np.absolute, "minimum": np.minimum, "maximum": np.maximum, "where": np.where, "power": power,
     "fmod": np.fmod, "isnan": np.isnan, "isinf": np.isinf, "logical_not": np.logical_not, "trunc_div": trunc_div,
-    "floor_mod": np.mod,
+    "floor_mod": np.mod, "binade": binade,
 }  # fmt: skip
 """What each name of `BUILTINS` is over arrays."""
 

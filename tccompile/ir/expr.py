@@ -453,7 +453,7 @@ class Function:
 BUILTINS = (
     "exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
     "atanh", "erf", "floor", "ceil", "rint", "absolute", "minimum", "maximum", "where", "power", "fmod", "isnan", "isinf",
-    "logical_not", "trunc_div", "floor_mod",
+    "logical_not", "trunc_div", "floor_mod", "binade",
 )  # fmt: skip
 """What a function's body may call, beside Python's arithmetic, comparison and bit operators."""
 
@@ -498,6 +498,8 @@ FUNCTIONS: dict[str, Function] = _functions(
     is_nan=("x: isnan(x)", "bool"),
     is_inf=("x: isinf(x)", "bool"),
     where="c, a, b: where(c, a, b)",
+    # to the nearest multiple of x's power of two times eps, or of the least: 1.5 · 2^23 of these have no bits left for less
+    on_grid="x, eps, least: x + maximum(binade(x) * eps, least) * 12582912.0 - maximum(binade(x) * eps, least) * 12582912.0",
     saturate="x, low, high: where(x > low, minimum(x, high), low)",  # NaN becomes the least, too
     # float functions
     reciprocal="x: 1.0 / x",

@@ -27,7 +27,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.weights import SMALL, Source
-from tccompile.load import contrib
+from tccompile.load import contrib, narrow
 from tccompile.load.constants import Weight
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
@@ -446,7 +446,7 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
 
 
 def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """The model at opset 23 or its own newer one, without local functions, bf16 widened to float32 inside."""
+    """The model at opset 23 or its own newer one, without local functions, bf16 and narrower types widened inside."""
     opset = _opset(proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     if proto.functions:
@@ -454,6 +454,7 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
     _set_opset(proto.opset_import, max(opset, UNIFORM))
+    narrow.widen(proto, weights)
     _widen(proto.graph, weights)
     return proto
 

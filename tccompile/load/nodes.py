@@ -65,7 +65,7 @@ def tensor_values(tensor: onnx.TensorProto, where: str) -> np.ndarray:
 
 def widened(values: np.ndarray) -> np.ndarray:
     """Values in a type that NumPy has: bf16, fp8 and fp4 as float32, int4 as int8."""
-    if values.dtype.kind in "biufc":
+    if values.dtype.isbuiltin == 1:  # ml_dtypes calls some of its types floats, as NumPy's own
         return values
     return values.astype(
         {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(values.dtype.name, np.float32)

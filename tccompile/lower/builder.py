@@ -18,6 +18,7 @@ from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import Literal, Recipe
 from tccompile.load.constants import recipe_of
 from tccompile.load.issues import Issue, Refusal
+from tccompile.lower import narrow
 
 Order = tuple[int, ...]
 """A layout: the axes of a tensor, outermost first."""
@@ -169,11 +170,16 @@ class Builder:
         return DType.F32 if dtype.is_float else dtype
 
     def io_dtype(self, t: gs.Tensor) -> DType:
-        dtype = dtype_of(t)
+        dtype = dtype_of(t) or self._between_casts(t)
         if dtype is None:
             name = onnx.TensorProto.DataType.Name(t.dtype).lower() if isinstance(t.dtype, int) else t.dtype
             raise self.refuse(f"{t.name} has element type {name}", "use floats of 16 to 64 bits, integers or booleans")
         return dtype
+
+    def _between_casts(self, t: gs.Tensor) -> DType | None:
+        """The type of what is rounded to a type that no tensor has, and is no input or output of the model."""
+        elem = narrow.elem_of(t)
+        return narrow.held_in(elem) if elem is not None and t.inputs and t.name not in self._outputs else None
 
     # --- tensors
 

@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.expr import Expr, Range, View, call, cast, const, constant, coord
 from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
+from tccompile.lower import narrow
 from tccompile.lower.builder import Builder, Reads, dtype_of, shape_of
 
 Attribute = tuple[str, float]
@@ -239,6 +240,9 @@ def cast_to(node: gs.Node, b: Builder) -> None:
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
     value = reads.broadcast(x)
+    if (elem := narrow.elem_of(y)) is not None:
+        _write(node, b, narrow.rounded(value, elem, bool(b.attr("saturate", 1))), reads)
+        return
     if b.io_dtype(y) is DType.BOOL and value.dtype is not DType.BOOL:
         value = _not_zero(value)
     if DType.U64 in (dtype_of(x), dtype_of(y)) and value.dtype is not b.dtype(y).compute:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.extent import round_up
-from tccompile.ir.ops import Attention, Op
+from tccompile.ir.ops import Attention, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.precision.sensitivity import Need, Sensitivity
@@ -26,6 +26,9 @@ LONG, TOO_LONG = 40e9, 300e9
 MANY, TOO_LARGE = 1 << 25, 1 << 28
 """Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
 for which a run takes some GiB, and which are not run through."""
+
+STEP, TOO_MANY = 1 << 10, 1 << 15
+"""Elements that a time step of a recurrent layer counts as, beside its own; and so many steps are not run through."""
 
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
@@ -125,6 +128,7 @@ def is_long(program: Program) -> bool:
 def _share(program: Program) -> float:
     """The part of a run that takes a second or two."""
     written = sum(math.prod(program.op_shape(op)) for op in program.ops)
+    written += STEP * time_steps(program)
     return min(LONG / 2 / max(total_flops(program), 1), MANY / 2 / max(written, 1))
 
 
@@ -160,6 +164,11 @@ def _fewer(pixels: int, factor: float) -> int:
     fewer = max(int(pixels * factor), 1)
     step = next((n for n in (32, 8) if pixels % n == 0 and pixels >= 8 * n), 1)
     return pixels if pixels < 64 else round_up(fewer, step)
+
+
+def time_steps(program: Program) -> int:
+    """Of recurrent layers, which NumPy takes one after the other."""
+    return sum(math.prod(program.op_shape(op)[:2]) for op in program.ops if isinstance(op, Rnn))
 
 
 def total_flops(program: Program) -> int:

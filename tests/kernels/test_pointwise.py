@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
@@ -30,6 +31,7 @@ from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.kernels.codegen import decode, divider, encode
 from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.lower.narrow import GRIDS, rounded
 from tests.gpu.cases import NHWC, Builder, pointwise, program_of
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
@@ -270,6 +272,27 @@ def test_constants_as_arguments_of_ptx(turned: bool) -> None:
             expected = ((expected * np.float32(100)).astype(np.int64) - offset).astype(np.float32)
         np.testing.assert_array_equal(memory.result(), expected)
     assert len(codes) == 1
+
+
+@pytest.mark.parametrize("elem", [*GRIDS], ids=TensorProto.DataType.Name)
+def test_rounding_to_narrow_floats_as_compiled(elem: int) -> None:
+    """No optimizer takes a number away that is added first: every number of fp16, and its neighbours in float32."""
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    numbers = numbers[np.isfinite(numbers)].astype(np.float32)
+    x = np.concatenate([numbers, np.nextafter(numbers, np.float32(np.inf)), np.nextafter(numbers, np.float32(-np.inf))])[::5]
+    x = x[: len(x) // 8 * 8].reshape(-1, 8)
+
+    def on_grid(b: Builder):
+        b.values("x", x, F32)
+        b.result(x.shape, F32)
+        return rounded(load(0), elem, saturate=True), (identity_view("x", 2),)
+
+    program = pointwise("on a grid", on_grid)
+    (op,) = program.ops
+    work = KERNEL.work(op, program, next(KERNEL.configs(op, program, ARCH)), ARCH)
+    memory = machine.run(work, program, {"x": x}, "y", ARCH)
+    dtype, limit = helper.tensor_dtype_to_np_dtype(elem), GRIDS[elem].largest
+    np.testing.assert_array_equal(memory.result(), np.clip(x, -limit, limit).astype(dtype).astype(np.float32))
 
 
 def launch_of(program):

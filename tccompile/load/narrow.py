@@ -1,0 +1,255 @@
+"""Types of 8 bits and fewer that no tensor of a program has: floats become float32, integers int8 or uint8.
+
+What rounds to such a type stays a Cast to it, with one from it behind; between these two alone a tensor has the type:
+
+  cast(x, narrow)                     =  cast(cast(x, narrow), wide)
+  quantize_linear(x, s, zero: int4)   =  clip(quantize_linear(x, s, zero: int8), -8, 7)
+  quantize_linear(x, s, zero: float8) =  cast(cast(x / s, float8), float)
+  dequantize_linear(x: float8, s)     =  x · s
+
+The model's own inputs and outputs keep their type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from tccompile.errors import UnsupportedError
+from tccompile.load.nodes import first_line, rename_inputs, subgraphs, title
+
+FLOATS = {
+    TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ,
+    TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E8M0,
+}  # fmt: skip
+
+INTEGERS: dict[int, tuple[int, int, int]] = {
+    TensorProto.INT4: (TensorProto.INT8, -8, 7), TensorProto.UINT4: (TensorProto.UINT8, 0, 15),
+    TensorProto.INT2: (TensorProto.INT8, -2, 1), TensorProto.UINT2: (TensorProto.UINT8, 0, 3),
+}  # fmt: skip
+"""The type that takes their place, the least and the largest number."""
+
+
+def wide(elem: int) -> int:
+    """The type of ONNX that a tensor of this one has in a program."""
+    return TensorProto.FLOAT if elem in FLOATS else INTEGERS[elem][0] if elem in INTEGERS else elem
+
+
+def widen(model: onnx.ModelProto, weights: Collection[str]) -> None:
+    """Change the model's graph; its weights are inputs of it, of these names, whose values are wide already."""
+    if any(wide(elem) != elem for elem in _named(model.graph)):
+        try:
+            known = onnx.shape_inference.infer_shapes(model)
+        except Exception as error:
+            what = "the model has numbers of 8 bits or fewer, and what has which type is not clear"
+            raise UnsupportedError(f"{what}: {first_line(error)}") from error
+        _Widener(known.graph, weights).whole(model.graph)
+
+
+def _named(graph: onnx.GraphProto) -> Iterator[int]:
+    """The types that a graph names."""
+    yield from (v.type.tensor_type.elem_type for v in (*graph.input, *graph.output))
+    for node in graph.node:
+        for a in node.attribute:
+            if a.name in ("to", "output_dtype", "dtype"):
+                yield a.i
+            elif a.HasField("t"):
+                yield a.t.data_type
+        for inner in subgraphs(node):
+            yield from _named(inner)
+
+
+class _Widener:
+    def __init__(self, graph: onnx.GraphProto, weights: Collection[str]) -> None:
+        self.weights = set(weights)
+        self.types: dict[str, int] = {}
+        self.shapes: dict[str, list[int | None]] = {}
+        self.taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(weights)
+        self.learn(graph)
+
+    def learn(self, graph: onnx.GraphProto) -> None:
+        """What inference says of a graph, and of those inside it."""
+        for v in (*graph.input, *graph.output, *graph.value_info):
+            tensor = v.type.tensor_type
+            self.types[v.name] = tensor.elem_type
+            if tensor.HasField("shape"):
+                self.shapes[v.name] = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+        for node in graph.node:
+            for a in node.attribute:
+                if node.op_type == "Constant" and a.HasField("t"):
+                    self.types[node.output[0]], self.shapes[node.output[0]] = a.t.data_type, list(a.t.dims)
+            for inner in subgraphs(node):
+                self.learn(inner)
+
+    def name(self, like: str) -> str:
+        n, name = 0, like
+        while name in self.taken:
+            n, name = n + 1, f"{like}_{n + 1}"
+        self.taken.add(name)
+        return name
+
+    def whole(self, graph: onnx.GraphProto) -> None:
+        """Change the model's graph, whose inputs and outputs keep their types, but for weights."""
+        named = [(v.name, v.type.tensor_type.elem_type) for v in (*graph.input, *graph.output)]
+        kept = {name: elem for name, elem in named if name not in self.weights and wide(elem) != elem}
+        given = [v.name for v in graph.input if v.name in kept]
+        self.inside(graph)
+        names = {name: self.name(f"{name}/wide") for name in kept}
+        for node in graph.node:
+            rename_inputs(node, names)
+            node.output[:] = [names.get(y, y) for y in node.output]
+        before = [_cast(x, names[x], wide(kept[x])) for x in given]
+        after = [_cast(names[y], y, elem) for y, elem in kept.items() if y not in given]
+        nodes = [*before, *graph.node, *after]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        for v in (*graph.input, *graph.output):
+            if v.name in kept:
+                v.type.tensor_type.elem_type = kept[v.name]
+
+    def inside(self, graph: onnx.GraphProto) -> None:
+        """Change a graph and those inside it."""
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            for inner in subgraphs(node):
+                self.inside(inner)
+            nodes += self.instead(node)
+        del graph.node[:]
+        graph.node.extend(nodes)
+        for v in (*graph.value_info, *graph.input, *graph.output):
+            v.type.tensor_type.elem_type = wide(v.type.tensor_type.elem_type)
+
+    def instead(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """What takes a node's place."""
+        if node.domain in ("", "ai.onnx"):
+            match node.op_type:
+                case "Constant":
+                    return [node]
+                case "Cast":
+                    return self.cast(node, _attribute(node, "to"))
+                case "CastLike":
+                    return self.cast(node, self.type_of(node.input[1], node))
+                case "QuantizeLinear":
+                    return self.quantize(node)
+                case "DequantizeLinear" if self.type_of(node.input[0], node) in FLOATS:
+                    return self.dequantize(node)
+        for a in node.attribute:
+            if a.name in ("to", "dtype", "output_dtype") and wide(a.i) != a.i:
+                name = TensorProto.DataType.Name(a.i).lower()
+                raise UnsupportedError(f"{title(node)} makes numbers of type {name}: cast to it what it makes in another type")
+        return [node]
+
+    def type_of(self, name: str, node: onnx.NodeProto) -> int:
+        elem = self.types.get(name, 0)
+        if not elem:
+            what = "whose type is not clear in a model with numbers of 8 bits or fewer: give its type in value_info"
+            raise UnsupportedError(f"{title(node)} reads {name!r}, {what}")
+        return elem
+
+    def cast(self, node: onnx.NodeProto, to: int) -> list[onnx.NodeProto]:
+        if wide(to) == to:
+            return [node]
+        between = self.name(f"{node.output[0]}/narrow")
+        how = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name in ("saturate", "round_mode")}
+        first = onnx.helper.make_node("Cast", node.input[:1], [between], node.name, to=to, **how)
+        return [first, _cast(between, node.output[0], wide(to))]
+
+    def quantize(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        zero = node.input[2] if len(node.input) > 2 else ""
+        elem = self.type_of(zero, node) if zero else _attribute(node, "output_dtype") or TensorProto.UINT8
+        if elem in INTEGERS:
+            return self.saturated(node, *INTEGERS[elem])
+        if elem not in FLOATS:
+            return [node]
+        x, y = node.input[0], node.output[0]
+        scaled, between = self.name(f"{y}/scaled"), self.name(f"{y}/narrow")
+        before, scale = self.scale(node)
+        how = {"saturate": saturate} if (saturate := _attribute(node, "saturate")) is not None else {}
+        return [
+            *before,
+            onnx.helper.make_node("Div", [x, scale], [scaled], scaled),
+            onnx.helper.make_node("Cast", [scaled], [between], node.name, to=elem, **how),
+            _cast(between, y, TensorProto.FLOAT),
+        ]
+
+    def saturated(self, node: onnx.NodeProto, elem: int, low: int, high: int) -> list[onnx.NodeProto]:
+        """Integers of fewer bits than 8: as those of 8, cut off at their own limits."""
+        y, dtype = node.output[0], onnx.helper.tensor_dtype_to_np_dtype(elem)
+        byte = self.name(f"{y}/byte")
+        node.output[0] = byte
+        for a in node.attribute:
+            if a.name == "output_dtype":
+                a.i = elem
+        limits = [self.name(f"{y}/{which}") for which in ("least", "most")]
+        constants = [
+            onnx.helper.make_node("Constant", [], [name], name, value=onnx.numpy_helper.from_array(np.array(value, dtype)))
+            for name, value in zip(limits, (low, high), strict=True)
+        ]
+        return [*constants, node, onnx.helper.make_node("Clip", [byte, *limits], [y], f"{node.name}/limits")]
+
+    def dequantize(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """A product: zero points of floats are 0."""
+        before, scale = self.scale(node)
+        x, y = node.input[0], node.output[0]
+        to = _attribute(node, "output_dtype") or self.type_of(node.input[1], node)
+        if to == TensorProto.FLOAT:
+            return [*before, onnx.helper.make_node("Mul", [x, scale], [y], node.name)]
+        own = self.name(f"{y}/float32")
+        scales = self.name(f"{y}/scale")
+        product = onnx.helper.make_node("Mul", [x, scales], [own], node.name)
+        return [*before, _cast(scale, scales, TensorProto.FLOAT), product, _cast(own, y, to)]
+
+    def scale(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], str]:
+        """The scale as what is broadcast to x, and the nodes that make it so."""
+        x, scale = node.input[:2]
+        own, block = self.shape_of(scale, node), _attribute(node, "block_size", 0)
+        if math.prod(own) == 1:
+            return [], scale
+        shape = self.shape_of(x, node)
+        axis = _attribute(node, "axis", 1) % len(shape)
+        if not block:
+            return self.changed(scale, [("Reshape", [-1 if a == axis else 1 for a in range(len(shape))])])
+        if len(own) != len(shape):
+            raise UnsupportedError(f"{title(node)} has scales of {own} in blocks of {shape}: give them an axis for each of x's")
+        apart, whole = [*own[: axis + 1], 1, *own[axis + 1 :]], [*own]
+        each = [block if a == axis + 1 else n for a, n in enumerate(apart)]
+        whole[axis] *= block
+        return self.changed(
+            scale, [("Reshape", apart), ("Expand", each), ("Reshape", whole), *self.cut(shape[axis], axis, whole)]
+        )
+
+    def cut(self, extent: int, axis: int, shape: list[int]) -> list[tuple[str, list[int]]]:
+        """The last block may be shorter: what `changed` takes to leave so many elements along an axis."""
+        return [] if shape[axis] == extent else [("Gather", [axis, *range(extent)])]
+
+    def changed(self, name: str, steps: list[tuple[str, list[int]]]) -> tuple[list[onnx.NodeProto], str]:
+        """Nodes that take a tensor through steps, an operator and its constant each (Gather: its axis first), and the result."""
+        nodes: list[onnx.NodeProto] = []
+        for op, numbers in steps:
+            how: dict[str, Any] = {"axis": numbers.pop(0)} if op == "Gather" else {}
+            y, given = self.name(f"{name}/{op}"), self.name(f"{name}/{op}/by")
+            values = onnx.numpy_helper.from_array(np.array(numbers, np.int64))
+            nodes.append(onnx.helper.make_node("Constant", [], [given], given, value=values))
+            nodes.append(onnx.helper.make_node(op, [name, given], [y], y, **how))
+            name = y
+        return nodes, name
+
+    def shape_of(self, name: str, node: onnx.NodeProto) -> list[int]:
+        known = self.shapes.get(name)
+        if known is None or None in known:
+            what = "whose shape is not known, as scales of float8 and float4 need: give it in value_info"
+            raise UnsupportedError(f"{title(node)} reads {name!r}, {what}")
+        return list(known)  # type: ignore[arg-type]
+
+
+def _cast(x: str, y: str, to: int) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [x], [y], y, to=to)
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
