@@ -411,7 +411,7 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
     if largest(small) > TOO_LARGE:
         why = f"running it would make a tensor of {largest(small) / 1e6:.0f} million elements"
     elif time_steps(small) > TOO_MANY:
-        why = f"running it would be {time_steps(small)} time steps, one after the other"
+        why = f"running it would be {time_steps(small)} time steps, one after another"
     elif total_flops(small) > TOO_LONG:
         why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
     else:
