@@ -194,9 +194,15 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _stored(x: np.ndarray) -> np.ndarray:
-    """bfloat16 as its bits, which is how sessions take it."""
-    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+    """What NumPy does not have as sessions take it: floats as their bits, integers as those of 8."""
+    if x.dtype.isbuiltin == 1:
+        return x
+    integers = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}
+    return x.astype(integers[x.dtype.name]) if x.dtype.name in integers else x.view(f"u{x.itemsize}")
 
 
 def _typed(y: np.ndarray, elem: int) -> np.ndarray:
-    return y.view(onnx.helper.tensor_dtype_to_np_dtype(elem)) if elem == onnx.TensorProto.BFLOAT16 else y
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(elem)
+    if dtype.isbuiltin == 1:
+        return y
+    return y.astype(dtype) if "int" in dtype.name else y.view(dtype)

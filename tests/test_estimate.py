@@ -178,6 +178,6 @@ def test_networks_of_many_time_steps_are_not_run():
     """NumPy takes them one after the other, however small they are."""
     net = Net(x=(40_000, 1, 2), start=(1, 1, 3))
     net.out(net("GRU", "x", net.normal(1, 9, 2), net.normal(1, 9, 3), None, None, "start", outputs=2, hidden_size=3)[0])
-    with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would be 4000. time steps, one after another"):
+    with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would be 4000. time steps"):
         program = to_program(net.model(), {}, Options(), Dump(None))
     assert all(program.tensors[op.y].dtype is DType.F16 for op in program.ops if isinstance(op, Rnn))

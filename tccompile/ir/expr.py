@@ -499,6 +499,7 @@ FUNCTIONS: dict[str, Function] = _functions(
     is_inf=("x: isinf(x)", "bool"),
     where="c, a, b: where(c, a, b)",
     # to the nearest multiple of x's power of two times eps, or of the least: 1.5 · 2^23 of these have no bits left for less
+    binade="x: binade(x)",
     on_grid="x, eps, least: x + maximum(binade(x) * eps, least) * 12582912.0 - maximum(binade(x) * eps, least) * 12582912.0",
     saturate="x, low, high: where(x > low, minimum(x, high), low)",  # NaN becomes the least, too
     # float functions

@@ -7,7 +7,7 @@ What rounds to such a type stays a Cast to it, with one from it behind; between 
   quantize_linear(x, s, zero: float8) =  cast(cast(x / s, float8), float)
   dequantize_linear(x: float8, s)     =  x · s
 
-The model's own inputs and outputs keep their type.
+The model's own inputs and outputs keep their type: floats are taken and given as bits, integers as those of 8 bits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Widener:
             rename_inputs(node, names)
             node.output[:] = [names.get(y, y) for y in node.output]
         before = [_cast(x, names[x], wide(kept[x])) for x in given]
-        after = [_cast(names[y], y, elem) for y, elem in kept.items() if y not in given]
+        after = [_cast(names[y], y, elem, saturate=0) for y, elem in kept.items() if y not in given]  # an infinity stays one
         nodes = [*before, *graph.node, *after]
         del graph.node[:]
         graph.node.extend(nodes)
@@ -247,8 +247,8 @@ class _Widener:
         return list(known)  # type: ignore[arg-type]
 
 
-def _cast(x: str, y: str, to: int) -> onnx.NodeProto:
-    return onnx.helper.make_node("Cast", [x], [y], y, to=to)
+def _cast(x: str, y: str, to: int, **how: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [x], [y], y, to=to, **how)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:

@@ -170,16 +170,16 @@ class Builder:
         return DType.F32 if dtype.is_float else dtype
 
     def io_dtype(self, t: gs.Tensor) -> DType:
-        dtype = dtype_of(t) or self._between_casts(t)
+        dtype = dtype_of(t) or self._narrow(t)
         if dtype is None:
             name = onnx.TensorProto.DataType.Name(t.dtype).lower() if isinstance(t.dtype, int) else t.dtype
             raise self.refuse(f"{t.name} has element type {name}", "use floats of 16 to 64 bits, integers or booleans")
         return dtype
 
-    def _between_casts(self, t: gs.Tensor) -> DType | None:
-        """The type of what is rounded to a type that no tensor has, and is no input or output of the model."""
+    def _narrow(self, t: gs.Tensor) -> DType | None:
+        """The type that holds what is rounded to a type that no tensor has."""
         elem = narrow.elem_of(t)
-        return narrow.held_in(elem) if elem is not None and t.inputs and t.name not in self._outputs else None
+        return None if elem is None else narrow.held_in(elem, outside=not t.inputs or t.name in self._outputs)
 
     # --- tensors
 

@@ -239,9 +239,14 @@ def cast_to(node: gs.Node, b: Builder) -> None:
     """Cast and CastLike: the output's type says to what."""
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
-    value = reads.broadcast(x)
-    if (elem := narrow.elem_of(y)) is not None:
-        _write(node, b, narrow.rounded(value, elem, bool(b.attr("saturate", 1))), reads)
+    source, to = narrow.elem_of(x), narrow.elem_of(y)
+    bits = source is not None and b.io_dtype(x) is DType.U8 and narrow.held_in(source, outside=False) is DType.F32
+    value = reads.view(narrow.decoded(b, x, source, len(reads.shape))) if bits else reads.broadcast(x)  # type: ignore[arg-type]
+    if to is not None:
+        value = narrow.rounded(value, to, bool(b.attr("saturate", 1)), b.attr("round_mode", "up"))
+        if b.io_dtype(y) is DType.U8 and value.dtype is DType.F32:
+            value = narrow.bits_of(value, to)
+        _write(node, b, value, reads)
         return
     if b.io_dtype(y) is DType.BOOL and value.dtype is not DType.BOOL:
         value = _not_zero(value)

@@ -9,7 +9,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tccompile
-from tccompile.errors import UnsupportedError
 from tccompile.ir.types import DType
 from tccompile.pipeline import without_code
 from tests.networks import relative_error
@@ -21,10 +20,14 @@ LIMITS = {"INT4": (-8, 7), "UINT4": (0, 15), "INT2": (-2, 1), "UINT2": (0, 3)}
 
 
 def model(
-    nodes: list[onnx.NodeProto], constants: dict[str, onnx.TensorProto] | None = None, elem: int = FLOAT, columns: int = 32
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, onnx.TensorProto] | None = None,
+    elem: int = FLOAT,
+    columns: int = 32,
+    out: int = FLOAT,
 ) -> onnx.ModelProto:
     """From x, of 6 by 32, to y."""
-    x, y = helper.make_tensor_value_info("x", elem, (6, 32)), helper.make_tensor_value_info("y", FLOAT, (6, columns))
+    x, y = helper.make_tensor_value_info("x", elem, (6, 32)), helper.make_tensor_value_info("y", out, (6, columns))
     for name, tensor in (constants or {}).items():
         tensor.name = name
     graph = helper.make_graph(nodes, "narrow", [x], [y], [*(constants or {}).values()])
@@ -186,14 +189,32 @@ def test_products_of_weights_in_these_types(elem: str, block: int) -> None:
     assert {program.tensors[name].dtype for op in program.ops for name in op.multiplied} == {DType.F16}
 
 
-@pytest.mark.parametrize("elem", ["FLOAT8E4M3FN", "UINT4"])
-def test_inputs_and_outputs_of_these_types_are_refused_by_name(elem: str) -> None:
+@pytest.mark.parametrize("elem", FLOATS + INTEGERS + ["FLOAT8E8M0"])
+def test_inputs_and_outputs_of_these_types(elem: str) -> None:
+    """Floats are given as their bits, integers as those of 8."""
     number = getattr(TensorProto, elem)
-    y = helper.make_tensor_value_info("y", number, (6, 32))
+    dtype = helper.tensor_dtype_to_np_dtype(number)
+    if elem in INTEGERS:
+        numbers = np.resize(np.arange(LIMITS[elem][0], LIMITS[elem][1] + 1), (6, 32)).astype(dtype)
+        given = numbers.astype(np.uint8 if elem[0] == "U" else np.int8)
+    else:
+        given = np.resize(np.arange(16 if elem == "FLOAT4E2M1" else 256, dtype=np.uint8), (6, 32))
+        numbers = given.view(dtype)
     made = model([helper.make_node("Cast", ["x"], ["y"], to=FLOAT)], elem=number)
-    with pytest.raises(UnsupportedError, match="x has element type"):
-        without_code(made)
-    made = model([helper.make_node("Cast", ["x"], ["y"], to=number)])
-    made.graph.output[0].CopyFrom(y)
-    with pytest.raises(UnsupportedError, match="y has element type"):
-        without_code(made)
+    np.testing.assert_array_equal(run(made, given), numbers.astype(np.float32))
+    how = {"saturate": 0} if "FLOAT8" in elem else {}  # an infinity stays one
+    out = model([helper.make_node("Cast", ["x"], ["y"], to=number, **how)], out=number)
+    again = run(out, numbers.astype(np.float32))
+    assert again.dtype == given.dtype
+    if elem in INTEGERS:
+        np.testing.assert_array_equal(again, given)
+    else:
+        np.testing.assert_array_equal(again.view(dtype).astype(np.float32), numbers.astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
+def test_powers_of_two(mode: str) -> None:
+    out = model([helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E8M0, round_mode=mode)], out=TensorProto.FLOAT8E8M0)
+    x = np.exp2(np.linspace(-126, 127.99, 192)).astype(np.float32).reshape(6, 32)
+    x[0, :6] = 1.5, 3.0, 1.4999999, -6.0, np.inf, np.nan
+    np.testing.assert_array_equal(run(out, x), expected(out, x).view(np.uint8))
