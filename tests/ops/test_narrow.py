@@ -218,3 +218,24 @@ def test_powers_of_two(mode: str) -> None:
     x = np.exp2(np.linspace(-126, 127.99, 192)).astype(np.float32).reshape(6, 32)
     x[0, :6] = 1.5, 3.0, 1.4999999, -6.0, np.inf, np.nan
     np.testing.assert_array_equal(run(out, x), expected(out, x).view(np.uint8))
+
+
+def test_what_is_rounded_to_eight_bits_may_be_rounded_to_sixteen_first() -> None:
+    """A step of float8 here or there is no more than rounding to float8 is, and no reason for fp32."""
+    constants = {
+        "s": tensor(FLOAT, 0.02),
+        "z": tensor("FLOAT8E4M3FN", 0),
+        "w": tensor(FLOAT, np.random.default_rng(1).normal(size=(32, 32)) * 0.2),
+    }
+    nodes, t = [], "x"
+    for i in range(3):
+        nodes += [
+            helper.make_node("QuantizeLinear", [t, "s", "z"], [f"q{i}"]),
+            helper.make_node("DequantizeLinear", [f"q{i}", "s", "z"], [f"d{i}"]),
+            helper.make_node("MatMul", [f"d{i}", "w"], [f"m{i}"]),
+            helper.make_node("Relu", [f"m{i}"], [t := f"r{i}" if i < 2 else "y"]),
+        ]
+    program = without_code(model(nodes, constants), precision="mixed").entries[0].program
+    assert {program.tensors[op.y].dtype for op in program.ops if op.y not in program.outputs} == {
+        DType.F16
+    } and not program.storage
