@@ -233,7 +233,8 @@ def test_what_is_rounded_to_eight_bits_may_be_rounded_to_sixteen_first() -> None
             helper.make_node("QuantizeLinear", [t, "s", "z"], [f"q{i}"]),
             helper.make_node("DequantizeLinear", [f"q{i}", "s", "z"], [f"d{i}"]),
             helper.make_node("MatMul", [f"d{i}", "w"], [f"m{i}"]),
-            helper.make_node("Relu", [f"m{i}"], [t := f"r{i}" if i < 2 else "y"]),
+            helper.make_node("Add", [f"m{i}", t], [f"a{i}"]),
+            helper.make_node("Relu", [f"a{i}"], [t := f"r{i}" if i < 2 else "y"]),
         ]
     program = without_code(model(nodes, constants), precision="mixed").entries[0].program
     assert {program.tensors[op.y].dtype for op in program.ops if op.y not in program.outputs} == {
