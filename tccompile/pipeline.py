@@ -56,19 +56,7 @@ from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
-from tccompile.precision.ranges import (
-    TOO_LARGE,
-    TOO_LONG,
-    TOO_MANY,
-    Spread,
-    activations,
-    is_long,
-    largest,
-    operands,
-    smaller,
-    time_steps,
-    total_flops,
-)
+from tccompile.precision.ranges import Spread, activations, is_long, operands, smaller, why_too_long
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
@@ -298,11 +286,8 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         progress("load", 0, 5)
         graph = rewrite(load(model, shapes))
         program = lower(graph)
-        if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
-            work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
-            raise UsageError(
-                f"quantizing runs the model on the CPU, and this one is {work}: calibrate it for smaller shapes first"
-            )
+        if why := why_too_long(program):
+            raise UsageError(f"quantizing runs the model on the CPU, and {why}: calibrate it for smaller shapes first")
         if runs := samples(program, read_arrays(options.calibrate, program.inputs)):
             break
     else:
@@ -362,9 +347,8 @@ def inputs_of(program: Program, options: Options) -> list[dict[str, np.ndarray]]
 
     Raises InputError if the user's do not fit, UsageError if running it would take too long.
     """
-    if total_flops(program) > TOO_LONG or largest(program) > TOO_LARGE:
-        work = f"{total_flops(program) / 1e9:.0f} GFLOP and tensors of {largest(program) * 4 / 2**30:.0f} GiB"
-        raise UsageError(f"--max-error runs the model on the CPU, and this one is {work}: compile it for smaller shapes first")
+    if why := why_too_long(program):
+        raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
     if options.calibrate is None:
         known = ranges_of(program, options.input_ranges)
         return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
@@ -408,13 +392,8 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
     if is_long(program):
         with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
             small = lower(rewrite(load(*smaller(model, program))))
-    if largest(small) > TOO_LARGE:
-        why = f"running it would make a tensor of {largest(small) / 1e6:.0f} million elements"
-    elif time_steps(small) > TOO_MANY:
-        why = f"running it would be {time_steps(small)} time steps, one after another"
-    elif total_flops(small) > TOO_LONG:
-        why = f"running it would be {total_flops(small) / 1e9:.0f} GFLOP on the CPU"
-    else:
+    why = why_too_long(small)
+    if why is None:
         try:
             known = ranges_of(program, options.input_ranges)
             with blamed_on("the model"):

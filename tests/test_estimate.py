@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 
-from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.ir.feeds import seeded
 from tccompile.ir.ops import OPS, Rnn
@@ -17,6 +16,7 @@ from tccompile.ir.types import DType
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
+from tccompile.precision import ranges
 from tccompile.precision.estimate import estimated
 from tccompile.precision.ranges import activations
 from tests.gpu.cases import CASES
@@ -140,7 +140,7 @@ def test_what_no_input_can_do():
 
 
 def test_what_takes_too_long_to_run_is_estimated(monkeypatch):
-    monkeypatch.setattr(pipeline, "TOO_LONG", 1)
+    monkeypatch.setattr(ranges, "TOO_LONG", 1)
     model = growing()
     with pytest.warns(RuntimeWarning, match="estimated from the weights, running it would be 0 GFLOP on the CPU: --calibrate"):
         plan = without_code(model, ("sm_80",), precision="mixed")
@@ -151,7 +151,7 @@ def test_what_takes_too_long_to_run_is_estimated(monkeypatch):
 
 
 def test_a_network_in_range_stays_fp16_by_estimate_too(monkeypatch):
-    monkeypatch.setattr(pipeline, "TOO_LONG", 1)
+    monkeypatch.setattr(ranges, "TOO_LONG", 1)
     for name in ("resnet18", "espcn_x3"):
         with pytest.warns(RuntimeWarning, match="estimated"):
             assert not to_program(skeleton(name), {}, Options(), Dump(None)).storage

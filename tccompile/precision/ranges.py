@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-MANY, TOO_LARGE = 1 << 25, 1 << 28
+MANY, TOO_MANY, TOO_LARGE = 1 << 25, 1 << 28, 1 << 28
 """Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
 for which a run takes some GiB, and which are not run through."""
 
-STEP, TOO_MANY = 1 << 10, 1 << 15
+STEP, TOO_MANY_STEPS = 1 << 10, 1 << 15
 """Elements that a time step of a recurrent layer counts as, beside its own; and so many steps are not run through."""
 
 SAMPLE = 1 << 15
@@ -127,9 +127,25 @@ def is_long(program: Program) -> bool:
 
 def _share(program: Program) -> float:
     """The part of a run that takes a second or two."""
-    written = sum(math.prod(program.op_shape(op)) for op in program.ops)
-    written += STEP * time_steps(program)
+    written = _written(program) + STEP * _time_steps(program)
     return min(LONG / 2 / max(total_flops(program), 1), MANY / 2 / max(written, 1))
+
+
+def why_too_long(program: Program) -> str | None:
+    """Why a program is not run on the CPU to measure it: what that would take. None if it may be."""
+    if largest(program) > TOO_LARGE:
+        return f"running it would make a tensor of {largest(program) / 1e6:.0f} million elements"
+    if _time_steps(program) > TOO_MANY_STEPS:
+        return f"running it would be {_time_steps(program)} time steps, one after another"
+    if total_flops(program) > TOO_LONG:
+        return f"running it would be {total_flops(program) / 1e9:.0f} GFLOP on the CPU"
+    if _written(program) > TOO_MANY:
+        return f"running it would write {_written(program) / 1e6:.0f} million elements on the CPU"
+    return None
+
+
+def _written(program: Program) -> int:
+    return sum(math.prod(program.op_shape(op)) for op in program.ops)
 
 
 def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
@@ -166,7 +182,7 @@ def _fewer(pixels: int, factor: float) -> int:
     return pixels if pixels < 64 else round_up(fewer, step)
 
 
-def time_steps(program: Program) -> int:
+def _time_steps(program: Program) -> int:
     """Of recurrent layers, which NumPy takes one after the other."""
     return sum(math.prod(program.op_shape(op)[:2]) for op in program.ops if isinstance(op, Rnn))
 
