@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tccompile.plan.format import Plan
     from tccompile.runtime.profile import Profile
     from tccompile.runtime.session import Session
+    from tccompile.verify.budgets import Budgets
     from tccompile.verify.oracle import Verification
 
 INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
@@ -227,6 +228,11 @@ def _need_compiler(purpose: str) -> None:
     metavar="N",
     help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
 )
+@click.option("--max-vram", metavar="SIZE", help="Fail with exit code 9 if a session needs more of a GPU's memory, as 2GB.")
+@click.option("--max-plan-size", metavar="SIZE", help="The same if the plan's file is larger, as 100MB.")
+@click.option("--require-tensor-cores", metavar="SHARE", help="The same if fewer operations run on Tensor Cores, as 95%.")
+@click.option("--max-latency", metavar="TIME@GPU", help="The same if an inference is estimated to take longer, as 2ms@h200.")
+@click.option("--no-fp32", is_flag=True, help="The same if anything between inputs and outputs is stored in fp32.")
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
 @click.option(
@@ -259,6 +265,11 @@ def tccompile(
     layers: bool,
     tolerance: float | None,
     nchwc_block: int | None,
+    max_vram: str | None,
+    max_plan_size: str | None,
+    require_tensor_cores: str | None,
+    max_latency: str | None,
+    no_fp32: bool,
     strip_weights: bool,
     check: bool,
     explain: bool,
@@ -320,8 +331,11 @@ def tccompile(
 
     if check:
         return _print_check(check_model(whole_or_part, options), as_json)
+    budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
     with _Progress(quiet, verbose) as progress:
         plan = compile_model(whole_or_part, options, progress)
+        if exceeded := _exceeded(plan, budgets, options, as_json):
+            return exceeded
         bound = tolerance or TOLERANCE[precision]
         verification = _verify(whole_or_part, plan, bound, data_file, layers, options, progress) if verify else None
         plan = verification.plan if verification else plan
@@ -352,6 +366,31 @@ may use fewer than there are, its threads spin for each other, some 10 ms a prod
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision."""
+
+
+def _budgets(vram: str | None, size: str | None, share: str | None, latency: str | None, no_fp32: bool) -> Budgets:
+    from tccompile.verify.budgets import Budgets, parse_latency, parse_share, parse_size
+
+    return Budgets(
+        None if vram is None else parse_size(vram),
+        None if size is None else parse_size(size),
+        None if share is None else parse_share(share),
+        None if latency is None else parse_latency(latency),
+        no_fp32,
+    )
+
+
+def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool) -> int:
+    """Print what a plan takes of its budgets where it takes too much; the exit code, 0 if all are kept."""
+    from tccompile.schedule.timings import timings
+    from tccompile.verify.budgets import findings, text_of
+
+    found = findings(plan, budgets, timings(options.timing_cache, options.archs)) if budgets else []
+    if all(f.kept for f in found):
+        return 0
+    say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
+    _fail("the plan takes more than it may, and was not written")
+    return VerificationError.exit_code
 
 
 def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:

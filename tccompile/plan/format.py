@@ -838,6 +838,11 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
             file.write(chunk)
 
 
+def encoded_size(plan: Plan) -> int:
+    """The bytes of the file that `write_plan` writes."""
+    return sum(memoryview(chunk).nbytes for chunk in _chunks(plan))
+
+
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name, and the place of an older one, when all of it has been written."""
