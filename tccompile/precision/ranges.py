@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.ir import weights
+from tccompile.ir.expr import Expr
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Op, Rnn
 from tccompile.ir.program import Program
@@ -26,6 +27,9 @@ LONG, TOO_LONG = 40e9, 300e9
 MANY, TOO_MANY, TOO_LARGE = 1 << 25, 1 << 28, 1 << 28
 """Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
 for which a run takes some GiB, and which are not run through."""
+
+USUAL = 12
+"""Parts of an expression, of which so many more take as long again."""
 
 STEP, TOO_MANY_STEPS = 1 << 10, 1 << 15
 """Elements that a time step of a recurrent layer counts as, beside its own; and so many steps are not run through."""
@@ -145,7 +149,24 @@ def why_too_long(program: Program) -> str | None:
 
 
 def _written(program: Program) -> int:
-    return sum(math.prod(program.op_shape(op)) for op in program.ops)
+    """Elements that all ops write, and read at places that are computed, each as often as its expression is long."""
+
+    def turns(op: Op) -> int:
+        return max(_parts(op.epilogue.expr) // USUAL, 1) + sum(len(v.tensors) > 1 for v in op.views)
+
+    return sum(math.prod(program.op_shape(op)) * turns(op) for op in program.ops)
+
+
+def _parts(expr: Expr) -> int:
+    """How many different parts an expression has."""
+    found: dict[int, Expr] = {}
+    todo = [expr]
+    while todo:
+        e = todo.pop()
+        if id(e) not in found:
+            found[id(e)] = e
+            todo += e.args
+    return len(found)
 
 
 def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[int, ...]]]:
