@@ -16,12 +16,12 @@ import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
 from tccompile.errors import UnsupportedError
 from tccompile.load.nodes import first_line, rename_inputs, subgraphs, title
+from tccompile.load.opset import Scope
 
 FLOATS = {
     TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ,
@@ -69,7 +69,8 @@ class _Widener:
         self.weights = set(weights)
         self.types: dict[str, int] = {}
         self.shapes: dict[str, list[int | None]] = {}
-        self.taken = {name for node in graph.node for name in (*node.input, *node.output)} | set(weights)
+        taken = {name for node in graph.node for name in (*node.input, *node.output)} | self.weights
+        self.scope = Scope(lambda name: None, taken)
         self.learn(graph)
 
     def learn(self, graph: onnx.GraphProto) -> None:
@@ -86,20 +87,13 @@ class _Widener:
             for inner in subgraphs(node):
                 self.learn(inner)
 
-    def name(self, like: str) -> str:
-        n, name = 0, like
-        while name in self.taken:
-            n, name = n + 1, f"{like}_{n + 1}"
-        self.taken.add(name)
-        return name
-
     def whole(self, graph: onnx.GraphProto) -> None:
         """Change the model's graph, whose inputs and outputs keep their types, but for weights."""
         named = [(v.name, v.type.tensor_type.elem_type) for v in (*graph.input, *graph.output)]
         kept = {name: elem for name, elem in named if name not in self.weights and wide(elem) != elem}
         given = [v.name for v in graph.input if v.name in kept]
         self.inside(graph)
-        names = {name: self.name(f"{name}/wide") for name in kept}
+        names = {name: self.scope.name(f"{name}/wide") for name in kept}
         for node in graph.node:
             rename_inputs(node, names)
             node.output[:] = [names.get(y, y) for y in node.output]
@@ -118,14 +112,16 @@ class _Widener:
         for node in graph.node:
             for inner in subgraphs(node):
                 self.inside(inner)
-            nodes += self.instead(node)
+            last = self.instead(node)
+            nodes += [*self.scope.before, *last]
+            self.scope.before.clear()
         del graph.node[:]
         graph.node.extend(nodes)
         for v in (*graph.value_info, *graph.input, *graph.output):
             v.type.tensor_type.elem_type = wide(v.type.tensor_type.elem_type)
 
     def instead(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """What takes a node's place."""
+        """What takes a node's place; what that needs is in the scope."""
         if node.domain in ("", "ai.onnx"):
             match node.op_type:
                 case "Constant":
@@ -154,7 +150,7 @@ class _Widener:
     def cast(self, node: onnx.NodeProto, to: int) -> list[onnx.NodeProto]:
         if wide(to) == to:
             return [node]
-        between = self.name(f"{node.output[0]}/narrow")
+        between = self.scope.name(f"{node.output[0]}/narrow")
         how = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name in ("saturate", "round_mode")}
         first = onnx.helper.make_node("Cast", node.input[:1], [between], node.name, to=to, **how)
         return [first, _cast(between, node.output[0], wide(to))]
@@ -166,78 +162,53 @@ class _Widener:
             return self.saturated(node, *INTEGERS[elem])
         if elem not in FLOATS:
             return [node]
-        x, y = node.input[0], node.output[0]
-        scaled, between = self.name(f"{y}/scaled"), self.name(f"{y}/narrow")
-        before, scale = self.scale(node)
-        how = {"saturate": saturate} if (saturate := _attribute(node, "saturate")) is not None else {}
-        return [
-            *before,
-            onnx.helper.make_node("Div", [x, scale], [scaled], scaled),
-            onnx.helper.make_node("Cast", [scaled], [between], node.name, to=elem, **how),
-            _cast(between, y, TensorProto.FLOAT),
-        ]
+        y = node.output[0]
+        scaled = self.scope.node("Div", [node.input[0], self.scale(node)], y)
+        cast = onnx.helper.make_node("Cast", [scaled], [y], node.name, to=elem)
+        cast.attribute.extend(a for a in node.attribute if a.name == "saturate")
+        return self.cast(cast, elem)
 
     def saturated(self, node: onnx.NodeProto, elem: int, low: int, high: int) -> list[onnx.NodeProto]:
         """Integers of fewer bits than 8: as those of 8, cut off at their own limits."""
-        y, dtype = node.output[0], onnx.helper.tensor_dtype_to_np_dtype(elem)
-        byte = self.name(f"{y}/byte")
-        node.output[0] = byte
+        y, dtype = node.output[0], onnx.helper.tensor_dtype_to_np_dtype(elem).type
+        limits = [self.scope.constant(value, f"{y}/{which}", dtype) for which, value in (("least", low), ("most", high))]
+        node.output[0] = self.scope.name(f"{y}/byte")
         for a in node.attribute:
             if a.name == "output_dtype":
                 a.i = elem
-        limits = [self.name(f"{y}/{which}") for which in ("least", "most")]
-        constants = [
-            onnx.helper.make_node("Constant", [], [name], name, value=onnx.numpy_helper.from_array(np.array(value, dtype)))
-            for name, value in zip(limits, (low, high), strict=True)
-        ]
-        return [*constants, node, onnx.helper.make_node("Clip", [byte, *limits], [y], f"{node.name}/limits")]
+        return [node, onnx.helper.make_node("Clip", [node.output[0], *limits], [y], f"{node.name}/limits")]
 
     def dequantize(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """A product: zero points of floats are 0."""
-        before, scale = self.scale(node)
-        x, y = node.input[0], node.output[0]
+        x, y, scale = node.input[0], node.output[0], self.scale(node)
         to = _attribute(node, "output_dtype") or self.type_of(node.input[1], node)
         if to == TensorProto.FLOAT:
-            return [*before, onnx.helper.make_node("Mul", [x, scale], [y], node.name)]
-        own = self.name(f"{y}/float32")
-        scales = self.name(f"{y}/scale")
-        product = onnx.helper.make_node("Mul", [x, scales], [own], node.name)
-        return [*before, _cast(scale, scales, TensorProto.FLOAT), product, _cast(own, y, to)]
+            return [onnx.helper.make_node("Mul", [x, scale], [y], node.name)]
+        floats = self.scope.node("Cast", [scale], scale, to=TensorProto.FLOAT)
+        return [_cast(self.scope.node("Mul", [x, floats], y), y, to)]
 
-    def scale(self, node: onnx.NodeProto) -> tuple[list[onnx.NodeProto], str]:
-        """The scale as what is broadcast to x, and the nodes that make it so."""
+    def scale(self, node: onnx.NodeProto) -> str:
+        """The scale as what is broadcast to x."""
         x, scale = node.input[:2]
         own, block = self.shape_of(scale, node), _attribute(node, "block_size", 0)
         if math.prod(own) == 1:
-            return [], scale
+            return scale
         shape = self.shape_of(x, node)
         axis = _attribute(node, "axis", 1) % len(shape)
         if not block:
-            return self.changed(scale, [("Reshape", [-1 if a == axis else 1 for a in range(len(shape))])])
+            return self.with_shape("Reshape", scale, [-1 if a == axis else 1 for a in range(len(shape))])
         if len(own) != len(shape):
             raise UnsupportedError(f"{title(node)} has scales of {own} in blocks of {shape}: give them an axis for each of x's")
-        apart, whole = [*own[: axis + 1], 1, *own[axis + 1 :]], [*own]
-        each = [block if a == axis + 1 else n for a, n in enumerate(apart)]
-        whole[axis] *= block
-        return self.changed(
-            scale, [("Reshape", apart), ("Expand", each), ("Reshape", whole), *self.cut(shape[axis], axis, whole)]
-        )
+        scale = self.with_shape("Reshape", scale, [*own[: axis + 1], 1, *own[axis + 1 :]])
+        scale = self.with_shape("Expand", scale, [*own[: axis + 1], block, *own[axis + 1 :]])
+        scale = self.with_shape("Reshape", scale, [n * block if a == axis else n for a, n in enumerate(own)])
+        if own[axis] * block == shape[axis]:
+            return scale
+        kept = self.scope.constant(range(shape[axis]), f"{scale}/kept")  # the last block is shorter
+        return self.scope.node("Gather", [scale, kept], scale, axis=axis)
 
-    def cut(self, extent: int, axis: int, shape: list[int]) -> list[tuple[str, list[int]]]:
-        """The last block may be shorter: what `changed` takes to leave so many elements along an axis."""
-        return [] if shape[axis] == extent else [("Gather", [axis, *range(extent)])]
-
-    def changed(self, name: str, steps: list[tuple[str, list[int]]]) -> tuple[list[onnx.NodeProto], str]:
-        """Nodes that take a tensor through steps, an operator and its constant each (Gather: its axis first), and the result."""
-        nodes: list[onnx.NodeProto] = []
-        for op, numbers in steps:
-            how: dict[str, Any] = {"axis": numbers.pop(0)} if op == "Gather" else {}
-            y, given = self.name(f"{name}/{op}"), self.name(f"{name}/{op}/by")
-            values = onnx.numpy_helper.from_array(np.array(numbers, np.int64))
-            nodes.append(onnx.helper.make_node("Constant", [], [given], given, value=values))
-            nodes.append(onnx.helper.make_node(op, [name, given], [y], y, **how))
-            name = y
-        return nodes, name
+    def with_shape(self, op: str, x: str, shape: list[int]) -> str:
+        return self.scope.node(op, [x, self.scope.constant(shape, f"{x}/shape")], x)
 
     def shape_of(self, name: str, node: onnx.NodeProto) -> list[int]:
         known = self.shapes.get(name)

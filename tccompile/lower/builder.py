@@ -179,7 +179,11 @@ class Builder:
     def _narrow(self, t: gs.Tensor) -> DType | None:
         """The type that holds what is rounded to a type that no tensor has."""
         elem = narrow.elem_of(t)
-        return None if elem is None else narrow.held_in(elem, outside=not t.inputs or t.name in self._outputs)
+        return None if elem is None else narrow.held_in(elem, outside=not t.inputs or self.is_output(t))
+
+    def is_output(self, t: gs.Tensor) -> bool:
+        """Whether a tensor is an output of the model."""
+        return t.name in self._outputs
 
     # --- tensors
 

@@ -8,18 +8,15 @@ its bits; one of integers is int8 or uint8, its values.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper
 
-from tccompile.ir.expr import Expr, View, call, cast, const, coord, element
+from tccompile.ir.expr import Expr, call, cast, const
 from tccompile.ir.types import DType
 from tccompile.load.narrow import INTEGERS
-
-if TYPE_CHECKING:
-    from tccompile.lower.builder import Builder
 
 
 class Grid(NamedTuple):
@@ -60,9 +57,14 @@ def elem_of(t: gs.Tensor) -> int | None:
     return elem if elem in GRIDS or elem in INTEGERS or elem == POWERS else None
 
 
+def is_bits(elem: int) -> bool:
+    """Whether inputs and outputs of the model that have the type are bits, not values."""
+    return elem not in INTEGERS
+
+
 def held_in(elem: int, outside: bool) -> DType:
     """The type of a program's tensor that holds its numbers; `outside`: one that is an input or an output of the model."""
-    if elem not in INTEGERS:
+    if is_bits(elem):
         return DType.U8 if outside else DType.F32
     return DType(helper.tensor_dtype_to_np_dtype(INTEGERS[elem][0]).name)
 
@@ -121,10 +123,9 @@ def bits_of_infinity(grid: Grid) -> int:
     return grid.nan + 2 - (1 << grid.digits - 1)
 
 
-def decoded(b: Builder, bits: gs.Tensor, elem: int, rank: int) -> View:
-    """Reads the numbers that the bits of a model's input stand for, out of a table of all."""
-    dtype = helper.tensor_dtype_to_np_dtype(elem)
+def numbers_of(elem: int) -> np.ndarray:
+    """What each byte stands for as the bits of a number, as float32."""
     every = np.arange(256, dtype=np.uint8)
-    numbers = (every & 15 if elem == TensorProto.FLOAT4E2M1 else every).view(dtype).astype(np.float32)
-    table = b.literal(f"{bits.name}/numbers", numbers)
-    return View(table.name, (element(b.value(bits).name, [coord(a) for a in range(rank)], 256),))
+    bits = every & 15 if elem == TensorProto.FLOAT4E2M1 else every
+    numbers: np.ndarray = bits.view(helper.tensor_dtype_to_np_dtype(elem)).astype(np.float32)
+    return numbers

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import Expr, Range, View, call, cast, const, constant, coord
+from tccompile.ir.expr import Expr, Range, View, call, cast, const, constant, coord, element
 from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
 from tccompile.lower import narrow
@@ -240,11 +240,14 @@ def cast_to(node: gs.Node, b: Builder) -> None:
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
     source, to = narrow.elem_of(x), narrow.elem_of(y)
-    bits = source is not None and b.io_dtype(x) is DType.U8 and narrow.held_in(source, outside=False) is DType.F32
-    value = reads.view(narrow.decoded(b, x, source, len(reads.shape))) if bits else reads.broadcast(x)  # type: ignore[arg-type]
+    if source is not None and narrow.is_bits(source) and not x.inputs:  # an input of the model
+        table = b.literal(f"{x.name}/numbers", narrow.numbers_of(source))
+        value = reads.view(View(table.name, (element(b.value(x).name, [coord(a) for a in range(len(reads.shape))], 256),)))
+    else:
+        value = reads.broadcast(x)
     if to is not None:
         value = narrow.rounded(value, to, bool(b.attr("saturate", 1)), b.attr("round_mode", "up"))
-        if b.io_dtype(y) is DType.U8 and value.dtype is DType.F32:
+        if narrow.is_bits(to) and b.is_output(y):
             value = narrow.bits_of(value, to)
         _write(node, b, value, reads)
         return
