@@ -105,7 +105,7 @@ class Rnn(Op):
         """The next hidden state and cell of direction `d`: x (G, N, H), h and c (N, H)."""
 
         def function(k: int, a: np.ndarray) -> np.ndarray:
-            return _applied(self.functions[d][k], np.clip(a, -self.clip, self.clip))
+            return _applied(self.functions[d][k], a if math.isinf(self.clip) else np.clip(a, -self.clip, self.clip))
 
         r = values[self.r][d].astype(np.float32, copy=False)
         if self.cell == "rnn":
@@ -137,4 +137,5 @@ class Rnn(Op):
 
 def _applied(function: Expr, a: np.ndarray) -> np.ndarray:
     """An expression of `acc`."""
-    return np.broadcast_to(evaluate_expr(function, (), {}, a.shape, a), a.shape)
+    y = evaluate_expr(function, (), {}, a.shape, a)
+    return y if y.shape == a.shape else np.broadcast_to(y, a.shape)  # which takes longer than a small step
