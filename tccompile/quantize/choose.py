@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.metric import relative_error
 from tccompile.lower.graph import lower
-from tccompile.quantize.calibration import Calibration
-from tccompile.quantize.grid import grid_of, weight_error
+from tccompile.quantize.calibration import NAMED, Calibration, named
+from tccompile.quantize.grid import LARGEST, grid_of, weight_error
 from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
 from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
 from tccompile.quantize.products import Layer, layers
@@ -41,8 +41,9 @@ TRIES = 8
 SPARE = 0.95
 """The share of the bound that another try aims at."""
 
-HELD = 8
-"""Runs that are held back from calibration to measure with, at most; of fewer than four times as many, a quarter."""
+TESTED = 8
+"""Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
+that are new. Of all runs up to a quarter are held back from calibration for that."""
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
@@ -74,20 +75,23 @@ def choose(
     bound: float,
     times: Times,
     progress: Progress,
+    fp32: Collection[str] = (),
 ) -> Calibration:
-    """What is worth it in bytes, such that no output is off by more than the bound on inputs that are held back.
+    """What is worth it in bytes, such that no output is off by more than the bound on inputs of which some are held back.
 
     graph  rewritten; it stays as it is
     runs   inputs, of which a part is held back; sources, the model's weights by name
+    fp32   nodes that are not to be in bytes, by names or patterns
     """
     program = lower(graph)
-    held = max(min(len(runs) // 4, HELD), 1)
-    seen, test = (runs[:-held], runs[-held:]) if len(runs) > 1 else (runs, runs)
+    held = max(min(len(runs) // 4, TESTED), 1) if len(runs) > 1 else 0
+    seen, test = runs[: len(runs) - held], tested(runs)
     first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
     begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
     smooth = factors(graph, begun.values)
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
+    found, floats = [x for x in found if not named(x.name, fp32)], floats | {x.name: NAMED for x in found if named(x.name, fp32)}
     ran = len(program.ops) * len(first)
     wanted = {a.x.name: a.channels for a in found}
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
@@ -110,17 +114,25 @@ def choose(
         floats |= dict.fromkeys(names, "the model is estimated to be no faster by it")
         tensors, names, measured, took = {}, (), 0.0, in_floats
     smooth = {name: f for name, f in smooth.items() if name in tensors}
-    return Calibration(tensors, smooth, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
+    return Calibration(tensors, smooth, names, floats, measured, len(test), held, (in_floats, took))
+
+
+def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
+    """The runs that a choice is measured on."""
+    return runs[-TESTED:]
 
 
 def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:
     """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
-        if layer.x.name in observed.values:
+        values = observed.values.get(layer.x.name)
+        if values is not None and 0 < max(values.high, -values.low) < LARGEST:
             by_name.setdefault(layer.x.name, []).append(layer)
+        elif values is not None and values.low == values.high == 0:
+            floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
-            floats[layer.name] = "its input is not finite"
+            floats[layer.name] = "its input is not finite, or too large to be squared"
     out = []
     for name, own in by_name.items():
         values = observed.values[name]
@@ -144,19 +156,21 @@ def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
 def _timed(graph: gs.Graph, activations: Sequence[Activation], times: Times) -> float:
     """Estimate what each activation's steps take for each way to store it; and the whole graph in floats."""
     steps = times(graph)
-    _share_out(steps, activations, FLOATS)
+    share_out(steps, activations, FLOATS)
     for way in (OPERANDS, ALL):
         choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
-        _share_out(times(_made(graph, activations, choice)), activations, way)
+        share_out(times(_made(graph, activations, choice)), activations, way)
     return sum(time for _, time in steps)
 
 
-def _share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
+def share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
     """Add each step's time to those of the activations which it multiplies, or else quantizes or reads."""
     multiplies = {layer.name: a for a in activations for layer in a.layers}
+    multiplies |= {f"{name}/{op}": a for name, a in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
     stores = {name: a for a in activations for name in (quantize_of(a.name), dequantize_of(a.name))}
     for nodes, time in steps:
-        owners = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
+        found = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
+        owners = {a.name: a for a in found}.values()
         for a in owners:
             a.times[way] += time / len(owners)
 

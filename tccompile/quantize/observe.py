@@ -94,6 +94,7 @@ def observe(
     """
     values: dict[str, Values] = {}
     wrong = set[str]()
+    put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
     sensitivity, done, each = Sensitivity(program), count(1), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
@@ -105,12 +106,16 @@ def observe(
 
     def watch(op: Op, read: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
         see(op.y, y)
+        for name in left & read.keys():
+            see(name, read[name])
+            left.remove(name)
         if gains is None:
             sensitivity.observe(op, read, acc, y)
         progress(next(done))
 
     with np.errstate(all="ignore"):
         for feeds in runs:
+            left = set(put_together)
             for name in program.inputs:
                 see(name, np.asarray(feeds[name]))
             evaluate(program, feeds, sources, watch)
