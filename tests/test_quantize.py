@@ -27,7 +27,7 @@ from tccompile.options import Options
 from tccompile.pipeline import calibrated, quantization_notes, read, to_program
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Calibration
-from tccompile.quantize.choose import ALL, FLOATS, OPERANDS, Activation, choose, select, share_out
+from tccompile.quantize.choose import ALL, FLOATS, OPERANDS, Activation, choose, select, share_out, within
 from tccompile.quantize.grid import grid_of, rounded, weight_error, weight_scales
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.observe import observe, outputs
@@ -434,6 +434,33 @@ def test_selection_spends_the_error_where_it_saves_most() -> None:
     assert select(given_, math.sqrt(3e-4)) == {"cheap": ALL, "dear": FLOATS, "slower": FLOATS, "operand": OPERANDS}
     assert select(given_, math.sqrt(2e-4)) == {"cheap": FLOATS, "dear": FLOATS, "slower": FLOATS, "operand": OPERANDS}
     assert not any(select(given_, 1e-9).values())
+
+
+def test_how_many_are_within_the_bound_is_found_by_running_them() -> None:
+    """However far off estimates are: here one activation is said to cost a million times what it does."""
+    inputs = {f"x{i}": (1, 32) for i in range(24)}
+    net = Net(**inputs)
+    graph = rewritten(net.out(*(net("MatMul", x, net.normal(32, 16)) for x in inputs)))
+    found = [
+        activation(layer.x.name, [0, 1e-4 * (i + 1), 1], [10, 9, 9], (FLOATS, OPERANDS))
+        for i, layer in enumerate(layers(graph)[0])
+    ]
+    for a, layer in zip(found, layers(graph)[0], strict=True):
+        a.layers, a.how = [layer], replace(a.how, means=np.zeros(32))
+    found[-1].squares = [0, 1e8, 1]
+    runs = list[int]()
+
+    def error(made: gs.Graph) -> float:
+        runs.append(sum(n.op == "QuantizeLinear" for n in made.nodes))
+        return 0.01 * runs[-1]
+
+    for bound in (0.055, 0.125, 0.235):
+        choice, measured = within(graph, found, bound, error)
+        count = sum(map(bool, choice.values()))
+        assert 100 * bound - 1.5 <= count <= 100 * bound and measured == pytest.approx(0.01 * count)
+        assert all(choice[a.name] for a in found[:count])
+    assert len(runs) <= 24
+    assert within(graph, found, 1e-3, error) == (dict.fromkeys(inputs, FLOATS), 0.0)
 
 
 def test_gains_say_what_moves_the_outputs() -> None:

@@ -3,7 +3,8 @@
 What an activation's bytes move the outputs by is what they move it by, times a measured gain; and so of weights, by way of what
 they are multiplied to. Such errors add up as squares. What an activation saves is what the steps that read it are estimated to
 take without bytes and with them. So for any price of error each activation decides for itself, and the price is as low as the
-bound allows. What comes of it is run beside float32, and where the estimate was too low, it is scaled and the price rises.
+bound allows. What comes of it is run beside float32: estimates say which activation is worth more than which, and not how many of
+them are within the bound.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ Progress = Callable[[int, int], None]
 FLOATS, OPERANDS, ALL = range(3)
 """Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
 
-TRIES = 8
+TRIES = 10
 """How often a choice is run beside float32, at most."""
 
+GUESSES = 2
+"""How often the number of activations in bytes is guessed by estimates and what was measured; after that it is halved between one
+that is within the bound and one that is not."""
+
+FINE = 16
+"""How close these get, as a share of all activations that are worth it."""
+
 SPARE = 0.95
-"""The share of the bound that another try aims at."""
+"""The share of the bound that a guess aims at."""
 
 TESTED = 8
 """Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
@@ -103,7 +111,7 @@ def choose(
         got = outputs(lower(made), test, sources)
         return max(relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
 
-    choice, measured = _within(graph, activations, bound, error)
+    choice, measured = within(graph, activations, bound, error)
     for a in activations:
         for layer in a.layers if not choice[a.name] else ():
             slow = min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
@@ -189,20 +197,38 @@ def _made(graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[st
     return made
 
 
-def _within(
+def within(
     graph: gs.Graph, activations: Sequence[Activation], bound: float, error: Callable[[gs.Graph], float]
 ) -> tuple[dict[str, int], float]:
-    """How each activation is stored, and the error of the outputs, which is within the bound."""
-    choice = select(activations, np.inf)
-    for _ in range(TRIES):
+    """How each activation is stored, and the error of the outputs, which is within the bound.
+
+    Estimates say in which order activations are worth it, and guess how many are within the bound; runs find that out.
+    """
+    prices = sorted((p for a in activations if (p := _worth(a)) > 0), reverse=True)
+    few, many = 0, len(prices) + 1  # so many are within the bound, and so many are not
+    best = dict.fromkeys((a.name for a in activations), FLOATS), 0.0
+    tried = len(prices)
+    for attempt in range(TRIES):
+        if many - few <= max(len(prices) // FINE, 1) and attempt:
+            break
+        choice = _at(activations, prices[tried] if tried < len(prices) else 0.0)
         if not any(choice.values()):
             break
         measured, predicted = error(_made(graph, activations, choice)), _predicted(activations, choice)
         if measured <= bound:
-            return choice, measured
-        aim = SPARE * bound * predicted / measured if np.isfinite(measured) else predicted / 2
-        choice = select(activations, min(aim, SPARE * predicted))
-    return dict.fromkeys(choice, FLOATS), 0.0
+            few, best = tried, (choice, measured)
+        else:
+            many = tried
+        tried = (few + many) // 2
+        if attempt < GUESSES and np.isfinite(measured) and few == 0:
+            guess = sum(map(bool, select(activations, SPARE * bound * predicted / measured).values()))
+            tried = min(max(guess, 1), many - 1)
+    return best
+
+
+def _worth(a: Activation) -> float:
+    """The price of error up to which an activation is worth it to be stored in bytes."""
+    return max(((a.times[FLOATS] - a.times[way]) / max(a.squares[way], 1e-30) for way in a.ways if way), default=0.0)
 
 
 def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
@@ -212,16 +238,21 @@ def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> 
 def select(activations: Sequence[Activation], bound: float) -> dict[str, int]:
     """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
 
-    def at(price: float) -> dict[str, int]:
-        costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
-        return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}
+    def fits(price: float) -> bool:
+        return _predicted(activations, _at(activations, price)) <= bound
 
-    if _predicted(activations, at(0.0)) <= bound:
-        return at(0.0)
+    if fits(0.0):
+        return _at(activations, 0.0)
     low, high = 0.0, 1.0
-    while _predicted(activations, at(high)) > bound and high < 1e30:
+    while not fits(high) and high < 1e30:
         low, high = high, 4 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if _predicted(activations, at(middle)) <= bound else (middle, high)
-    return at(high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return _at(activations, high)
+
+
+def _at(activations: Sequence[Activation], price: float) -> dict[str, int]:
+    """How each is stored at a price of error."""
+    costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
+    return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}
