@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
 
+from tccompile.ir import weights
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
+from tccompile.ir.types import DType
 from tccompile.precision.sensitivity import Sensitivity
 
 SAMPLE = 1 << 17
@@ -127,5 +129,8 @@ def observe(
 
 def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
     """What a program computes from each set of inputs, in float32."""
+    stored = {name: recipe for name, recipe in program.constants.items() if program.tensors[name].dtype is DType.I8}
+    once = {name: weights.Literal(weights.evaluate(recipe, sources)) for name, recipe in stored.items()}  # rounding takes long
+    program = replace(program, constants={**program.constants, **once})
     with np.errstate(all="ignore"):
         return [evaluate(program, feeds, sources) for feeds in runs]
