@@ -56,14 +56,14 @@ def finish_sums(program: Program) -> Program:
         op = e.ops[i]
         if not isinstance(op, Pointwise):
             continue
-        found = {v.tensor for v in op.views if v.tensor not in e.constants}
-        producer = e.ops[e.position[(name := found.pop())]] if len(found) == 1 and found <= e.position.keys() else None
-        if producer is None or not producer.multiplied or e.tensors[name].shape != e.tensors[op.y].shape:
+        read = {v.tensor for v in op.views if v.tensor not in e.constants}
+        producer = e.writer(next(iter(read))) if len(read) == 1 else None
+        if producer is None or not producer.multiplied or e.tensors[producer.y].shape != e.tensors[op.y].shape:
             continue
         if all(e.tensors[x].dtype in (DType.I8, DType.U8) for x in producer.multiplied):
             merged = with_epilogue(e, producer, op)
             if merged is not None:
-                e.drop(e.position[name])
+                e.drop(e.position[producer.y])
                 e.put(i, merged)
     return e.result()
 
