@@ -60,7 +60,7 @@ from tccompile.precision.ranges import Spread, activations, is_long, operands, s
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
-from tccompile.quantize.choose import choose
+from tccompile.quantize.choose import choose, tested
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
@@ -233,8 +233,9 @@ def to_program(
     dump.graph(0, "load", graph)
 
     progress("rewrite", 1, 5)
-    graph = rewrite(graph)
+    graph, floats = rewrite(graph), None
     if calibration is not None:
+        floats = lower(graph) if options.max_error is not None else None
         graph = rewrite(calibration.applied(graph))
     dump.graph(1, "rewrite", graph)
 
@@ -251,15 +252,14 @@ def to_program(
     mode = mode_of(opened, options)
     spreads = measured(opened, program, options, progress) if mode == "mixed" else {}
     progress("precision", 4, 5)
-    chosen = partial(precision, program, mode, spreads, options.fp32)
+    chosen = partial(precision, program, mode, spreads, options.fp32, bytes_count=options.quantize is None)
     if options.max_error is None:
         program = chosen()
     else:
-        bound = math.sqrt(options.max_error**2 - (calibration.error if calibration else 0.0) ** 2)  # errors add up as squares
-        raised = within(program, bound, chosen, spreads, inputs_of(program, options), opened.weights)
+        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration)
         program = raised.program
         if notes is not None:
-            notes.append(_cost_of(raised, options))
+            notes.append(_cost_of(raised, options, known))
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
@@ -270,8 +270,34 @@ def to_program(
     return program
 
 
+def _within_budget(
+    program: Program,
+    floats: Program | None,
+    chosen: Callable[[Mapping[int, str]], Program],
+    spreads: Mapping[str, Spread],
+    options: Options,
+    opened: Opened,
+    calibration: Calibration | None,
+) -> tuple[Raised, float]:
+    """The program within the error that the user allows, and what of that error was measured when it was quantized.
+
+    By the user's inputs what is quantized is compared with the model in floats. Bytes need not hold what random inputs are: by
+    them it is compared with itself, and what bytes cost is known.
+    """
+    assert options.max_error is not None
+    runs, real = inputs_of(program, options)
+    if calibration is None or real:
+        few = runs if calibration is None else tested(runs)
+        return within(program, options.max_error, chosen, spreads, few, opened.weights, floats), 0.0
+    bound = math.sqrt(options.max_error**2 - calibration.error**2)  # errors add up as squares
+    return within(program, bound, chosen, spreads, runs, opened.weights), calibration.error
+
+
 DEFAULT_ERROR = {"int8": 5e-2}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
+
+SHARE = 0.95
+"""What bytes may take of an error that the user allows, such that all else stays in fp16."""
 
 
 def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Calibration:
@@ -280,7 +306,13 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     Raises InputError if they fit none, UsageError if running the model would take too long.
     """
     if options.calibration is not None and options.calibration.exists():
-        return read_calibration(options.calibration)
+        found = read_calibration(options.calibration).without(options.fp32)
+        if options.max_error is not None and found.layers and found.error >= options.max_error:
+            raise UsageError(
+                f"--max-error {options.max_error:g}: by {options.calibration} outputs are off by {found.error:.1e} already; "
+                "allow more, or give another file and --calibrate DATA.npz to choose anew"
+            )
+        return found
     assert options.calibrate is not None
     for shapes in options.entries:
         progress("load", 0, 5)
@@ -295,9 +327,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     known = timings(options.timing_cache, options.archs)
     times = partial(_times, arch=ARCHS[_timed(options.archs)], known=known)
     assert options.quantize is not None
-    bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else options.max_error
+    bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else SHARE * options.max_error
     with blamed_on("the model"):
-        found = choose(graph, runs, model.weights, bound, times, partial(progress, "calibrate"))
+        found = choose(graph, runs, model.weights, bound, times, partial(progress, "calibrate"), options.fp32)
     if options.calibration is not None:
         write_calibration(found, options.calibration)
     return found
@@ -307,7 +339,8 @@ def quantization_notes(found: Calibration, options: Options) -> list[str]:
     """What is in bytes, what that costs and saves, and why the other products are not."""
     before, after = found.times
     whole = len(found.layers) + len(found.floats)
-    on = f"{found.runs} inputs{' held back from calibration' if found.held else ', which it was calibrated with, too'}"
+    held = f"{found.runs} sets of inputs, {found.held} of them held back from calibration"
+    on = held if found.held else "the inputs that it was calibrated with"
     times = f"by estimates {after:.0f} µs in place of {before:.0f} on {_timed(options.archs)}"
     head = f"{options.quantize}: {len(found.layers)} of {whole} products"
     notes = [f"{head}; outputs are off by {found.error:.1e} on {on}; {times}" if found.layers else head]
@@ -329,36 +362,44 @@ def _times(graph: gs.Graph, arch: Arch, known: Timings) -> list[tuple[tuple[str,
     return [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
 
 
-def _cost_of(raised: Raised, options: Options) -> str:
-    """What an error budget was met by, and what it costs where there is most to lose: on the last generation asked for."""
+def _cost_of(raised: Raised, options: Options, known: float) -> str:
+    """What an error budget was met by, and what it costs where there is most to lose: on the last generation asked for.
+
+    known  an error that was measured before, and comes to it
+    """
     arch = options.archs[-1]
-    errors = f"the error is {raised.error:.1e} of {options.max_error:g} allowed"
+    error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
+    errors = f"the error is {error:.1e} of {options.max_error:g} allowed"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"
     before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
     return (
-        f"{errors}, {raised.error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
+        f"{errors}, {error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
         f"by estimates {after:.0f} µs in place of {before:.0f} on {arch}; --explain names them"
     )
 
 
-def inputs_of(program: Program, options: Options) -> list[dict[str, np.ndarray]]:
-    """What the program is measured with: the user's inputs, or random ones of mean 0, and positive as images often are.
+def inputs_of(program: Program, options: Options) -> tuple[list[dict[str, np.ndarray]], bool]:
+    """What the program is measured with: the user's inputs, or random ones of mean 0, and positive as images often are; and
+    whether they are the user's. Of several entries these need to fit only one.
 
     Raises InputError if the user's do not fit, UsageError if running it would take too long.
     """
     if why := why_too_long(program):
         raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
-    if options.calibrate is None:
-        known = ranges_of(program, options.input_ranges)
-        return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
-    runs = samples(program, read_arrays(options.calibrate, program.inputs))
-    if not runs:
-        raise _misfit(options.calibrate, program)
-    return runs
+    if options.calibrate is not None:
+        runs = samples(program, read_arrays(options.calibrate, program.inputs))
+        if runs:
+            return runs, True
+        if len(options.entries) == 1:
+            raise _misfit(options.calibrate, program)
+    known = ranges_of(program, options.input_ranges)
+    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)], False
 
 
 def _misfit(data: Path, program: Program) -> InputError:
+    if samples(program, read_arrays(data, program.inputs)) is not None:
+        return InputError(f"{data}: the arrays hold no set of inputs, being empty")
     shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
     return InputError(f"{data}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
 
@@ -380,7 +421,9 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
 
     def run(program: Program, runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Spread]:
         done, total = count(1), len(runs) * len(program.ops)
-        return constants | activations(program, runs, weights, lambda: progress("measure", next(done), total))
+        # Where tccompile has chosen the bytes, another one for a value about halfway is as good
+        exact, step = options.quantize is None, lambda: progress("measure", next(done), total)
+        return constants | activations(program, runs, weights, step, exact)
 
     if options.calibrate is not None:
         runs = samples(program, read_arrays(options.calibrate, program.inputs))

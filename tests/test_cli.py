@@ -218,6 +218,18 @@ COMPILING = {
     "two entries of one shape": ("open.onnx --entry x=1x3x8x8 --entry x=1x3x8x8", 2, "two entries", "x=1x3x8x8"),
     "no tolerance": ("conv.onnx --verify --tolerance nan", 2, "--tolerance nan", "1e-2"),
     "NaN to calibrate with": ("conv.onnx --calibrate nan.npy", 7, "'x'", "NaN"),
+    "no folder for the calibration": (
+        "conv.onnx --quantize int8 --calibrate nan.npy --calibration nowhere/c.json",
+        2,
+        "nowhere",
+        "make it first",
+    ),
+    "the calibration is the plan": (
+        "conv.onnx -o c.plan --quantize int8 --calibrate nan.npy --calibration c.plan",
+        2,
+        "c.plan",
+        "another name",
+    ),
     "output is the weights": ("outside.onnx -o outside.data", 2, "outside.data", "no plan", "another name"),
     "no such folder": ("conv.onnx -o nowhere/conv.plan", 2, "nowhere", "make it first"),
     "output is the model": ("conv.onnx -o conv.onnx", 2, "conv.onnx", "another name"),
@@ -617,6 +629,29 @@ def test_verify_and_selftest(run, models, tmp_path):
     failed = run("tccompile", models / "conv.onnx", "--arch", "sm_86", "--verify", "--tolerance", "1e-9")
     assert failed.code == 9 and failed.out.startswith("FAIL  y: error ") and "--fp32 NODE" in failed.err
     assert not (tmp_path / "conv.plan").exists()
+
+
+def test_quantize_says_what_it_did_and_is_verified_by_what_it_was_allowed(run, tmp_path):
+    """Also with inputs between 0 and 1 only, where bytes hold no negative numbers."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": (rng.standard_normal((512, 512)) / 16).astype(np.float32) for i in (1, 2)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "w2"], ["y"], name="second"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, FLOAT, (2048, 512)) for n in ("x", "y"))
+    onnx.save(model(nodes, [x], [y], weights), tmp_path / "mlp.onnx")
+    np.savez(tmp_path / "x.npz", x=rng.uniform(0, 1, (3, 2048, 512)).astype(np.float32))
+    build = ("tccompile", tmp_path / "mlp.onnx", "--arch", "sm_90a", "--quantize", "int8", "--calibrate", "x.npz")
+    made = run(*build, "--calibration", "c.json", "--verify", "--max-error", "4e-2")
+    assert made.code == 0, made.err
+    lines = made.out.splitlines()
+    assert "; 4e-02 is allowed" in lines[0] and lines[-2].startswith("mlp.plan: ")
+    assert lines[-1].startswith("int8: 2 of 2 products; outputs are off by ")
+    assert run("tcrun", "mlp.plan", "--selftest", "--device", "cpu").code == 0
+    tight = run(*build[:-2], "--calibration", "c.json", "--max-error", "1e-4")
+    assert tight.code == 2 and "c.json" in tight.err and "already" in tight.err
 
 
 def test_layers_of_a_model_that_becomes_one_step(run, models):

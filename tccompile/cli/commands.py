@@ -317,8 +317,12 @@ def tccompile(
     if (layers or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, data_file)
+        _check_output(output, model, timing_cache, calibrate, calibration, data_file)
         _check_plan_output(output)
+        if calibration is not None and not calibration.exists():
+            _check_output(calibration)
+            if calibration.resolve() == output.resolve():
+                raise UsageError(f"the plan and the calibration cannot both be {output}; choose another name for one")
         if tune and timing_cache:
             _check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
@@ -336,8 +340,7 @@ def tccompile(
         plan = compile_model(whole_or_part, options, progress)
         if exceeded := _exceeded(plan, budgets, options, as_json):
             return exceeded
-        bound = tolerance or TOLERANCE[precision]
-        verification = _verify(whole_or_part, plan, bound, data_file, layers, options, progress) if verify else None
+        verification = _verify(whole_or_part, plan, tolerance, data_file, layers, options, progress) if verify else None
         plan = verification.plan if verification else plan
         if verification is None or verification.passed:
             write_plan(plan, output)
@@ -356,7 +359,7 @@ def tccompile(
     if explain:
         say(report.explain_text(sections))
     if not quiet:
-        say(report.inspect_text(data) if verbose else report.summary_text(data))
+        say(report.inspect_text(data) if verbose else report.summary_text(data, quantize))
     return 0
 
 
@@ -365,7 +368,7 @@ ONE_THREAD = "1"
 may use fewer than there are, its threads spin for each other, some 10 ms a product, which is most often far smaller than that."""
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp32": 1e-4}
-"""The relative error of an output that --verify allows, by precision."""
+"""The relative error of an output that --verify allows, by precision; of what is quantized it is what --quantize was allowed."""
 
 
 def _budgets(vram: str | None, size: str | None, share: str | None, latency: str | None, no_fp32: bool) -> Budgets:
@@ -417,12 +420,19 @@ def _entries(model: Model, shape_texts: Sequence[str], entry_texts: Sequence[str
 
 
 def _verify(
-    model: Model, plan: Plan, tolerance: float, data: Path | None, layers: bool, options: Options, progress: _Progress
+    model: Model, plan: Plan, tolerance: float | None, data: Path | None, layers: bool, options: Options, progress: _Progress
 ) -> Verification:
-    from tccompile.verify.oracle import verify
+    """Bytes hold only what calibration has shown: random inputs of what is quantized lie where the user's do."""
+    from tccompile.pipeline import DEFAULT_ERROR
+    from tccompile.verify.oracle import ranges_in, verify
 
     progress("verify", 0, 1)
-    return verify(model, plan, tolerance, data, layers, options.input_ranges)
+    bound, ranges = TOLERANCE[options.precision], dict(options.input_ranges)
+    if options.quantize is not None:
+        bound = options.max_error or DEFAULT_ERROR[options.quantize]
+        if options.calibrate is not None:
+            ranges = ranges_in(options.calibrate, plan) | ranges
+    return verify(model, plan, tolerance or bound, data, layers, ranges)
 
 
 def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:

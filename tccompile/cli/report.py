@@ -127,10 +127,11 @@ def _padding(program: Program, op: Op, step: Step) -> list[str]:
 # --- Text ------------------------------------------------------------------------------------------------------------
 
 
-def summary_text(data: Json) -> str:
-    """One line on a plan that has been written."""
+def summary_text(data: Json, quantized: str | None = None) -> str:
+    """One line on a plan that has been written, and one on what is quantized to a format."""
     archs = dict.fromkeys(s["arch"] for entry in data["entries"] for s in entry["sections"])
-    return plain(f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}")
+    notes = [note for note in data["notes"] if quantized and note.startswith(f"{quantized}: ")]
+    return "\n".join(map(plain, (f"{data['plan']}: {size_text(data['bytes'])}, for {', '.join(archs)}", *notes)))
 
 
 def inspect_text(data: Json) -> str:

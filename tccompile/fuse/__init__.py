@@ -8,6 +8,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     split_pads            pad(x)                         =>  concat(border of x, x), for large images
     leave_gaps            conv(concat(x, y), w)          =>  conv(z, w'), z with zeros after x: a part fills vectors
     into_parts            f(concat(x, y), z)             =>  concat(f(x, z), f(y, z))
+    finish_sums           s · product(x, w) + b          =>  product(x, w) with that epilogue, where the product is of bytes
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     masks_once            attention(…, mask = f(x))      =>  f(x) for one row, if it is the same for all
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
@@ -26,7 +27,7 @@ from tccompile.fuse.alias import alias
 from tccompile.fuse.compose import compose
 from tccompile.fuse.concat import elide_concat, into_parts
 from tccompile.fuse.editor import canonical, without_dead_code
-from tccompile.fuse.epilogues import epilogues
+from tccompile.fuse.epilogues import epilogues, finish_sums
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.gather import gather_channels
@@ -46,6 +47,7 @@ def fuse(program: Program) -> Program:
         split_pads,
         leave_gaps,
         into_parts,
+        finish_sums,
         compose,
         masks_once,
         epilogues,

@@ -1,6 +1,6 @@
 """What follows an op goes into its epilogue.
 
-f(op(x), y)                  =>  op(x) with epilogue f(acc, y)
+f(op(x), y)                  =>  op(x) with epilogue f(acc, y); the scales and constants of sums of bytes before all else
 f(transpose(op(x)), y)       =>  transpose(op(x) with epilogue f(acc, y')), as a view; a reshape too, also into a part of a tensor
 depth_to_space(conv(x, w))   =>  conv(x, permuted w) with a shuffled store; a part of it is a view
 f(channels of conv(x, w) in another order, y)  =>  conv(x, permuted w) with epilogue f(acc, y)
@@ -19,6 +19,7 @@ from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
 from tccompile.lower.movement import depth_to_space_view
 
@@ -44,6 +45,26 @@ def epilogues(program: Program) -> Program:
                 e.drop(p)
                 e.put(i, merged)
                 break
+    return e.result()
+
+
+def finish_sums(program: Program) -> Program:
+    """What scales sums of bytes and adds constants to them goes into their product's epilogue, before it becomes one with what
+    moves the results."""
+    e = Editor(program)
+    for i in range(len(e.ops)):
+        op = e.ops[i]
+        if not isinstance(op, Pointwise):
+            continue
+        read = {v.tensor for v in op.views if v.tensor not in e.constants}
+        producer = e.writer(next(iter(read))) if len(read) == 1 else None
+        if producer is None or not producer.multiplied or e.tensors[producer.y].shape != e.tensors[op.y].shape:
+            continue
+        if all(e.tensors[x].dtype in (DType.I8, DType.U8) for x in producer.multiplied):
+            merged = with_epilogue(e, producer, op)
+            if merged is not None:
+                e.drop(e.position[producer.y])
+                e.put(i, merged)
     return e.result()
 
 
@@ -107,7 +128,7 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
     which the producer's result becomes a view.
     """
     t, y = e.tensors[producer.y], e.tensors[consumer.y]
-    if producer.epilogue.shuffle != 1 or y.dtype is not t.dtype or y.size != t.size:
+    if producer.epilogue.shuffle != 1 or y.size != t.size:
         return None
     found = _inverse(view, t, y)
     if found is None or y.base in e.program.outputs or not (y.base or e.is_private(y.name)):
@@ -118,7 +139,7 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
         return None
     if y.base is None and strides != t.strides:
         return None
-    part = replace(t, strides=strides, base=y.base, offset=y.offset)
+    part = replace(t, dtype=y.dtype, strides=strides, base=y.base, offset=y.offset)
     steps = [y.offset, *(s for a, s in enumerate(strides) if a != t.inner and t.padded[a] > 1)]
     if y.base is not None and (part.inner != t.inner or any(n % GRAIN for n in steps)):
         return None
@@ -126,11 +147,10 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
     merged = _joined(e, producer, moved, producer.epilogue)
     if merged is None:
         return None
+    e.tensors[t.name] = part
     if y.base is None:
         e.tensors[y.name] = replace(y, base=t.name, offset=0)
         e.viewed.add(t.name)
-    else:
-        e.tensors[t.name] = part
     return merged
 
 

@@ -146,9 +146,14 @@ def _cheapest(cost: np.ndarray, gap: np.ndarray, total: np.ndarray, bound: float
 def _in_bytes(x: np.ndarray, scale: np.ndarray, means: np.ndarray) -> np.ndarray:
     """As int8, each row less its own scale, such that sums over a row weighted by `means` stay: they are of its second axis.
 
-    To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up.
+    To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up. Where there
+    are more means than the axis is long, as in a convolution with groups, each group of rows has its own.
     """
     k = math.prod(x.shape[1:])
+    groups = len(means) // max(x.shape[1], 1)
+    if groups > 1:
+        parts = zip(*(np.split(a, groups) for a in (x, scale, means)), strict=True)
+        return np.concatenate([_in_bytes(*part) for part in parts])
     weight = np.repeat(means.astype(np.float32), k // max(len(means), 1))
     lines, out = x.reshape(-1, k), np.empty((len(x), k), np.int8)
     for i in range(0, len(lines), step := max((1 << 20) // max(k, 1), 1)):

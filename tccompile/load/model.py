@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,20 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
         types = fold(proto.graph, constants, domains, opened.block)
     else:
         types = Survey(found, unknown, proto.graph, constants, domains, opened.block).run()
+    _name_apart(proto.graph)
     return _import(proto, types, constants, told=found is not None)
+
+
+def _name_apart(graph: onnx.GraphProto) -> None:
+    """Give nodes names of their own: graphs inside nodes, which are part of this one by now, may have used the same ones."""
+    taken = {node.name for node in graph.node}
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.name in seen:
+            node.name = next(name for i in count(1) if (name := f"{node.name}~{i}") not in taken)
+            taken.add(node.name)
+        if node.name:
+            seen.add(node.name)
 
 
 def with_small_weights(model: Model) -> tuple[onnx.ModelProto, Path | None]:

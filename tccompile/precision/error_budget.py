@@ -40,14 +40,16 @@ def within(
     spreads: Mapping[str, Spread],
     runs: Sequence[Mapping[str, np.ndarray]],
     sources: Mapping[str, np.ndarray],
+    floats: Program | None = None,
 ) -> Raised:
     """The program with as few ops in fp32 as bring its error to the bound: the largest of any output and run.
 
     program  as nothing is rounded; `chosen`, the same with precision chosen, and the ops that it is given in fp32, with a reason
     runs     inputs; sources, the model's weights by name
+    floats   what the program is compared with, if it is quantized and not with itself
     Raises VerificationError if fp32 everywhere is not enough.
     """
-    exact = [evaluate(program, feeds, sources) for feeds in runs]
+    exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
     order = _worst_first(program, spreads)
     tried: dict[int, tuple[Program, float]] = {}
 

@@ -83,12 +83,14 @@ def precision(
     ranges: Mapping[str, Spread] | None = None,
     fp32: Collection[str] = (),
     raised: Mapping[int, str] = MappingProxyType({}),
+    bytes_count: bool = True,
 ) -> Program:
     """The program with the dtype and scale of each internal float tensor chosen; constants get both in their recipes.
 
     ranges  of tensors by the one that owns the storage, for "mixed"
     fp32    names of nodes, or patterns as for files, whose tensors are stored in fp32
     raised  ops, by position, whose tensors are, with the reason
+    bytes_count  whether it counts which of two bytes a value is rounded to that lies halfway
     Raises UsageError for a name that no node has.
     """
     choice = _Choice(program, DType.BF16 if mode == "bf16" else DType.F16)
@@ -98,7 +100,7 @@ def precision(
     if mode == "mixed":
         choice.widen_steep()
     if mode in ("mixed", "bf16"):
-        choice.widen_positions()
+        choice.widen_positions(bytes_count)
     if mode == "fp16":
         choice.widen_whole()
     for pattern in fp32:
@@ -122,7 +124,8 @@ def _with_products_in_full(program: Program, choice: _Choice) -> Program:
     for op in program.ops:
         y = program.tensors[op.y].storage
         why = choice.in_full.get(op.nodes[0])
-        if why and isinstance(op, Conv | Gemm) and all(program.tensors[n].dtype is DType.F32 for n in op.operands):
+        floats = program.tensors[op.y].dtype.is_float  # for bytes parts are as good
+        if why and floats and isinstance(op, Conv | Gemm) and all(program.tensors[n].dtype is DType.F32 for n in op.operands):
             told = storage.get(y, Storage(f"products in full: {why}"))
             storage[y] = replace(told, in_full=True)
     return replace(program, storage=storage)
@@ -325,9 +328,9 @@ class _Choice:
         plain = (op for op in self.program.ops if not op.takes_epilogue)
         return next((op for op in plain if self.program.tensors[op.y].storage == owner), None)
 
-    def widen_positions(self) -> None:
+    def widen_positions(self, bytes_count: bool) -> None:
         """fp32 for what is read for its angle or as an integer, and for whole numbers: see `positions`."""
-        found = positions(self.program, 2.0**self.half.digits)
+        found = positions(self.program, 2.0**self.half.digits, bytes_count)
         self.exact |= found.exact
         for owner, reason in found.wide.items():
             if owner not in self.wide:
@@ -347,7 +350,7 @@ class _Choice:
     def close(self) -> None:
         """What must multiply fp32 has fp32 weights too."""
         for i, op in enumerate(self.program.ops):
-            if not isinstance(op, Conv | Gemm):
+            if not isinstance(op, Conv | Gemm) or not all(self.program.tensors[n].dtype.is_float for n in op.operands):
                 continue
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)

@@ -75,8 +75,12 @@ class Positions:
     inputs: set[str] = field(default_factory=set)
 
 
-def positions(program: Program, exact: float = EXACT) -> Positions:
-    """What must be in fp32 for what it is read for, whatever values it takes; `exact`: up to where halves hold whole numbers."""
+def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) -> Positions:
+    """What must be in fp32 for what it is read for, whatever values it takes.
+
+    exact        up to where halves hold whole numbers
+    bytes_count  whether it counts which of two bytes a value is rounded to that lies halfway
+    """
     found = Positions()
     owner = {name: t.storage for name, t in program.tensors.items()}
     open_, whole = _open(program), whole_numbers(program)
@@ -86,6 +90,7 @@ def positions(program: Program, exact: float = EXACT) -> Positions:
         y = owner[op.y]
         why = found.wide.get(y, "")
         for name, through in _reads(op, program):
+            through = through if bytes_count else _without_quantizing(through)
             x = owner[name]
             if whole.get(name, math.inf) <= exact:
                 continue  # whatever reads it gets it as it is
@@ -224,6 +229,14 @@ def _reads(op: Op, program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:
             inside = tuple(fn for _, fns in _leaves(pre, ()) for fn in fns) if pre is not None else ()
             for name in op.operands:
                 yield name, (*inside, *through)
+
+
+def _without_quantizing(through: tuple[str, ...]) -> tuple[str, ...]:
+    """The functions but for those that quantize: an integer of what is saturated, which has been rounded."""
+    if "saturate" not in through[1:] or through[(i := through.index("saturate")) - 1] != "integer" or "round" not in through[i:]:
+        return through
+    j = through.index("round", i)
+    return (*through[: i - 1], *through[i:j], *through[j + 1 :])
 
 
 def _leaves(e: Expr, through: tuple[str, ...]) -> Iterator[tuple[Expr, tuple[str, ...]]]:

@@ -77,13 +77,14 @@ def activations(
     runs: Iterable[Mapping[str, np.ndarray]],
     sources: Mapping[str, np.ndarray],
     progress: Callable[[], object] = lambda: None,
+    bytes_count: bool = True,
 ) -> dict[str, Spread]:
     """The values of each float tensor that is computed, over runs with these inputs, by the tensor that owns the storage.
 
-    progress  called after each op of each run
+    progress  called after each op of each run; bytes_count: see `Sensitivity`
     """
     found: dict[str, Spread] = {}
-    sensitivity = Sensitivity(program)
+    sensitivity = Sensitivity(program, bytes_count)
 
     def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
         if program.tensors[op.y].dtype.is_float:

@@ -20,6 +20,7 @@ from tccompile.ir.expr import substitute, walk
 from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Resize, Rnn, Scatter, Softmax, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.reference import finish
+from tccompile.ir.types import DType
 
 LIMIT = 2.0**-9
 """How far a result may move, relative to it, when one operand is rounded; of most ops that is 2**-12 to 2**-10."""
@@ -48,6 +49,9 @@ STEADY = (
     "softplus", "softsign", "mish", "is_nan", "is_inf",
 )  # fmt: skip
 """Functions whose results never move by much more, relative to them, than their arguments do."""
+
+BYTES, TO_BYTES = (DType.I8, DType.U8), ("ratio", "round", "add", "saturate")
+"""What is quantized, and the functions that do it: of what fp16 moves them by, a step of 256 leaves nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,13 @@ class _Read:
 
 
 class Sensitivity:
-    """Watches runs of a program (`reference.evaluate`), and then says what must be exact."""
+    """Watches runs of a program (`reference.evaluate`), and then says what must be exact.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    bytes_count  whether it counts which of two bytes a value is rounded to that lies halfway, by a digit that fp16 has not
+    """
+
+    def __init__(self, program: Program, bytes_count: bool = True) -> None:
+        self.program, self.bytes_count = program, bytes_count
         self.reads: dict[int, dict[str, _Read]] = {}
         tensors, outside = program.tensors, {*program.inputs, *program.outputs, *program.constants}
         written = {tensors[op.y].storage for op in program.ops}
@@ -121,7 +128,8 @@ class Sensitivity:
         self, op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, name: str, rounded: np.ndarray
     ) -> float:
         """What y moves by, relative to it, when an operand is rounded."""
-        plain = all(e.fn in STEADY for e in walk(op.epilogue.expr))
+        steady = STEADY if self.bytes_count or self.program.tensors[op.y].dtype not in BYTES else (*STEADY, *TO_BYTES)
+        plain = all(e.fn in steady for e in walk(op.epilogue.expr))
         given = {**values, name: rounded}
         if isinstance(op, Pointwise):
             return _apart(values[name], rounded) if plain else _apart(y, finish(op, self.program, given, None))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tccompile.rewrites import tidy
 
 FORMAT = 1
 
+NAMED = "--fp32 names it"
+"""Why a product is not in bytes that the user wants in fp32."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -29,7 +33,7 @@ class Calibration:
     tensors  by name
     smooth   what the channels of activations are divided by, by name
     layers   the names of the products in bytes; `floats`: of the others, and why they are not
-    error    of the outputs, the largest on `runs` sets of inputs; `held`: by which nothing was chosen but what is in bytes
+    error    of the outputs, the largest on `runs` sets of inputs; by `held` of them nothing was chosen but what is in bytes
     times    estimates in microseconds: in floats, and as it is
     """
 
@@ -39,8 +43,14 @@ class Calibration:
     floats: dict[str, str]
     error: float
     runs: int
-    held: bool
+    held: int
     times: tuple[float, float]
+
+    def without(self, fp32: Collection[str]) -> Calibration:
+        """The same without those products that are to be in fp32, by names or patterns."""
+        out = [name for name in self.layers if named(name, fp32)]
+        kept = tuple(name for name in self.layers if name not in out)
+        return replace(self, layers=kept, floats=self.floats | dict.fromkeys(out, NAMED))
 
     def applied(self, graph: gs.Graph) -> gs.Graph:
         """A copy of the model's rewritten graph with what is in bytes. Raises InputError if it is of another model."""
@@ -49,7 +59,7 @@ class Calibration:
             layer = known.get(name)
             if layer is None or layer.x.name not in self.tensors:
                 raise InputError(f"the calibration is of another model: this one has no product {name!r} that it could be for")
-            channels = layer.weights.shape[layer.terms]
+            channels = layer.x.shape[layer.channels]
             if len(self.tensors[layer.x.name].means) != channels:
                 raise InputError(f"the calibration is of another model: {layer.x.name!r} has {channels} channels in this one")
         for name, f in self.smooth.items():
@@ -58,6 +68,11 @@ class Calibration:
         made = quantized(smoothed(graph, self.smooth), self.tensors, self.layers)
         tidy(made)
         return made
+
+
+def named(node: str, patterns: Collection[str]) -> bool:
+    """Whether a node has one of these names, which may be patterns as for files."""
+    return any(fnmatchcase(node, pattern) for pattern in patterns)
 
 
 def write(calibration: Calibration, path: Path) -> None:
@@ -94,7 +109,7 @@ def read(path: Path) -> Calibration:
             {str(k): str(v) for k, v in given["floats"].items()},
             _number(given["error"]),
             int(given["runs"]),
-            bool(given["held"]),
+            int(given["held"]),
             (_number(given["times"][0]), _number(given["times"][1])),
         )
     except OSError as error:

@@ -3,7 +3,8 @@
 What an activation's bytes move the outputs by is what they move it by, times a measured gain; and so of weights, by way of what
 they are multiplied to. Such errors add up as squares. What an activation saves is what the steps that read it are estimated to
 take without bytes and with them. So for any price of error each activation decides for itself, and the price is as low as the
-bound allows. What comes of it is run beside float32, and where the estimate was too low, it is scaled and the price rises.
+bound allows. What comes of it is run beside float32: estimates say which activation is worth more than which, and not how many of
+them are within the bound.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.metric import relative_error
 from tccompile.lower.graph import lower
-from tccompile.quantize.calibration import Calibration
-from tccompile.quantize.grid import grid_of, weight_error
+from tccompile.quantize.calibration import NAMED, Calibration, named
+from tccompile.quantize.grid import LARGEST, grid_of, weight_error
 from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
 from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
 from tccompile.quantize.products import Layer, layers
@@ -35,14 +36,22 @@ Progress = Callable[[int, int], None]
 FLOATS, OPERANDS, ALL = range(3)
 """Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
 
-TRIES = 8
+TRIES = 10
 """How often a choice is run beside float32, at most."""
 
-SPARE = 0.95
-"""The share of the bound that another try aims at."""
+GUESSES = 2
+"""How often the number of activations in bytes is guessed by estimates and what was measured; after that it is halved between one
+that is within the bound and one that is not."""
 
-HELD = 8
-"""Runs that are held back from calibration to measure with, at most; of fewer than four times as many, a quarter."""
+FINE = 16
+"""How close these get, as a share of all activations that are worth it."""
+
+SPARE = 0.95
+"""The share of the bound that a guess aims at."""
+
+TESTED = 8
+"""Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
+that are new. Of all runs up to a quarter are held back from calibration for that."""
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
@@ -74,20 +83,23 @@ def choose(
     bound: float,
     times: Times,
     progress: Progress,
+    fp32: Collection[str] = (),
 ) -> Calibration:
-    """What is worth it in bytes, such that no output is off by more than the bound on inputs that are held back.
+    """What is worth it in bytes, such that no output is off by more than the bound on inputs of which some are held back.
 
     graph  rewritten; it stays as it is
     runs   inputs, of which a part is held back; sources, the model's weights by name
+    fp32   nodes that are not to be in bytes, by names or patterns
     """
     program = lower(graph)
-    held = max(min(len(runs) // 4, HELD), 1)
-    seen, test = (runs[:-held], runs[-held:]) if len(runs) > 1 else (runs, runs)
+    held = max(min(len(runs) // 4, TESTED), 1) if len(runs) > 1 else 0
+    seen, test = runs[: len(runs) - held], tested(runs)
     first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
     begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
     smooth = factors(graph, begun.values)
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
+    found, floats = [x for x in found if not named(x.name, fp32)], floats | {x.name: NAMED for x in found if named(x.name, fp32)}
     ran = len(program.ops) * len(first)
     wanted = {a.x.name: a.channels for a in found}
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
@@ -99,7 +111,7 @@ def choose(
         got = outputs(lower(made), test, sources)
         return max(relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
 
-    choice, measured = _within(graph, activations, bound, error)
+    choice, measured = within(graph, activations, bound, error)
     for a in activations:
         for layer in a.layers if not choice[a.name] else ():
             slow = min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
@@ -110,17 +122,25 @@ def choose(
         floats |= dict.fromkeys(names, "the model is estimated to be no faster by it")
         tensors, names, measured, took = {}, (), 0.0, in_floats
     smooth = {name: f for name, f in smooth.items() if name in tensors}
-    return Calibration(tensors, smooth, names, floats, measured, len(test), len(runs) > 1, (in_floats, took))
+    return Calibration(tensors, smooth, names, floats, measured, len(test), held, (in_floats, took))
+
+
+def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
+    """The runs that a choice is measured on."""
+    return runs[-TESTED:]
 
 
 def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:
     """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
-        if layer.x.name in observed.values:
+        values = observed.values.get(layer.x.name)
+        if values is not None and 0 < max(values.high, -values.low) < LARGEST:
             by_name.setdefault(layer.x.name, []).append(layer)
+        elif values is not None and values.low == values.high == 0:
+            floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
-            floats[layer.name] = "its input is not finite"
+            floats[layer.name] = "its input is not finite, or too large to be squared"
     out = []
     for name, own in by_name.items():
         values = observed.values[name]
@@ -144,19 +164,21 @@ def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
 def _timed(graph: gs.Graph, activations: Sequence[Activation], times: Times) -> float:
     """Estimate what each activation's steps take for each way to store it; and the whole graph in floats."""
     steps = times(graph)
-    _share_out(steps, activations, FLOATS)
+    share_out(steps, activations, FLOATS)
     for way in (OPERANDS, ALL):
         choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
-        _share_out(times(_made(graph, activations, choice)), activations, way)
+        share_out(times(_made(graph, activations, choice)), activations, way)
     return sum(time for _, time in steps)
 
 
-def _share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
+def share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
     """Add each step's time to those of the activations which it multiplies, or else quantizes or reads."""
     multiplies = {layer.name: a for a in activations for layer in a.layers}
+    multiplies |= {f"{name}/{op}": a for name, a in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
     stores = {name: a for a in activations for name in (quantize_of(a.name), dequantize_of(a.name))}
     for nodes, time in steps:
-        owners = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
+        found = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
+        owners = {a.name: a for a in found}.values()
         for a in owners:
             a.times[way] += time / len(owners)
 
@@ -175,20 +197,38 @@ def _made(graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[st
     return made
 
 
-def _within(
+def within(
     graph: gs.Graph, activations: Sequence[Activation], bound: float, error: Callable[[gs.Graph], float]
 ) -> tuple[dict[str, int], float]:
-    """How each activation is stored, and the error of the outputs, which is within the bound."""
-    choice = select(activations, np.inf)
-    for _ in range(TRIES):
+    """How each activation is stored, and the error of the outputs, which is within the bound.
+
+    Estimates say in which order activations are worth it, and guess how many are within the bound; runs find that out.
+    """
+    prices = sorted((p for a in activations if (p := _worth(a)) > 0), reverse=True)
+    few, many = 0, len(prices) + 1  # so many are within the bound, and so many are not
+    best = dict.fromkeys((a.name for a in activations), FLOATS), 0.0
+    tried = len(prices)
+    for attempt in range(TRIES):
+        if many - few <= max(len(prices) // FINE, 1) and attempt:
+            break
+        choice = _at(activations, prices[tried] if tried < len(prices) else 0.0)
         if not any(choice.values()):
             break
         measured, predicted = error(_made(graph, activations, choice)), _predicted(activations, choice)
         if measured <= bound:
-            return choice, measured
-        aim = SPARE * bound * predicted / measured if np.isfinite(measured) else predicted / 2
-        choice = select(activations, min(aim, SPARE * predicted))
-    return dict.fromkeys(choice, FLOATS), 0.0
+            few, best = tried, (choice, measured)
+        else:
+            many = tried
+        tried = (few + many) // 2
+        if attempt < GUESSES and np.isfinite(measured) and few == 0:
+            guess = sum(map(bool, select(activations, SPARE * bound * predicted / measured).values()))
+            tried = min(max(guess, 1), many - 1)
+    return best
+
+
+def _worth(a: Activation) -> float:
+    """The price of error up to which an activation is worth it to be stored in bytes."""
+    return max(((a.times[FLOATS] - a.times[way]) / max(a.squares[way], 1e-30) for way in a.ways if way), default=0.0)
 
 
 def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
@@ -198,16 +238,21 @@ def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> 
 def select(activations: Sequence[Activation], bound: float) -> dict[str, int]:
     """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
 
-    def at(price: float) -> dict[str, int]:
-        costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
-        return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}
+    def fits(price: float) -> bool:
+        return _predicted(activations, _at(activations, price)) <= bound
 
-    if _predicted(activations, at(0.0)) <= bound:
-        return at(0.0)
+    if fits(0.0):
+        return _at(activations, 0.0)
     low, high = 0.0, 1.0
-    while _predicted(activations, at(high)) > bound and high < 1e30:
+    while not fits(high) and high < 1e30:
         low, high = high, 4 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if _predicted(activations, at(middle)) <= bound else (middle, high)
-    return at(high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return _at(activations, high)
+
+
+def _at(activations: Sequence[Activation], price: float) -> dict[str, int]:
+    """How each is stored at a price of error."""
+    costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
+    return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
 
+from tccompile.ir import weights
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
+from tccompile.ir.types import DType
 from tccompile.precision.sensitivity import Sensitivity
 
 SAMPLE = 1 << 17
@@ -94,6 +96,7 @@ def observe(
     """
     values: dict[str, Values] = {}
     wrong = set[str]()
+    put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
     sensitivity, done, each = Sensitivity(program), count(1), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
@@ -105,12 +108,16 @@ def observe(
 
     def watch(op: Op, read: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
         see(op.y, y)
+        for name in left & read.keys():
+            see(name, read[name])
+            left.remove(name)
         if gains is None:
             sensitivity.observe(op, read, acc, y)
         progress(next(done))
 
     with np.errstate(all="ignore"):
         for feeds in runs:
+            left = set(put_together)
             for name in program.inputs:
                 see(name, np.asarray(feeds[name]))
             evaluate(program, feeds, sources, watch)
@@ -122,5 +129,8 @@ def observe(
 
 def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
     """What a program computes from each set of inputs, in float32."""
+    stored = {name: recipe for name, recipe in program.constants.items() if program.tensors[name].dtype is DType.I8}
+    once = {name: weights.Literal(weights.evaluate(recipe, sources)) for name, recipe in stored.items()}  # rounding takes long
+    program = replace(program, constants={**program.constants, **once})
     with np.errstate(all="ignore"):
         return [evaluate(program, feeds, sources) for feeds in runs]

@@ -80,6 +80,10 @@ def why_not(node: gs.Node) -> str | None:
         if groups != 1 and w.values.shape[1] == 1:
             return "it is a depthwise convolution, which no Tensor Core multiplies in bytes"
         terms = w.values.shape[1]
+        if groups != 1 and terms % LEAST and terms > LEAST:
+            return f"its groups have {terms} input channels; bytes are multiplied in multiples of {LEAST}"
+        if rank(w) > 4:
+            return "it is a convolution of volumes"
     else:
         if rank(w) != 2:
             return "its weights are several matrices"

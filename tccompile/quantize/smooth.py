@@ -48,7 +48,8 @@ def factors(graph: gs.Graph, seen: Mapping[str, Values]) -> dict[str, np.ndarray
     outputs = {id(t) for t in graph.outputs}
     for own in _by_activation(graph).values():
         x = own[0].x
-        if x.name in seen and len(x.outputs) == len(own) and sources(own[0], outputs) is not None:
+        whole = all(layer.weights.shape[layer.terms] == x.shape[layer.channels] for layer in own)  # in no groups
+        if whole and x.name in seen and len(x.outputs) == len(own) and sources(own[0], outputs) is not None:
             best = _best(seen[x.name], own)
             if best is not None:
                 found[x.name] = best

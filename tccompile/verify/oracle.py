@@ -123,6 +123,17 @@ def verify(
     return Verification(replace(plan, certificates=tuple(certificates)), tuple(results), tuple(found))
 
 
+def ranges_in(data: Path, plan: Plan) -> dict[str, tuple[float, float]]:
+    """Ranges of a plan's float inputs over which numbers have about the mean and the variance of those in a file of inputs."""
+    ranges = {}
+    for name, array in read_arrays(data, plan.entries[0].program.inputs).items():
+        finite = array[np.isfinite(array)].astype(np.float64) if array.dtype.kind == "f" else np.empty(0)
+        if finite.size:
+            middle, wide = finite.mean(), math.sqrt(3) * finite.std()
+            ranges[name] = max(float(middle - wide), float(finite.min())), min(float(middle + wide), float(finite.max()))
+    return ranges
+
+
 def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Oracle) -> list[Layer]:
     """Each float tensor that an op writes and that the model has under the same name and shape."""
     program = plan.entries[number].program
