@@ -709,21 +709,24 @@ def _values_text(summary: Json) -> str:
 @click.argument("plan", metavar="MODEL.plan", type=EXISTING)
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
 @click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, rebuild: bool, jobs: int | None, as_json: bool) -> int:
+def tcinspect(plan: Path, steps: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
-    if steps and rebuild:
-        raise UsageError("--rebuild compares and --steps prints; give one")
+    if steps + rebuild + (diff is not None) > 1:
+        raise UsageError("--rebuild and --diff compare, and --steps prints; give one")
     if jobs and not rebuild:
         raise UsageError("--jobs says how --rebuild compiles; give it too")
     loaded = read_plan(plan)
     if rebuild:
         return _rebuild(loaded, jobs, as_json)
+    if diff is not None:
+        return _print_changes(read_plan(diff), loaded, as_json)
     data = {"plan": str(plan), "bytes": plan.stat().st_size, **report.inspect(loaded)}
     sections = report.explain(loaded) if steps else []
     if as_json:
@@ -732,6 +735,14 @@ def tcinspect(plan: Path, steps: bool, rebuild: bool, jobs: int | None, as_json:
     say(report.inspect_text(data))
     if steps:
         say(report.explain_text(sections))
+    return 0
+
+
+def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
+    from tccompile.cli.plan_diff import changes, text_of
+
+    found = changes(old, new)
+    say(json_text({"changes": [c.to_json() for c in found]}) if as_json else text_of(found))
     return 0
 
 
