@@ -19,6 +19,7 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
 from tests.gpu.cases import CASES
+from tests.plans import without_code
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[1]
@@ -31,14 +32,17 @@ CHEAP = "sm_86"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands are about: model.onnx, whose only weights are a small convolution's, and input.npy."""
+    """What the commands are about: model.onnx, whose only weights are a small convolution's, inputs, and an older plan."""
     folder = tmp_path_factory.mktemp("readme")
     w = np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32)
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 8, 4, 4)) for n in ("input", "output"))
     node = helper.make_node("Conv", ["input", "w"], ["output"])
     graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx")
-    np.save(folder / "input.npy", np.random.default_rng(1).standard_normal((1, 8, 4, 4)).astype(np.float32))
+    inputs = np.random.default_rng(1).standard_normal((5, 1, 8, 4, 4)).astype(np.float32)
+    np.save(folder / "input.npy", inputs[0])
+    np.savez(folder / "data.npz", input=inputs)
+    without_code(onnx.load(folder / "model.onnx"), (CHEAP,)).save(folder / "old.plan")
     return folder
 
 

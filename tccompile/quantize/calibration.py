@@ -84,6 +84,7 @@ def write(calibration: Calibration, path: Path) -> None:
             "signed": t.grid.signed,
             "error": t.grid.error,
             "shared": t.shared,
+            "tied": t.tied,
             "means": [float(m) for m in t.means],
         }
         for name, t in calibration.tensors.items()
@@ -124,7 +125,7 @@ def _tensor(given: Mapping[str, Any]) -> Tensor:
     if not (np.float32(scale) > 0 and limits.min <= zero <= limits.max):
         raise ValueError(f"a scale of {scale:g} and a zero point of {zero}")
     means = np.array([_number(m) for m in given["means"]])
-    return Tensor(Grid(scale, zero, signed, _number(given["error"])), means, bool(given["shared"]))
+    return Tensor(Grid(scale, zero, signed, _number(given["error"])), means, bool(given["shared"]), bool(given["tied"]))
 
 
 def _factors(given: Sequence[Any]) -> np.ndarray:

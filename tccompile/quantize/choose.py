@@ -18,12 +18,15 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.metric import relative_error
 from tccompile.lower.graph import lower
 from tccompile.quantize.calibration import NAMED, Calibration, named
-from tccompile.quantize.grid import LARGEST, grid_of, weight_error
+from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
 from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
 from tccompile.quantize.products import Layer, layers
 from tccompile.quantize.smooth import factors, smoothed
+from tccompile.quantize.ties import begins, ties
 from tccompile.rewrites import tidy
+from tccompile.rewrites.quantized import moves
+from tccompile.rewrites.rule import rank
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -49,6 +52,9 @@ FINE = 16
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
 
+LESS = 0.99
+"""The share of a model's time that bytes must leave at most: estimates are no more exact."""
+
 TESTED = 8
 """Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
 that are new. Of all runs up to a quarter are held back from calibration for that."""
@@ -60,9 +66,10 @@ HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormaliza
 
 @dataclass
 class Activation:
-    """A tensor that products read: its layers, and for each way to store it, what moves the outputs and what it takes.
+    """A tensor that products read, or several that are tied: the layers, and for each way to store it, what moves the outputs and
+    what it takes.
 
-    how      as it would be stored
+    how      as it would be stored in each way: what is, by name
     ways     those that are possible
     squares  of what the outputs move by, for each way
     times    of the steps that read it, in microseconds, for each way
@@ -70,7 +77,7 @@ class Activation:
 
     name: str
     layers: list[Layer]
-    how: Tensor
+    how: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
     ways: tuple[int, ...]
     squares: list[float]
     times: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
@@ -101,28 +108,50 @@ def choose(
     found, floats = layers(graph)
     found, floats = [x for x in found if not named(x.name, fp32)], floats | {x.name: NAMED for x in found if named(x.name, fp32)}
     ran = len(program.ops) * len(first)
-    wanted = {a.x.name: a.channels for a in found}
+    wanted = _moved_with(graph) | {a.x.name: a.channels for a in found}
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
-    activations = _activations(graph, found, observed, floats)
-    in_floats = _timed(graph, activations, times)
+    activations, in_floats = _faster(graph, _activations(graph, found, observed, floats), observed, times)
     exact = outputs(program, test, sources)
 
     def error(made: gs.Graph) -> float:
         got = outputs(lower(made), test, sources)
         return max(relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
 
-    choice, measured = within(graph, activations, bound, error)
+    whole, measured = within(graph, activations, bound, error)
+    choice, took = _fastest(graph, activations, whole, in_floats, times)
+    if choice != whole:
+        measured = error(_made(graph, activations, choice)) if any(choice.values()) else 0.0
+        if measured > bound:  # fewer bytes may be worse, where errors of some made up for those of others
+            choice, measured, took = dict.fromkeys(choice, FLOATS), 0.0, in_floats
     for a in activations:
         for layer in a.layers if not choice[a.name] else ():
-            slow = min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
+            slow = whole[a.name] or min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
             floats[layer.name] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
     tensors, names = _stored(activations, choice)
-    took = sum(t for _, t in times(_made(graph, activations, choice))) if names else in_floats
-    if names and took >= in_floats:
-        floats |= dict.fromkeys(names, "the model is estimated to be no faster by it")
-        tensors, names, measured, took = {}, (), 0.0, in_floats
     smooth = {name: f for name, f in smooth.items() if name in tensors}
     return Calibration(tensors, smooth, names, floats, measured, len(test), held, (in_floats, took))
+
+
+def _moved_with(graph: gs.Graph) -> dict[str, int]:
+    """What may be tied, by name, and an axis of it."""
+    tensors = [t for node in graph.nodes for t in ((*moves(node), *node.outputs) if moves(node) else ())]  # type: ignore[misc]
+    return {t.name: min(1, rank(t) - 1) for t in tensors if rank(t)}
+
+
+def _fastest(
+    graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[str, int], in_floats: float, times: Times
+) -> tuple[dict[str, int], float]:
+    """All of what was chosen, or the half, the quarter or the eighth of it that saves most, whichever makes the graph fastest:
+    what one activation saves depends on others. And the graph's time; nothing is chosen where that would save too little."""
+    saved = {a.name: a.times[FLOATS] - a.times[choice[a.name]] for a in activations if choice[a.name]}
+    order = sorted(saved, key=lambda name: -saved[name])
+    best, least, limit = dict.fromkeys(choice, FLOATS), in_floats, LESS * in_floats
+    for count in dict.fromkeys(len(order) >> k for k in range(4)):
+        some = {name: way if name in order[:count] else FLOATS for name, way in choice.items()}
+        took = sum(t for _, t in times(_made(graph, activations, some))) if count else in_floats
+        if took < min(least, limit):
+            best, least = some, took
+    return best, least
 
 
 def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
@@ -141,17 +170,56 @@ def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, fl
             floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
             floats[layer.name] = "its input is not finite, or too large to be squared"
-    out = []
-    for name, own in by_name.items():
-        values = observed.values[name]
-        how = Tensor(grid_of(values.all()), values.means, shared=True)
-        gains = [observed.gains.get(layer.node.outputs[0].name, 1.0) for layer in own]
-        by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
-        as_operand = sum(g**2 for g in gains) * how.grid.error**2
-        whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
-        ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
-        out.append(Activation(name, own, how, ways, [0.0, by_weights + as_operand, by_weights + max(whole, as_operand)]))
-    return out
+    return [_activation(graph, name, own, observed) for name, own in by_name.items()]
+
+
+def _faster(graph: gs.Graph, alone: list[Activation], observed: Observed, times: Times) -> tuple[list[Activation], float]:
+    """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
+    faster; with their times. And what the graph takes in floats."""
+    in_floats = _timed(graph, alone, times)
+    tied, left = [], {a.name: replace(a, times=[0.0, 0.0, 0.0]) for a in alone}
+    for members in ties(graph, observed.values, HEAVY):
+        operands = [left.pop(t.name) for t in members if t.name in left]
+        if operands:
+            tied.append(_tied(members, operands, observed))
+    if not tied:
+        return alone, in_floats
+    together = [*left.values(), *tied]
+    _timed(graph, together, times)
+    took = [sum(t for _, t in times(_made(graph, found, _at(found, 0.0)))) for found in (alone, together)]
+    return (alone if took[0] <= took[1] else together), in_floats
+
+
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+    values = observed.values[name]
+    how = Tensor(grid_of(values.all()), values.means, shared=True)
+    gains = [observed.gains.get(layer.node.outputs[0].name, 1.0) for layer in own]
+    by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
+    as_operand = sum(g**2 for g in gains) * how.grid.error**2
+    whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
+    ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
+    squares = [0.0, by_weights + as_operand, by_weights + max(whole, as_operand)]
+    return Activation(name, own, ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
+
+
+def _tied(members: list[gs.Tensor], operands: list[Activation], observed: Observed) -> Activation:
+    """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
+    seen = [observed.values[t.name] for t in members]
+    grid = grid_of(np.concatenate([v.all() for v in seen]))
+    how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
+    moved = 0.0
+    for t in begins(members):
+        sample = observed.values[t.name].all()
+        moved += (observed.gains.get(t.name, 1.0) * relative_error(rounded(sample, grid), sample)) ** 2
+    alone = sum(a.squares[OPERANDS] for a in operands)
+    by_weights = alone - sum(
+        (observed.gains.get(layer.node.outputs[0].name, 1.0) * a.how[OPERANDS][a.name].grid.error) ** 2
+        for a in operands
+        for layer in a.layers
+    )
+    own = {name: t for a in operands for name, t in a.how[OPERANDS].items()}
+    layers_ = [layer for a in operands for layer in a.layers]
+    return Activation(operands[0].name, layers_, ({}, own, how), (FLOATS, OPERANDS, ALL), [0.0, alone, by_weights + moved])
 
 
 def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
@@ -175,7 +243,7 @@ def share_out(steps: Sequence[tuple[Collection[str], float]], activations: Seque
     """Add each step's time to those of the activations which it multiplies, or else quantizes or reads."""
     multiplies = {layer.name: a for a in activations for layer in a.layers}
     multiplies |= {f"{name}/{op}": a for name, a in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
-    stores = {name: a for a in activations for name in (quantize_of(a.name), dequantize_of(a.name))}
+    stores = {name: a for a in activations for t in a.how[way] for name in (quantize_of(t), dequantize_of(t))}
     for nodes, time in steps:
         found = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
         owners = {a.name: a for a in found}.values()
@@ -186,7 +254,7 @@ def share_out(steps: Sequence[tuple[Collection[str], float]], activations: Seque
 def _stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The activations in bytes, and the names of the layers that multiply them."""
     stored = [a for a in activations if choice[a.name]]
-    tensors = {a.name: replace(a.how, shared=choice[a.name] == ALL) for a in stored}
+    tensors = {name: how for a in stored for name, how in a.how[choice[a.name]].items()}
     return tensors, tuple(layer.name for a in stored for layer in a.layers)
 
 

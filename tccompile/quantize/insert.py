@@ -20,11 +20,13 @@ class Tensor:
 
     means   of its channels: sums of weights that they are multiplied by are kept when those are rounded
     shared  all that reads it reads the bytes, not only products
+    tied    it is stored whether products read it or not, since others are that have its scale
     """
 
     grid: Grid
     means: np.ndarray
     shared: bool
+    tied: bool = False
 
 
 def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str]) -> gs.Graph:
@@ -35,8 +37,10 @@ def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[
     for layer in found.values():
         _in_bytes(edit, layer, tensors[layer.x.name])
     known, products = graph.tensors(), {id(layer.node) for layer in found.values()}
-    for name in dict.fromkeys(layer.x.name for layer in found.values()):
-        _stored(edit, known[name], tensors[name], products)
+    read = {layer.x.name for layer in found.values()}
+    for name, how in tensors.items():
+        if name in read or (how.tied and name in known):
+            _stored(edit, known[name], how, products)
     return graph
 
 

@@ -2,7 +2,7 @@
 
 conv(dequantize(x), dequantize(w)) + b  =  conv_integer(x, w) · (x's scale · w's) + b       and so for matmul and gemm
 dequantize(constant)                    =  a constant                                       where no product takes it
-f(dequantize(x))                        =  dequantize(f(x))                                 f moves or chooses elements
+f(dequantize(x))                        =  dequantize(f(x))                                 f moves, chooses or joins elements
 quantize(dequantize(x))                 =  x                                                with the same scale and zero
 """
 
@@ -29,12 +29,24 @@ from tccompile.rewrites.rule import (
     rank,
     reshaped,
     rounded,
+    shape_constant,
 )
 
 BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 
-MOVES = ("DepthToSpace", "MaxPool", "Reshape", "Slice", "Transpose")
-"""Operators whose results are elements of their first input, which grow where these do."""
+MOVES = ("DepthToSpace", "MaxPool", "Reshape", "Resize", "Slice", "Transpose")
+"""Operators whose results are elements of their first input, which grow where these do; of Resize only to the nearest."""
+
+
+def moves(node: gs.Node) -> list[gs.Tensor] | None:
+    """What a node only moves, chooses from, or joins; None if it does something else, or of what is constant."""
+    if node.domain not in (None, "", "ai.onnx") or (node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest"):
+        return None
+    if node.op == "Concat":
+        return list(node.inputs) if all(constant(t) is None for t in node.inputs) else None
+    if node.op == "Split" or (node.op in MOVES and len(node.outputs) == 1):
+        return node.inputs[:1] if constant(node.inputs[0]) is None else None
+    return None
 
 
 @dataclass
@@ -181,7 +193,7 @@ class Moved:
 def _moved(node: gs.Node) -> Moved | None:
     between: list[gs.Node] = []
     t = node.inputs[0]
-    while (move := producer(t, *MOVES)) is not None and len(move.outputs) == 1:
+    while (move := producer(t, *MOVES)) is not None and moves(move):
         between.insert(0, move)
         t = move.inputs[0]
     source = producer(t, "DequantizeLinear")
@@ -215,6 +227,37 @@ def _move(edit: Editor, moved: Moved) -> None:
         x.dtype = of.dtype
 
 
+def _pieces(node: gs.Node) -> tuple[gs.Node, gs.Node] | None:
+    """quantize(split(dequantize(x))), or of a concatenation: the last node, and what splits or joins."""
+    between = producer(node.inputs[0], "Concat", "Split")
+    if between is None or not (read := moves(between)):
+        return None
+    return (node, between) if all(producer(t, "DequantizeLinear") is not None for t in read) else None
+
+
+def _check_pieces(edit: Editor, found: tuple[gs.Node, gs.Node]) -> str | None:
+    node, between = found
+    for t in moves(between) or ():
+        why_not = _check_moved(edit, Moved(node, t.inputs[0], [gs.Node("Identity", outputs=[node.inputs[0]])]))
+        if why_not is not None:
+            return why_not
+    return None
+
+
+def _join_pieces(edit: Editor, found: tuple[gs.Node, gs.Node]) -> None:
+    """Bytes are joined, or a piece of them is taken."""
+    node, between = found
+    y, pieces = node.outputs[0], [t.inputs[0].inputs[0] for t in moves(between) or ()]
+    axis = between.attrs.get("axis", 0) % rank(y)
+    if between.op == "Concat":
+        edit.add("Concat", pieces, between, into=y, axis=axis)
+        return
+    at = next(i for i, t in enumerate(between.outputs) if t is node.inputs[0])
+    begin = sum(int(t.shape[axis]) for t in between.outputs[:at])
+    ends = [shape_constant(edit, (n,), between) for n in (begin, begin + int(y.shape[axis]), axis)]
+    edit.add("Slice", [pieces[0], *ends], between, into=y)
+
+
 PRODUCTS = (
     Rewrite(
         "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), _product, _check, _apply
@@ -225,4 +268,5 @@ PRODUCTS = (
 REWRITES = (
     Rewrite("dequantize(constant) => constant", ("DequantizeLinear",), itself, _check_constant, _to_constant),
     Rewrite("quantize(f(dequantize(x))) => f(x)", ("QuantizeLinear",), _moved, _check_moved, _move),
+    Rewrite("quantize(concat(dequantize(x), …)) => concat(x, …)", ("QuantizeLinear",), _pieces, _check_pieces, _join_pieces),
 )
