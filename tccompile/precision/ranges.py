@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 LONG, TOO_LONG = 40e9, 300e9
 """Floating-point operations of a run: NumPy does some 10 to 40 billion a second. See `smaller`."""
 
-MANY, TOO_MANY, TOO_LARGE = 1 << 25, 1 << 28, 1 << 28
+MANY, TOO_MANY, TOO_LARGE = 1 << 25, 1 << 27, 1 << 28
 """Elements that all ops write, of which NumPy computes, rounds and compares some 20 million a second; and those of one tensor,
 for which a run takes some GiB, and which are not run through."""
 
-USUAL = 12
+USUAL = 4
 """Parts of an expression, of which so many more take as long again."""
 
 STEP, TOO_MANY_STEPS = 1 << 10, 1 << 15
