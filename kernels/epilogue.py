@@ -322,7 +322,8 @@ def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
                                rounded to nothing yet; zeros in y's padding, anything beyond it
-    results(acc, added, c, e)  where a load differs by row: `added` has its values, as `acc`
+    results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `memory.load` gives
+                               them
     """
     found = source(Form.decoded(params), rows, stores=False)
     return device_function(found.function), types_of(found.kinds)
@@ -437,7 +438,8 @@ class _Writer:
                 ahead.append(f"    prefetch({first} + i64(c) * (i64({step}) * {size}))")
             if not self.stores and read.by_row:
                 for r, loaded in enumerate(values):
-                    loaded.append([f"added[{r * self.form.lanes + i}]" for i in range(self.form.lanes)])
+                    names = [f"added[{r * self.form.lanes + i}]" for i in range(self.form.lanes)]
+                    loaded.append([self.out.loaded(name, read.dtype) for name in names])
                 continue
             together = self.form.lanes if read.mode == "vector" else 1
             self.accesses[f"load{k}"] = intrinsic("ptx.memory.load", read.dtype, together, read.mode == "guarded")

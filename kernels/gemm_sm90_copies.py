@@ -17,6 +17,9 @@ from tccompile.kernels.parts.operands import BLOCK, ROW
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
+BYTES = (DType.I8, DType.U8)
+"""What results of integers, and what is added to them, may be in boxes; of others halves."""
+
 UNIT = 16
 """Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
 
@@ -215,10 +218,10 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
     if any(load.step is None or not load.vector for load in by_row):
         return None
     outside, size = {*program.inputs, *program.outputs}, y.dtype.size
-    bytes_alone = problem.integers and y.dtype in (DType.I8, DType.U8) and not by_row
-    if any(t.storage in outside for t in (y, *(load.tensor for load in by_row))):
+    boxes = y, *(load.tensor for load in by_row)
+    if any(t.storage in outside for t in boxes):
         return None
-    if not bytes_alone and any(t.dtype is not DType.F16 for t in (y, *(load.tensor for load in by_row))):
+    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES if problem.integers else ())):
         return None
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)

@@ -169,7 +169,7 @@ def _staged_rows(load4: Any, batch: int, half: int, step: int) -> Any:
 
 class Boxes(Results):
     """Each warp rounds its 16 rows, `columns` at a time, into boxes laid out as the copy engine swizzles them, which it stores.
-    Results are halves, or integers of 8 bits, to which nothing is added.
+    Results are halves, or integers of 8 bits; what is added to them has a type of the same size.
 
     shape  rows and columns of the tile; span, columns that are taken from the accumulators at once
     `turn` is the box that is next; with something added, the parity of its barrier's phase.
@@ -185,7 +185,7 @@ class Boxes(Results):
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
         rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, params)
+        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, added, params)
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -265,25 +265,34 @@ def _place_of_halves(lane):
     return i32(lane & 15), lane >> 4, 0
 
 
-def _put_bytes(compute: Any, line: int, params: Params) -> tuple[Any, Any]:
+def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """What `_place_of_halves` and `put_rows` are for results of a byte, in a box's rows of `line` bytes: a lane's address is that
     of its two neighbours in the first 8 rows and columns, from which it stores four times two."""
-    store = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared")
-    below = 8 * line
+    form = epilogue.Form.decoded(params)
+    store, below = memory.store(form.y.dtype, 2, space="shared"), 8 * line
+    load = memory.load(next(r.dtype for r in form.loads if r.by_row), 2, space="shared") if added else None
 
     @inline
     def place(lane):
         return i32(lane >> 2), 0, (lane & 3) * 2
 
     @inline
-    def put(values, at, c, e):
-        a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
+    def put(at, a, b):
         store(at, a[0], a[1])
         store(u32(at + below), a[2], a[3])
         store(u32(at + 8), b[0], b[1])
         store(u32(at + below + 8), b[2], b[3])
 
-    return place, put
+    @inline
+    def put_plain(values, at, c, e):
+        put(at, compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e))
+
+    @inline
+    def put_added(values, at, c, e):
+        first, second = load(at) + load(u32(at + below)), load(u32(at + 8)) + load(u32(at + below + 8))
+        put(at, compute(values[:4], first, c, e), compute(values[4:8], second, i32(c + 8), e))
+
+    return place, put_added if added else put_plain
 
 
 def drain_boxes() -> Any:

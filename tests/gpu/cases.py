@@ -313,12 +313,14 @@ def of_8_bits(
     stride: int = 1,
     groups: int = 1,
     extreme: bool = False,
+    residual: DType | None = None,
 ) -> Program:
     """A Gemm, of batches if x has more than two axes, or with a window a Conv, of integers of 8 bits.
 
     kinds    types of the operands and of the result. An int32 is the sum; floats are scaled per channel; bytes have a bias of
              int32, and are scaled, rounded and saturated
     extreme  operands are the ends of their types, nine tenths of them the upper one
+    residual  type of what is added to results of bytes before they are rounded
     """
     b, order = Builder(case), NHWC if window else None
     for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
@@ -337,6 +339,10 @@ def of_8_bits(
             biased = cast(call("add", ep.expr, load(1, I64)), F32)
         scaled = call("mul", biased, load(0))
         views = tuple(View(name, (coord(axis),)) for name in ("scale", "bias") if name in b.tensors)
+        if residual:
+            b.values("r", b.rng.integers(int(residual.lowest), int(residual.largest) + 1, out), residual, order, 16)
+            scaled = call("add", scaled, call("mul", cast(load(len(views), I64), F32), 0.375))
+            views = *views, View("r", tuple(map(coord, range(len(out)))))
         ep = Epilogue(call("round", scaled) if y.size == 1 else scaled, views)
     name, fields = b.result(out, y, order), {"nodes": (case,), "epilogue": ep}
     if not window:
@@ -813,11 +819,14 @@ CASES: Cases = {
     "s8_gemm_few": _case(of_8_bits, (5, 2064), 300, kinds=(DType.U8, DType.I8, DType.U8)),
     "s8_conv": _case(of_8_bits, (2, 48, 13, 11), 40, (3, 3), (DType.U8, DType.I8, DType.I8)),
     "s8_conv_stride": _case(of_8_bits, (1, 67, 15, 9), 21, (5, 3), (DType.I8, DType.U8, F16), stride=2),
-    "s8_gemm_tiles": _case(of_8_bits, (600, 528), 272, kinds=(DType.U8, DType.I8, DType.I8)),
-    "s8_gemm_halves": _case(of_8_bits, (300, 1040), 200, kinds=(DType.I8, DType.U8, F16)),
+    "s8_gemm_tiles": _case(of_8_bits, (600, 528), 270, kinds=(DType.U8, DType.I8, DType.I8)),
+    "s8_gemm_halves": _case(of_8_bits, (300, 1040), 198, kinds=(DType.I8, DType.U8, F16)),
     "s8_conv_wide": _case(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.U8, DType.I8, DType.U8)),
     "s8_conv_1x1": _case(of_8_bits, (3, 64, 14, 14), 256, (1, 1), (DType.U8, DType.I8, DType.I8)),
     "s8_conv_1x1_stride": _case(of_8_bits, (2, 256, 14, 14), 128, (1, 1), (DType.I8, DType.I8, F16), stride=2),
+    "s8_conv_1x1_residual": _case(of_8_bits, (3, 64, 14, 14), 256, (1, 1), (DType.U8, DType.I8, DType.I8), residual=DType.I8),
+    "s8_conv_residual": _case(of_8_bits, (2, 48, 13, 11), 48, (3, 3), (DType.I8, DType.I8, DType.U8), residual=DType.I8),
+    "s8_gemm_residual": _case(of_8_bits, (300, 528), 270, kinds=(DType.I8, DType.I8, DType.I8), residual=DType.U8),
     "s8_conv_groups": _case(of_8_bits, (1, 64, 9, 10), 48, (3, 3), (DType.U8, DType.I8, DType.U8), groups=2),
     "s8_conv_narrow_groups": _case(of_8_bits, (1, 18, 9, 10), 27, (3, 3), (DType.I8, DType.I8, DType.I32), groups=3),
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations

@@ -261,14 +261,16 @@ def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does
     assert 1 in splits[0] and 1 not in splits[1] and splits[1]
 
 
-def with_residual(y: DType) -> Program:
-    """A 1×1 convolution whose results have y's type, as has a tensor that is added to them; few enough to be exact as halves."""
+def with_residual(y: DType, kind: DType) -> Program:
+    """A 1×1 convolution and a tensor of a kind that is added to its results; they are few enough to be exact as halves."""
     program = conv((2, 20, 7, 6), 40, (1, 1), (I8, I8, y))
-    op, r = program.ops[0], replace(program.tensors["y"], name="r")
+    op, r = program.ops[0], dense("r", program.tensors["y"].shape, kind, NHWC, padding(kind, True))
     there = (View("r", tuple(map(coord, range(4)))), View("scale", (coord(1),)))
     scaled = call("mul", cast(SUM, F32), load(1))
-    added = call("add", scaled, load(0)) if y is F16 else call("round", call("add", scaled, cast(load(0, DType.I64), F32)))
-    constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(-9, 10, r.shape).astype(y.numpy))}
+    total = call("add", scaled, load(0) if kind is F16 else cast(load(0, DType.I64), F32))
+    added = total if y is F16 else call("round", total)
+    low = 0 if kind is U8 else -9
+    constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(low, 10, r.shape).astype(kind.numpy))}
     constants["scale"] = Literal(np.full(40, 2.0**-12, np.float32))
     tensors = {**program.tensors, "r": r}
     made = replace(program, tensors=tensors, constants=constants, ops=(replace(op, epilogue=Epilogue(added, there)),))
@@ -276,14 +278,16 @@ def with_residual(y: DType) -> Program:
     return made
 
 
-ADDED = [(F16, {}), (F16, {"swapped": True}), (I8, {})]
+ADDED = [(F16, F16, {}), (F16, F16, {"swapped": True}), (I8, I8, {}), (U8, I8, {}), (I8, U8, {"bn": 32}), (I8, F16, {})]
 
 
-@pytest.mark.parametrize(("y", "more"), usually(ADDED))
-def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, more: Config) -> None:
-    """In boxes to halves; lanes store bytes."""
-    config = {"bm": 64, "bn": 64, "split": 1, **more}
-    agrees(HOPPER[0], with_residual(y), config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+@pytest.mark.parametrize(("y", "r", "more"), usually(ADDED, 5))
+def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, r: DType, more: Config) -> None:
+    """In boxes, if elements have the same size; else lanes store rows."""
+    program, config = with_residual(y, r), {"bm": 64, "bn": 64, "split": 1, **more}
+    (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    assert dict(launch.code.params)["boxed"] == (y.size == r.size)
+    agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
 BOXES = [(y, bm, bn) for y in (I8, U8) for bm, bn in ((64, 16), (64, 32), (128, 96), (64, 128))]
