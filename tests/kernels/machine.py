@@ -23,7 +23,7 @@ import numpy as np
 from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
-from tccompile.ir.storage import to_storage
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
@@ -37,6 +37,9 @@ MAPS = 1 << 61
 """The address of a launch's first tensor map; others lie 128 bytes apart."""
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+FLOAT8 = {"e4m3x2": DType.E4M3, "e5m2x2": DType.E5M2}
+"""What instructions call two floats of 8 bits."""
 
 Step = Callable[[np.ndarray], Any]
 """Executes an instruction in the threads of a mask."""
@@ -567,6 +570,8 @@ class Machine:
 
     def do_cvt(self, parts: list[str], operands: list[str]) -> Step:
         to, kind = parts[-2:]
+        if to in FLOAT8 or kind in FLOAT8:
+            return self.floats_of_8_bits(parts, operands)
         if to in ("f16x2", "bf16x2"):
             high, low = (self.source(o, "f32") for o in operands[1:])
             assign, half = self.target(operands[0]), DType.F16 if to == "f16x2" else DType.BF16
@@ -586,6 +591,31 @@ class Machine:
                 operands, kind, lambda a: np.clip(np.nan_to_num(rounding(a.astype(np.float64))), info.min, info.max).astype(t)
             )
         return self.plain(operands, kind, (lambda a: rounding(a).astype(t)) if rounding else (lambda a: a.astype(t)))
+
+    def floats_of_8_bits(self, parts: list[str], operands: list[str]) -> Step:
+        """Two of them become two halves, or are what two float32 are rounded to; the second of these comes first."""
+        to, kind = parts[-2:]
+        assign = self.target(operands[0])
+        if kind in FLOAT8:
+            assert parts == ["cvt", "rn", "f16x2", kind]
+            pair = self.source(operands[1], "u16")
+
+            def widen(mask: np.ndarray) -> None:
+                halves = (
+                    from_storage((pair >> np.uint16(8 * k) & np.uint16(255)).astype(np.uint8), FLOAT8[kind]) for k in (0, 1)
+                )
+                words = [np.broadcast_to(h.astype(np.float16).view(np.uint16), (self.n,)).astype(np.uint32) for h in halves]
+                assign(words[0] | words[1] << np.uint32(16), mask)
+
+            return widen
+        assert parts == ["cvt", "rn", "satfinite", to, "f32"]
+        high, low = (self.source(o, "f32") for o in operands[1:])
+
+        def round_(mask: np.ndarray) -> None:
+            first, second = (np.broadcast_to(to_storage(v, FLOAT8[to]), (self.n,)).astype(np.uint16) for v in (low, high))
+            assign(first | second << np.uint16(8), mask)
+
+        return round_
 
     # Loads and stores
 
