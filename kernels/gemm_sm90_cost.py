@@ -46,6 +46,8 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right) * part
+    if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count: not measured yet
+        multiplying *= 1.25 if left * together == 64 else 1.1
     sharing = (left + right + left // 64 * (64 + right)) * part
     busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
     alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun

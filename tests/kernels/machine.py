@@ -38,8 +38,11 @@ MAPS = 1 << 61
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-FLOAT8 = {"e4m3x2": DType.E4M3, "e5m2x2": DType.E5M2}
-"""What instructions call two floats of 8 bits."""
+FLOAT8 = {"e4m3": DType.E4M3, "e5m2": DType.E5M2, "e4m3x2": DType.E4M3, "e5m2x2": DType.E5M2}
+"""What instructions call floats of 8 bits, and two of them."""
+
+DIGITS = 14
+"""Of Tensor Cores' sums of floats of 8 bits."""
 
 Step = Callable[[np.ndarray], Any]
 """Executes an instruction in the threads of a mask."""
@@ -52,6 +55,12 @@ bytes of them lie in shared memory, swizzled by that."""
 def warps_of(mask: np.ndarray) -> np.ndarray:
     """The numbers of warps that threads of a mask are of."""
     return np.flatnonzero(np.bincount(np.flatnonzero(mask) // 32))
+
+
+def cut(sums: np.ndarray) -> np.ndarray:
+    """Sums with their first `DIGITS` binary digits, in float32."""
+    mantissa, exponent = np.frexp(sums)
+    return np.ldexp(np.trunc(mantissa * 2.0**DIGITS), exponent - DIGITS).astype(np.float32)
 
 
 def dtype_of(kind: str) -> Any:
@@ -449,6 +458,15 @@ class Machine:
 
     def binary(self, parts: list[str], operands: list[str]) -> Step:
         base, kind = parts[0], parts[-1]
+        if kind == "f16x2":
+            assert base == "mul", parts
+            assign, pair = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
+
+            def multiply(mask: np.ndarray) -> None:
+                a, b = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in pair)
+                assign((a * b).view(np.uint32), mask)
+
+            return multiply
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
@@ -762,6 +780,8 @@ class Machine:
             values = words.view(np.float16).astype(np.float32)
         elif kind == "bf16":
             values = (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        elif kind in FLOAT8:
+            values = from_storage(words.view(np.uint8), FLOAT8[kind])
         elif kind in ("s8", "u8"):
             values = words.view(kind.replace("s", "i").replace("8", "1")).astype(np.int64)
         else:
@@ -798,6 +818,8 @@ class Machine:
         shape, (sums, kind, other, same) = parts[3 + sparse], parts[-4:]
         if {kind, other} <= {"s8", "u8"}:
             assert (shape, sums, same, sparse) in (("m8n8k16", "s32", "s32", False), ("m16n8k32", "s32", "s32", False)), parts
+        elif {kind, other} <= {"e4m3", "e5m2"}:
+            assert (shape, sums, same, sparse) == ("m16n8k32", "f32", "f32", False), parts
         else:
             assert shape in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
             assert (sums, other, same) == ("f32", kind, "f32") and (kind == "f16" or not sparse), parts
@@ -813,8 +835,8 @@ class Machine:
             product = (left @ right).reshape(len(rows), -1, 8, 4, 2)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, number)
-                before = c[i].view(number)[rows]
-                out[rows] = before + product[:, i // 2, :, :, i % 2].reshape(-1, 32).astype(number)
+                total = c[i].view(number)[rows] + product[:, i // 2, :, :, i % 2].reshape(-1, 32).astype(number)
+                out[rows] = cut(total) if kind in FLOAT8 else total
                 assign(out, mask)
 
         return step
@@ -1079,6 +1101,8 @@ class Machine:
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
         self.order(of, at.ravel(), 16 if k_major else 2, writes=False, beside="wgmma")
         found, wide = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
+        if kind in FLOAT8:
+            return from_storage(found, FLOAT8[kind]).reshape(rows, -1)
         return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(wide).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
@@ -1089,16 +1113,16 @@ class Machine:
         if parts[1] == "wait_group":
             return lambda mask: self.finish("wgmma", mask, int(operands[0]))
         sums, *kinds = parts[5:]
-        integers = sums == "s32"
-        assert {*kinds} <= {"s8", "u8"} if integers else (sums, *kinds) == ("f32", "f16", "f16"), parts
-        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers else 16}", parts[4])[1])  # type: ignore[index]
+        integers, floats8 = sums == "s32", {*kinds} <= {*FLOAT8}
+        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, *kinds) == ("f32", "f16", "f16"), parts
+        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers or floats8 else 16}", parts[4])[1])  # type: ignore[index]
         number = np.int32 if integers else np.float32
         names = [n.strip() for n in operands[0].strip("{}").split(",")]
         assigns, acc = [self.target(n) for n in names], [self.registers[n].view(number) for n in names]
         words = [self.registers[n.strip()] for n in operands[1].strip("{}").split(",")]
         from_registers, right, more = operands[1][0] == "{", self.registers[operands[2]], self.registers[operands[3]]
-        turned = [False, False] if integers else [bool(int(o)) for o in operands[6:]]  # integers have no such operands
-        assert not integers or len(operands) == 4
+        turned = [bool(int(o)) for o in operands[6:]] or [False, False]  # those of 8 bits have no such operands
+        assert len(operands) == (4 if integers else 6 if floats8 else 6 + len(turned))
 
         def step(mask: np.ndarray) -> None:
             for first in range(0, self.n - 127, 128):
@@ -1121,7 +1145,7 @@ class Machine:
                     out[who] = product[:, i % 4 // 2, :, i // 4, :, i % 2].reshape(128)
                     if more[first]:
                         out[who] += acc[i][who]
-                    assign(out, of)
+                    assign(cut(out) if floats8 else out, of)
 
         return step
 
