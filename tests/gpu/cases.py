@@ -760,6 +760,19 @@ def _transposed(b: Builder):
     return load(0), (View("x", (coord(1), coord(2), coord(0))),)
 
 
+def _to_float8(b: Builder):
+    """Some values are too large, and saturate"""
+    b.normal("x", (2, 35, 7, 9), F16, NHWC, 300.0)
+    b.result((2, 35, 7, 9), DType.E4M3, NHWC)
+    return call("mul", load(0), 0.7), (identity_view("x", 4),)
+
+
+def _of_float8_turned(b: Builder):
+    b.normal("x", (5, 70, 33), DType.E4M3)
+    b.result((33, 5, 70), DType.E4M3)
+    return load(0), (View("x", (coord(1), coord(2), coord(0))),)
+
+
 def _reshaped(b: Builder):
     b.normal("x", (2, 40, 6, 5), F16, NHWC)
     b.result((2, 1200), F16)
@@ -892,6 +905,10 @@ CASES: Cases = {
     "fp8_conv_groups": _case(of_float8, (1, 64, 9, 10), 48, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), groups=2),
     "fp8_conv_narrow_groups": _case(of_float8, (1, 18, 9, 10), 27, (3, 3), groups=3),
     "fp8_conv_depthwise": _case(of_float8, (1, 24, 9, 10), 24, (3, 3), groups=24),
+    "fp8_pool": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.E4M3),
+    "fp8_pool_odd": _case(pool, (1, 13, 7, 6), "max", (2, 2), dtype=DType.E5M2),
+    "fp8_from_halves": _case(pointwise, _to_float8),
+    "fp8_transposed": _case(pointwise, _of_float8_turned),
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations
     "bytes_conv": _case(product_of_bytes, (1, 24, 6, 7), 40, window=(3, 3)),
     "bytes_conv_1x1": _case(product_of_bytes, (2, 256, 5, 5), 24, window=(1, 1)),
