@@ -261,9 +261,9 @@ def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does
     assert 1 in splits[0] and 1 not in splits[1] and splits[1]
 
 
-def with_residual(y: DType, kind: DType) -> Program:
+def with_residual(y: DType, kind: DType, x: tuple[int, int, int, int] = (2, 20, 7, 6), channels: int = 40) -> Program:
     """A 1×1 convolution and a tensor of a kind that is added to its results; they are few enough to be exact as halves."""
-    program = conv((2, 20, 7, 6), 40, (1, 1), (I8, I8, y))
+    program = conv(x, channels, (1, 1), (I8, I8, y))
     op, r = program.ops[0], dense("r", program.tensors["y"].shape, kind, NHWC, padding(kind, True))
     there = (View("r", tuple(map(coord, range(4)))), View("scale", (coord(1),)))
     scaled = call("mul", cast(SUM, F32), load(1))
@@ -271,7 +271,7 @@ def with_residual(y: DType, kind: DType) -> Program:
     added = total if y is F16 else call("round", total)
     low = 0 if kind is U8 else -9
     constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(low, 10, r.shape).astype(kind.numpy))}
-    constants["scale"] = Literal(np.full(40, 2.0**-12, np.float32))
+    constants["scale"] = Literal(np.full(channels, 2.0**-12, np.float32))
     tensors = {**program.tensors, "r": r}
     made = replace(program, tensors=tensors, constants=constants, ops=(replace(op, epilogue=Epilogue(added, there)),))
     verify(made)
@@ -288,6 +288,13 @@ def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, r: DType, more:
     (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
     assert dict(launch.code.params)["boxed"] == (y.size == r.size)
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
+@pytest.mark.parametrize("bm", [64, 128])
+def test_what_is_added_to_bytes_comes_a_tile_ahead(bm: int) -> None:
+    """Twelve or twenty-four tiles of two blocks, the last rows of which are beyond the result: a warp has several turns, some without rows."""
+    program = with_residual(I8, I8, (9, 20, 7, 6), 100)
+    agrees(HOPPER[0], program, {"bm": bm, "bn": 32, "split": 1}, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
 BOXES = [(y, bm, bn) for y in (I8, U8) for bm, bn in ((64, 16), (64, 32), (128, 96), (64, 128))]
