@@ -13,15 +13,10 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
-from tccompile.kernels.parts.operands import BLOCK, ROW
+from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
+from tccompile.kernels.parts.staging import BYTES
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
-
-BYTES = (DType.I8, DType.U8)
-"""What results of integers, and what is added to them, may be in boxes; of others halves."""
-
-UNIT = 16
-"""Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
 
 
 @dataclass(frozen=True)

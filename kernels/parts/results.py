@@ -20,6 +20,7 @@ tile    (batch, rows of a batch, the tile's number among those of the batch's ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tccompile.ir.extent import ceil_div
@@ -179,7 +180,7 @@ class Boxes(Results):
     """
 
     def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
-        compute, extra = epilogue.build_results(params, groups=1 if staging.result == RESULT else 2)
+        place, put_16, extra = rows_of_boxes(staging, columns, params)
         added = staging.landed is not None
         maps = 1 + added
         super().__init__(params, maps, extra)
@@ -190,7 +191,47 @@ class Boxes(Results):
         rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
         part_of, barrier_of, phase, after = _turns(staging)
-        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, added, params)
+
+        def put_span(number: int) -> Any:
+            """Columns from `span` times the number on, of all of the tile's: their place in a box is known here."""
+            inside, column = number % spans * (result * span), number * span
+
+            @inline
+            def put_16_columns(acc, at, c, e):
+                put_16(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
+
+            @inline
+            def put_32_columns(acc, at, c, e):
+                values = take(acc, i32(number))
+                put_16(values, u32(at ^ inside), i32(c + column), e)
+                put_16(values[8:], u32(at ^ (inside + 16 * result)), i32(c + column + 16), e)
+
+            return put_32_columns if span == 32 else put_16_columns
+
+        def put_box(number: int) -> Any:
+            """The box of these columns, and its way to memory."""
+            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
+
+            @inline
+            def put(acc, own, at, where, lane, turn, e):
+                first, n, batch = where
+                box = u32((number if added else turn) * box_bytes)
+                if not added:
+                    if lane == 0:
+                        box_read()
+                    cuda.syncwarp()
+                spans_of_box(acc, u32(at + box), i32(n + (lane & 3) * 2), e[maps:])
+                hw.fence_copies()
+                cuda.syncwarp()
+                if lane == 0:
+                    hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
+                if not added:
+                    turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+                return turn
+
+            return put
+
+        put_all = in_turn([put_box(number) for number in range(chunks)])
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -204,25 +245,7 @@ class Boxes(Results):
             if first < rows:
                 if added:
                     hw.barrier_wait(barrier_of(base, warp, turn), phase(turn))
-                for chunk in range(chunks):
-                    box = u32((chunk if added else turn) * box_bytes)
-                    c = i32(n + chunk * columns + (lane & 3) * 2)
-                    if not added:
-                        if lane == 0:
-                            box_read()
-                        cuda.syncwarp()
-                    for i in range(spans):
-                        values = take(acc, i32(chunk * spans + i))
-                        put_16(values, u32((at + box) ^ (i * (result * span))), i32(c + i * span), e[maps:])
-                        if span == 32:
-                            there = u32((at + box) ^ (i * (result * span) + 16 * result))
-                            put_16(values[8:], there, i32(c + i * span + 16), e[maps:])
-                    hw.fence_copies()
-                    cuda.syncwarp()
-                    if lane == 0:
-                        hw.store_box(e[0], u32(own + box), i32(n + chunk * columns), first, number)
-                    if not added:
-                        turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+                turn = put_all(acc, own, at, (first, n, number), lane, turn, e)
                 if added and not early:
                     turn = after(turn)
             if early:
@@ -247,6 +270,33 @@ class Boxes(Results):
         self.finish, self.drain = finish, drain_boxes()
         if added:
             self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
+
+
+def all_of(steps: Sequence[Any]) -> Any:
+    """The device function that calls all of these of (acc, at, c, e), without a loop."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], all_of(steps[1:])
+
+    @inline
+    def every(acc, at, c, e):
+        first(acc, at, c, e)
+        rest(acc, at, c, e)
+
+    return every
+
+
+def in_turn(steps: Sequence[Any]) -> Any:
+    """The same of (acc, own, at, where, lane, turn, e) → turn."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], in_turn(steps[1:])
+
+    @inline
+    def every(acc, own, at, where, lane, turn, e):
+        return rest(acc, own, at, where, lane, first(acc, own, at, where, lane, turn, e), e)
+
+    return every
 
 
 def _turns(staging: Staging) -> tuple[Any, Any, Any, Any]:
@@ -287,6 +337,16 @@ def _turns(staging: Staging) -> tuple[Any, Any, Any, Any]:
         return i32((turn + 1) & 3)
 
     return (the_place, the_barrier, itself, other) if staging.tiles == 1 else (part, barrier, phase, after)
+
+
+def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
+    """How 16 rows of 16 columns go through the epilogue into a box of so many columns: the device functions place(lane) and
+    put(values, at, c, e), of `put_rows` or `_put_bytes`, and the types of the epilogue's arguments."""
+    halves, added = staging.result == RESULT, staging.landed is not None
+    compute, extra = epilogue.build_results(params, groups=1 if halves else 2)
+    if halves:
+        return _place_of_halves, put_rows(compute, added), extra
+    return *_put_bytes(compute, staging.result * columns, added, params), extra
 
 
 def put_rows(compute: Any, added: bool) -> Any:

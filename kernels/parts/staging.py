@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tccompile.ir.types import DType
+
 RESULT = 2
 """Bytes of a result in a box that stmatrix fills: 16 bits."""
+
+BYTES = (DType.I8, DType.U8)
+"""Types of results that may be in boxes beside halves, and of what is added to them."""
 
 BOXES = 2
 """Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile, or
