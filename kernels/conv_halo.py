@@ -268,7 +268,7 @@ class ConvHalo(Kernel):
         if reason := unfit(problem, TYPES):
             return reason
         if problem.integers and not is_boxed(op, program):
-            return f"{y.name} is no tensor that the copy engine stores, with what is added to it, as bytes or halves, from sums of integers"
+            return f"{y.name}, with what is added to it, is not stored by the copy engine; sums of integers leave no other way"
         for t in (x, w):
             if _may_move(t, program):
                 return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
@@ -315,7 +315,9 @@ class ConvHalo(Kernel):
         depth = ((patch.chunks - 1) * patch.whole + patch.last) * (1 if patch.spread else patch.taps)
         cycles, narrow = measured(arch).cycles_us, own.narrow if patch.boxed else own.narrow_stored
         multiplying = patch.blocks * depth * max(patch.wide, narrow) * own.multiplying / cycles
-        copying = patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % patch.depth else 0)) / cycles
+        copying = (
+            patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % patch.depth else 0)) / cycles
+        )
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
         # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
         adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
@@ -371,8 +373,8 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 
 def is_boxed(op: Conv, program: Program) -> bool:
-    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with its
-    pixels at one stride, as those of y. Both are of halves, or from integers both of bytes."""
+    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
+    its pixels at one stride, as those of y. Both are of halves, or from integers both of bytes."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:

@@ -264,7 +264,8 @@ class ConvStem(Kernel):
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, taps=stem.taps, strides=stem.strides, channels=stem.channels, vector=stem.vector,
-                columns=stem.columns, groups=stem.groups, y=stem.y.value, constant=w.storage in program.constants, epilogue=spec.params,
+                columns=stem.columns, groups=stem.groups, y=stem.y.value, constant=w.storage in program.constants,
+                epilogue=spec.params,
             ),
             grid=(shares * min(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
             block=stem.threads,

@@ -367,9 +367,7 @@ class Source(NamedTuple):
     kept: DeviceText | None
 
 
-def source(
-    form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global", groups: int = 1
-) -> Source:
+def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global", groups: int = 1) -> Source:
     """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
     assert (stores or form.loads_by_row <= 1) and (groups == 1 or not (stores or keeps))
     return _Writer(form, rows, stores, keeps, space, groups).source()

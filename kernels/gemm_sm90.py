@@ -18,9 +18,10 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, or of bytes that integers give, residuals included. With swapped
-operands stmatrix turns the results back, which must be halves: a warpgroup fills one box of 64 channels, and what differs by
-channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
+while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, or of bytes
+that integers give, residuals included. With swapped operands stmatrix turns the results back, which must be halves: a warpgroup
+fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the products are there.
+Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Accumulator(Part):
 
 
 class BlocksAccumulator(Part):
-    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32 or of integers in int32: a tuple for each
-    block, of which each thread has its part in registers.
+    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32 or of integers in int32: a tuple for
+    each block, of which each thread has its part in registers.
 
     columns      of the product; kinds, types of the operands' elements
     descriptors  the constant parts of those of both operands, which are K-major: see `hopper.descriptor`

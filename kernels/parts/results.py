@@ -184,7 +184,7 @@ class Boxes(Results):
         added = staging.landed is not None
         maps = 1 + added
         super().__init__(params, maps, extra)
-        (bm, wide), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
+        (bm, wide), each, landed = shape, staging.each, staging.landed or 0
         result, line = staging.result, staging.result * columns  # bytes of a result, and of a box's row
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
         early, part_bytes = staging.tiles > 1, each // staging.tiles

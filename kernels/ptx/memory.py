@@ -1,9 +1,9 @@
 """Loads and stores of one to eight neighbouring elements of any storage type, converted from and to the compute types.
 
 `load(dtype, n)` is a device function address → value (n = 1) or tuple of n values; `store(dtype, n)` one of (address,
-values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1); `load_floats` gives bytes as float32. Each is one block of inline PTX with
-accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of the width. `guarded` adds a last
-int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
+values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1); `load_floats` gives bytes as float32.
+Each is one block of inline PTX with accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of
+the width. `guarded` adds a last int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
 """
 
 from __future__ import annotations

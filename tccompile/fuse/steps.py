@@ -17,6 +17,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
 
+
 def in_steps(program: Program) -> Program:
     e = Editor(program)
     for i, op in enumerate(e.ops):
@@ -58,10 +59,17 @@ class _Steps:
                     if factor.fn in ("const", "load") and (of := self.divided(factor, step)) is not None:
                         return call("mul", *(of if j == k else a for j, a in enumerate(x.args)))
                 return None
-            case "add" | "sub" | "relu" | "min" | "max":
+            case "add" | "sub":
+                parts = [self.divided(a, step) or self.scaled(a, step) for a in x.args]
+                return None if None in parts else call(x.fn, *parts)  # type: ignore[arg-type]
+            case "relu" | "min" | "max":
                 parts = [self.divided(a, step) for a in x.args]
                 return None if None in parts else call(x.fn, *parts)  # type: ignore[arg-type]
         return None
+
+    def scaled(self, x: Expr, step: float) -> Expr | None:
+        """A tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
+        return call("mul", x, float(np.float32(1) / np.float32(step))) if x.fn == "load" and x.dtype is DType.F32 else None
 
     def constant(self, x: Expr, step: float) -> Expr | None:
         """A constant that is loaded, divided by the step."""
@@ -71,7 +79,7 @@ class _Steps:
             return None
         name = f"{tensor.name}/{step!r}"
         if name not in self.e.tensors:
-            self.e.add_constant(replace(tensor, name=name), transform("div", recipe, Literal(np.float32(step))))
+            self.e.add_constant(replace(tensor, name=name), transform("div", recipe, Literal(np.array(step, np.float32))))
         self.views.append(replace(view, tensor=name))
         return load(len(self.views) - 1)
 

@@ -83,9 +83,7 @@ def check(
         assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
 
 
-def on_blocks(
-    blocks: int, work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch
-) -> Memory:
+def on_blocks(blocks: int, work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
     """`machine.run` of a launch whose blocks take tiles in turn, on so many of them."""
     (launch,) = work.launches
     return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), program, values, y, arch)

@@ -73,7 +73,9 @@ def test_results_in_bytes(y: DType, columns: int, stride: int) -> None:
         program, tensors={**program.tensors, "y": stored}, ops=(replace(op, epilogue=replace(op.epilogue, expr=rounded)),)
     )
     values = {name: np.array(recipe.values) for name, recipe in program.constants.items()}
-    memory = on(-(-stored.padded[1] // columns))(KERNEL.work(program.ops[0], program, {"columns": columns, "warpgroups": 1}, ARCH), program, values, "y", ARCH)
+    memory = on(-(-stored.padded[1] // columns))(
+        KERNEL.work(program.ops[0], program, {"columns": columns, "warpgroups": 1}, ARCH), program, values, "y", ARCH
+    )
     memory.check_written(True)
     off = memory.result().astype(int) - compute(program.ops[0], program, values)
     assert abs(off).max() <= 1 and (off == 0).mean() > 0.999
