@@ -382,7 +382,7 @@ def is_boxed(op: Conv, program: Program) -> bool:
     if any(load.step is None or not load.vector for load in loads):
         return False
     boxes = y, *(load.tensor for load in loads)
-    if any(_may_move(t, program) or t.dtype.size * t.strides[3] % UNIT for t in boxes):
+    if any(_may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
     kinds = BYTES if y.dtype.size == 1 and program.tensors[op.x].dtype in BYTES else (DType.F16,)
     return all(t.dtype in kinds for t in boxes)

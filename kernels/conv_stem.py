@@ -205,8 +205,8 @@ class ConvStem(Kernel):
             return f"{y.name} has one column"
         if y.dtype not in (DType.F16, *BYTES):
             return f"{y.name} is {y.dtype.value}; the copy engine stores float16, int8 and uint8"
-        if y.dtype.size * y.strides[3] % UNIT or y.dtype.size * y.offset % UNIT:
-            return f"the pixels of {y.name} do not begin at multiples of {UNIT} bytes"
+        if any(y.dtype.size * n % UNIT for n in (y.strides[3], y.offset, y.padded[1])):
+            return f"the pixels of {y.name} do not begin and end at multiples of {UNIT} bytes"
         frame = epilogue.frame_of(op, program)
         if (reason := refusal(op, program, frame)) is not None:
             return reason

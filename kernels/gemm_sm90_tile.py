@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,16 @@ SWAPPED = {
 }
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
+
+
+MOST_SUMS = {64: 192, 128: 128, 192: 96}
+"""Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
+
+
+def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
+    """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
+    rough = group_atom(*kinds).rough
+    return lambda rows, columns: not rough or columns <= MOST_SUMS[rows]
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    registers = min(255, t.product[1] // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
+    sums = t.product[1] // 2 * (2 if t.atom.rough else 1)
+    registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

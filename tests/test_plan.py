@@ -406,7 +406,7 @@ LIMITS = [
     ((*TENSORS, "cat", "shape", 1), -1, "tensor 'cat'"),
     ((*TENSORS, "cat", "strides", 0), -8, "tensor 'cat'"),
     ((*TENSORS, "cat", "dtype"), "float8", "entries.0.*cat.dtype: 'float8' is no DType"),
-    ((*TENSORS, "cat", "dtype"), "float8_e4m3fn", "'cat' has elements of type float8_e4m3fn, which no kernel"),
+    ((*TENSORS, "cat", "dtype"), "tf32", "'cat' has elements of type tf32, which no kernel"),
     ((*TENSORS, "cat", "name"), "dog", "calls itself 'dog'"),
     ((*TENSORS, "c1", "offset"), 9, "reaches outside the storage of 'cat'"),
     ((*TENSORS, "c1", "base"), "nobody", "nobody"),

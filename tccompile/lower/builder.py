@@ -14,7 +14,7 @@ from tccompile.ir.expr import constant as index_constant
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Tensor, dense
-from tccompile.ir.types import ELEMENTS, DType
+from tccompile.ir.types import ELEMENTS, FLOAT8, DType
 from tccompile.ir.weights import Literal, Recipe
 from tccompile.load.constants import recipe_of
 from tccompile.load.issues import Issue, Refusal
@@ -38,7 +38,7 @@ def dtype_of(t: gs.Tensor) -> DType | None:
         found = DType(np.dtype(dtype).name)
     except (TypeError, ValueError):
         return None
-    return found if found in ELEMENTS else None
+    return found if found in ELEMENTS and found not in FLOAT8 else None
 
 
 def shape_of(t: gs.Tensor) -> Shape:

@@ -94,6 +94,7 @@ PlanArg = Address | Int | Float | Map
 
 MAPPED: Mapping[DType, str] = {
     DType.F16: "FLOAT16", DType.BF16: "BFLOAT16", DType.F32: "FLOAT32", DType.I8: "UINT8", DType.U8: "UINT8",
+    DType.E4M3: "UINT8", DType.E5M2: "UINT8",
 }  # fmt: skip
 """What the driver calls the types of a tensor map's elements (CUtensorMapDataType); it copies all of 8 bits alike."""
 
