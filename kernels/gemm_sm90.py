@@ -20,9 +20,10 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is. Boxes are of halves, of bytes that integers give, or of floats of 8 bits, residuals included. With swapped
-operands stmatrix turns the results back, which must be halves: a warpgroup fills one box of 64 channels, and what differs by
-channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
+while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of bytes that
+integers give, or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, which must be
+halves: a warpgroup fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the
+products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
         while k < end:
             ring.wait(buffers, slot, parity)
             acc = product.multiply(acc, operands, slot, k, first)
-            if added and k == first:
-                results.ask(thread, tile, e)
+            if added and not results.early and k == first:
+                results.ask(thread, tile, i32(0), e)
             product.wait_last()
             if at_once:
                 if tid & 127 == 0:
@@ -143,13 +144,19 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
             results.ahead(i32(column * bn + lane * 8), e)
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
+        if results.early and index < order[0]:
+            row, column, batch = place(index, order)
+            results.ask(thread, (batch, rows, row, column), turn, e)
         while index < order[0]:
             row, column, batch = place(index, order)
             read = results.keep(i32(column * bn + warp * 16 + (lane >> 2)), e)
             tile = batch, rows, row, column
             acc, slot, parity = sum_up(share, buffers, operands, slot, parity, thread, tile, e)
-            turn = results.finish(acc, read, thread, tile, turn, e)
             index = i32(index + stride)
+            if results.early and index < order[0]:
+                row, column, batch = place(index, order)
+                results.ask(thread, (batch, rows, row, column), i32(turn + 1), e)
+            turn = results.finish(acc, read, thread, tile, turn, e)
         results.drain(lane)
 
     return consume

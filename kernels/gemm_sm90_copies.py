@@ -13,15 +13,10 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
-from tccompile.kernels.parts.operands import BLOCK, ROW
+from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
+from tccompile.kernels.parts.staging import BYTES
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
-
-BYTES = (DType.I8, DType.U8)
-"""What results of integers, and what is added to them, may be in boxes; of others halves or floats of 8 bits."""
-
-UNIT = 16
-"""Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,7 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
         return None
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
-    if size * step % UNIT or size * y.offset % UNIT:
+    if any(size * n % UNIT for n in (step, y.offset, y.padded[lane])):
         return None
 
     def rows_of(t: Tensor, offset: int, columns: int, step: int) -> TiledMap:

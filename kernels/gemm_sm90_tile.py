@@ -140,9 +140,14 @@ class Tile:
         return self.product[0] // (64 if self.swapped else 16)
 
     @property
+    def ahead(self) -> int:
+        """Tiles that have room in such a place: two where what is added takes little of it."""
+        return 2 if self.added and self.result < RESULT else 1
+
+    @property
     def staged(self) -> int:
         """Bytes of such a place."""
-        boxes = 1 if self.swapped else self.bn // self.columns if self.added else BOXES
+        boxes = 1 if self.swapped else self.ahead * self.bn // self.columns if self.added else BOXES
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property
@@ -153,14 +158,14 @@ class Tile:
             Region("ring", self.stages * self.stage_bytes, KIB),
             Region("results", results, KIB if self.boxed else 16, over="ring" if self.split > 1 else None),
             *ring_barriers("ring", self.stages),
-            barriers("landed", self.writers if self.added else 0),
+            barriers("landed", self.writers * self.ahead if self.added else 0),
         )
 
     @property
     def staging(self) -> Staging:
         """Where the results of a warp, or with swapped operands of a warpgroup, are on their way to memory."""
         landed = self.layout["landed"] if self.added else None
-        return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc)
+        return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc, self.ahead)
 
     @property
     def smem(self) -> int:

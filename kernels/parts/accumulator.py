@@ -82,10 +82,10 @@ def accumulator(left: Operand, right: Operand, ring: Ring) -> Accumulator:
 
 
 class BlocksAccumulator(Part):
-    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32: a tuple for each block, of which each
-    thread has its part in registers.
+    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32 or of integers in int32: a tuple for
+    each block, of which each thread has its part in registers.
 
-    columns      of the product
+    columns      of the product; kinds, types of the operands' elements
     descriptors  the constant parts of those of both operands, which are K-major: see `hopper.descriptor`
     places       bytes from the left operand's address to the first row of each block
     steps        for each wgmma, the bytes from the start of both operands to its 32 bytes of K
@@ -97,17 +97,22 @@ class BlocksAccumulator(Part):
     """
 
     def __init__(
-        self, columns: int, descriptors: tuple[int, int], places: tuple[int, ...], steps: tuple[tuple[int, int], ...]
+        self,
+        columns: int,
+        descriptors: tuple[int, int],
+        places: tuple[int, ...],
+        steps: tuple[tuple[int, int], ...],
+        kinds: tuple[str, str] = ("f16", "f16"),
     ) -> None:
         super().__init__()
         left_half, right_half = descriptors
-        multiplied = _by_blocks(hw.multiply(columns, steps, (True, True)), places)
+        multiplied = _by_blocks(hw.multiply(columns, steps, (True, True), kinds), places)
 
         @inline
         def multiply(acc, left, right, more):
             return multiplied(acc, hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), more)
 
-        self.zero, self.multiply = _zeros(hw.accumulators(columns), len(places)), multiply
+        self.zero, self.multiply = _zeros(hw.accumulators(columns, group_atom(*kinds).acc), len(places)), multiply
         self.wait_before, self.wait = hw.wgmma_wait(len(places)), hw.wgmma_wait_all
 
 

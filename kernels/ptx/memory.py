@@ -1,9 +1,9 @@
 """Loads and stores of one to eight neighbouring elements of any storage type, converted from and to the compute types.
 
 `load(dtype, n)` is a device function address → value (n = 1) or tuple of n values; `store(dtype, n)` one of (address,
-values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1). Each is one block of inline PTX with
-accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of the width. `guarded` adds a last
-int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
+values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1); `load_floats` gives bytes as float32.
+Each is one block of inline PTX with accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of
+the width. `guarded` adds a last int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
 
 Floats of 8 bits are converted by instructions of sm_89 and newer, two at a time, and by arithmetic before.
 """
@@ -56,6 +56,38 @@ def _load(dtype: DType, n: int, guarded: bool, space: str) -> str:
             first = at // dtype.size + k * per_word
             body += unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
     return _block(body, f"${n + 1}" if guarded else "")
+
+
+@cache
+def load_floats(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    """The same of integers of 8 bits as float32: a byte below 2^23's digits is one plus that, by two instructions."""
+    address, body = f"${n}", [".reg .b32 t; .reg .f32 u;"]
+    for at, width, word in _chunks(1, n):
+        names = [f"w{at}_{k}" for k in range(width // word)]
+        vector, target = _braces(names)
+        body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
+        if guarded:
+            body += [f"mov.b{8 * max(word, 2)} {name}, 0;" for name in names]
+        kind = f"b{8 * word}" if word > 1 else "u8"
+        body.append(f"{'@p ' if guarded else ''}ld.{space}{vector}.{kind} {target}, [{address}+{at}];")
+        for k, name in enumerate(names):
+            body += _bytes_to_floats(dtype, name, word, [f"${at + k * word + j}" for j in range(word)])
+    params = (_address(space), i32) if guarded else (_address(space),)
+    return instruction(_block(body, f"${n + 1}" if guarded else ""), f32 if n == 1 else (f32,) * n, *params)
+
+
+def _bytes_to_floats(dtype: DType, word: str, size: int, out: list[str]) -> list[str]:
+    """Convert the `size` bytes of a register; signed ones by way of what they are more than -128."""
+    lines, signed = [], dtype is DType.I8
+    if size < 4:
+        lines += [f".reg .b32 {word}w;", f"cvt.u32.u16 {word}w, {word};"]
+        word = f"{word}w"
+    if signed:
+        lines.append(f"xor.b32 {word}, {word}, 0x80808080;")
+    for j, o in enumerate(out):
+        lines += [f"prmt.b32 t, {word}, 0x4B000000, 0x754{j};", "mov.b32 u, t;"]
+        lines.append(f"sub.rn.f32 {o}, u, {'0f4B000080' if signed else '0f4B000000'};")
+    return lines
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -84,10 +84,13 @@ def check(
         assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
 
 
-def on_two_blocks(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
-    """`machine.run` of a launch whose blocks take tiles in turn, on two of them."""
+def on_blocks(blocks: int, work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
+    """`machine.run` of a launch whose blocks take tiles in turn, on so many of them."""
     (launch,) = work.launches
-    return machine.run(replace(work, launches=(replace(launch, grid=(2, 1, 1)),)), program, values, y, arch)
+    return machine.run(replace(work, launches=(replace(launch, grid=(blocks, 1, 1)),)), program, values, y, arch)
+
+
+on_two_blocks = partial(on_blocks, 2)
 
 
 def _parts(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
