@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tccompile.arch import ARCHS
+from tccompile import pipeline
+from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
 from tccompile.errors import InputError, UsageError
 from tccompile.fuse import fuse
@@ -28,7 +30,8 @@ from tccompile.layout import lay_out
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import calibrated, quantization_notes, read, to_program
+from tccompile.pipeline import calibrated, inputs_of, quantization_notes, read, to_program
+from tccompile.precision import ranges
 from tccompile.precision.formats import precision
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen, Purpose
@@ -789,6 +792,106 @@ def test_of_several_entries_data_need_to_fit_one(tmp_path: Path) -> None:
         to_program(opened, shapes, options, Dump(None), calibration=found)
 
 
+def perceptrons(batch: int | str) -> Net:
+    """Two products of each of so many rows, and what of them stays beside others in a batch."""
+    net = Net(x=(batch, 32))
+    h = net("Relu", net("MatMul", "x", net.normal(32, 64, scale=0.2)))
+    return net.out(net("MatMul", h, net.normal(64, 16, scale=0.2)))
+
+
+def mixed_up() -> Net:
+    """Rows less their mean over the batch: a row alone is zero."""
+    net = Net(x=("n", 32))
+    h = net("Sub", "x", net("ReduceMean", "x", np.array([0])))
+    return net.out(net("MatMul", h, net.normal(32, 16)))
+
+
+@pytest.mark.parametrize(
+    ("net", "entry", "data", "shape", "count"),
+    [
+        (perceptrons("n"), {"x": (8, 32)}, (12, 32), (1, 32), 12),
+        (perceptrons("n"), {"x": (8, 32)}, (3, 4, 32), (1, 32), 12),
+        (perceptrons(8), {}, (12, 32), (1, 32), 12),
+        (perceptrons(8), {}, (3, 8, 32), (8, 32), 3),
+        (mixed_up(), {"x": (8, 32)}, (12, 32), (12, 32), 1),
+        (mixed_up(), {"x": (8, 32)}, (3, 4, 32), (4, 32), 3),
+    ],
+    ids=["in a batch", "in batches", "for another batch", "as they fit", "beside each other", "in a row beside each other"],
+)
+def test_shapes_that_data_are_run_at(
+    net: Net, entry: dict, data: tuple[int, ...], shape: tuple[int, ...], count: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    np.savez(tmp_path / "d.npz", x=(x := net.normal(*data)))
+    options = Options((entry,), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz")
+    seen = list[tuple[gs.Graph, list]]()
+    monkeypatch.setattr(pipeline, "find", lambda graph, runs, *rest: seen.append((graph, runs)) or find(graph, runs, *rest))
+    opened = read(net.model())
+    found = calibrated(opened, options)
+    ((graph, runs),) = seen
+    assert tuple(graph.inputs[0].shape) == shape and len(runs) == count
+    np.testing.assert_array_equal(np.concatenate([r["x"].reshape(-1, 32) for r in runs]), x.reshape(-1, 32))
+    to_program(opened, entry, options, Dump(None), calibration=found)
+
+
+@pytest.mark.parametrize(("data", "real"), [((12, 32), True), ((3, 4, 32), True), ((12, 2, 3), False)])
+def test_a_bound_is_measured_in_batches_of_the_data(data: tuple[int, ...], real: bool, tmp_path: Path) -> None:
+    net = perceptrons("n")
+    np.savez(tmp_path / "d.npz", x=(x := net.normal(*data)))
+    options = Options(({"x": (8, 32)},), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz", max_error=5e-2)
+    runs, own = inputs_of(lower(rewrite(load(net.model(), {"x": (8, 32)}))), options)
+    assert own is real and all(r["x"].shape == (8, 32) for r in runs)
+    if real:  # the last is filled up
+        np.testing.assert_array_equal(np.concatenate([r["x"] for r in runs]), np.concatenate([x.reshape(-1, 32)] * 2)[:16])
+        opened, notes = read(net.model()), list[str]()
+        to_program(opened, {"x": (8, 32)}, options, Dump(None), notes=notes, calibration=calibrated(opened, options))
+        assert "nothing had to be raised" in notes[0]
+
+
+def test_what_takes_too_long_in_a_batch_is_calibrated_one_by_one(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ranges, "TOO_MANY", 1000)
+    net = perceptrons(32)
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=saved(net, tmp_path / "d.npz"))
+    opened = read(net.model())
+    to_program(opened, {}, options, Dump(None), calibration=calibrated(opened, options))
+    monkeypatch.setattr(ranges, "TOO_MANY", 30)
+    with pytest.raises(UsageError, match="running it would write 0 million elements on the CPU: calibrate it for smaller"):
+        calibrated(opened, options)
+
+
+def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monkeypatch: Any) -> None:
+    """What is known is not run again; what is chosen is for all that is built, and says that its error is an estimate."""
+    net, times = perceptrons("n"), list[str]()
+
+    def steps_of(graph: gs.Graph, arch: Arch, known: object, ranked: object) -> list[tuple[tuple[str, ...], float]]:
+        """Bytes are faster for more than a hundred rows, by as much as they are more."""
+        rows = graph.inputs[0].shape[0]
+        times.append(f"{rows} on {arch.name}")
+        return steps(graph, float(rows), 100.0)
+
+    monkeypatch.setattr(pipeline, "_times", steps_of)
+    np.savez(tmp_path / "d.npz", x=net.normal(12, 32))
+    options = Options(({"x": (1, 32)},), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz", calibration=tmp_path / "c")
+    opened = read(net.model())
+    assert not calibrated(opened, options).layers
+    later = replace(options, calibrate=None)
+    monkeypatch.setattr(pipeline, "find", None)
+    for rows, count in (((128,), 2), ((1, 90), 0), ((1, 128), 0), ((90, 128), 2)):
+        found = calibrated(opened, some := replace(later, entries=tuple({"x": (n, 32)} for n in rows)))
+        assert len(found.layers) == count and found.runs == 0
+        head = quantization_notes(found, some)[0]
+        assert ("estimated by what was calibrated for other builds: --calibrate DATA.npz" in head) is bool(count)
+    some = replace(later, entries=({"x": (128, 32)},))
+    assert not calibrated(opened, replace(some, max_error=found.error / 2)).layers
+    assert len(calibrated(opened, replace(some, fp32=("n0",))).layers) == 1
+    again = calibrated(opened, replace(some, calibrate=tmp_path / "d.npz"))
+    assert again.runs == 8 and again.error == pytest.approx(found.error, rel=0.2)
+    times.clear()
+    calibrated(opened, later)
+    assert not times
+    calibrated(opened, replace(later, archs=("sm_75",)))
+    assert {*times} == {"1 on sm_75"}
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -804,7 +907,7 @@ def test_options_that_do_not_make_sense(how: dict, says: str) -> None:
         Options(**how)
 
 
-def test_data_that_fits_no_entry_is_refused(tmp_path: Path) -> None:
+def test_data_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((3, 7, 7), np.float32))
     with pytest.raises(InputError, match="fit the inputs' shapes neither alone nor in a row"):
         calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
