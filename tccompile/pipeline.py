@@ -300,7 +300,7 @@ DEFAULT_ERROR = {"int8": 5e-2}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
-"""What bytes may take of an error that the user allows, such that all else stays in fp16."""
+"""What bytes may take of the error that is allowed, such that all else stays in fp16."""
 
 
 def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Chosen:
@@ -336,7 +336,7 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
 def _purpose(graphs: Sequence[gs.Graph], options: Options) -> Purpose:
     """What bytes are to be chosen for."""
     assert options.quantize is not None
-    bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else SHARE * options.max_error
+    bound = SHARE * (options.max_error or DEFAULT_ERROR[options.quantize])
     shapes = tuple({t.name: tuple(t.shape) for t in graph.inputs} for graph in graphs)
     return Purpose(shapes, _timed(options.archs), bound, options.fp32)
 

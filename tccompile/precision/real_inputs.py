@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -33,16 +33,20 @@ def at_own_shapes(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] 
     return _one_by_one(model, arrays) or _as_they_are(model, arrays)
 
 
-def in_batches(program: Program, arrays: Feeds) -> list[Feeds] | None:
+def in_batches(program: Program, arrays: Feeds, last: Callable[[int], int] = lambda count: count) -> list[Feeds] | None:
     """The inputs in the arrays put together, in their order, to batches as large as the program's; the last is filled up from the
-    first on. None if they do not go together so."""
+    first on. None if they do not go together so.
+
+    last  of so many inputs, how many are taken, from the end
+    """
     ranks = {name: program.tensors[name].rank for name in program.inputs}
     rows = _rows(arrays, ranks)
     batches = {program.tensors[name].shape[0] for name in program.inputs} if rows else set()
     if rows is None or len(batches) != 1 or any(rows[n].shape[1:] != program.tensors[n].shape[1:] for n in program.inputs):
         return None
-    count, batch = len(next(iter(rows.values()))), batches.pop()
-    takes = [np.arange(i, i + batch) % count for i in range(0, count, max(batch, 1))]
+    whole, batch = len(next(iter(rows.values()))), batches.pop()
+    first, count = whole - last(whole), last(whole)
+    takes = [first + np.arange(i, i + batch) % count for i in range(0, count, max(batch, 1))]
     return [{name: rows[name][take] for name in program.inputs} for take in takes]
 
 

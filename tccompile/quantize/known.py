@@ -130,8 +130,7 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     runs  inputs, of which a part is held back; sources, the model's weights by name
     """
     program = lower(graph)
-    held = max(min(len(runs) // 4, TESTED), 1) if len(runs) > 1 else 0
-    seen = runs[: len(runs) - held]
+    seen = runs[: len(runs) - held(len(runs))]
     first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
     begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
     smooth = factors(graph, begun.values)
@@ -152,7 +151,12 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     tried = ((predicted(alone, whole), measure(*stored(alone, whole))),) if alone else ()
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
-    return Known(tuple(alone), others, smooth, floats, tried, len(tested(runs)), held), measure
+    return Known(tuple(alone), others, smooth, floats, tried, len(tested(runs)), held(len(runs))), measure
+
+
+def held(count: int) -> int:
+    """How many of so many sets of inputs are held back from calibration: the last ones."""
+    return max(min(count // 4, TESTED), 1) if count > 1 else 0
 
 
 def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
