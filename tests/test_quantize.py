@@ -603,6 +603,50 @@ def test_the_step_that_is_lost_counts() -> None:
     assert found.layers == ("n7", "n8") and found.times == (9.5, 6.0)
 
 
+def downsampled() -> Net:
+    """A residual block whose other branch is a product, too."""
+    net = Net(x=(1, 32, 12, 12))
+
+    def conv(x: str, o: int, i: int, k: int, stride: int = 1) -> str:
+        w, pads, strides = net.normal(o, i, k, k, scale=(2 / (i * k * k)) ** 0.5), [k // 2] * 4, [stride, stride]
+        return net("Conv", x, w, net.normal(o, scale=0.1), pads=pads, strides=strides)
+
+    h = net("Relu", conv("x", 32, 32, 3))
+    y = net("Add", conv(net("Relu", conv(h, 32, 32, 3, 2)), 64, 32, 3), conv(h, 64, 32, 1, 2))
+    return net.out(conv(net("Relu", y), 32, 64, 1))
+
+
+@pytest.mark.parametrize(
+    ("slower", "bound", "names"),
+    [((), 1.0, ["t4", "t5"]), (("t4",), 1.0, ["t5"]), ((), 0.0, []), (("t4", "t5"), 1.0, [])],
+    ids=["both", "the one that is stored", "beyond the bound", "neither is faster"],
+)
+def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bound: float, names: list[str]) -> None:
+    net = downsampled()
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        found = {n.inputs[0].name for n in made.nodes if n.op == "QuantizeLinear"} & {"t4", "t5"}
+        return [*steps(made, 2.0, 1.0), (("n6",), 1.0 + sum(0.5 if t in slower else -0.25 for t in found))]
+
+    plain = picked(net, 1.0, lambda g: steps(g, 2.0, 1.0))
+    assert len(plain.layers) == 5 and not {"t4", "t5"} & plain.tensors.keys()
+    found = picked(net, bound or plain.error * 1.0001, times)
+    assert found.layers == plain.layers and sorted({"t4", "t5"} & found.tensors.keys()) == names
+    assert found.times[1] == 6.0 - 0.25 * len(names) and (found.error > plain.error) == bool(names)
+    (feeds,), model = runs_of(net, 1, seed=9), net.model()
+    made = found.applied(rewritten(net))
+    (exact,), (expected,) = reference(model, feeds).values(), reference(gs.export_onnx(made), feeds).values()
+    program = fuse(lower(rewrite(made)))
+    assert relative_error(expected, exact) < 3e-2
+    assert relative_error(*outputs(program, [feeds], sources(model))[0].values(), expected) <= 2e-3
+    stored = [program.tensors[op.y].dtype for op in program.ops if program.products(op)]
+    assert Counter(t.bits for t in stored) == ({8: 4, 32: 1} if "t5" in names else {8: 3, 32: 2})
+    of_floats = replace(found, layers=(), smooth={}, tensors={n: t for n, t in found.tensors.items() if n == "t5"})
+    program = fuse(lower(rewrite(of_floats.applied(rewritten(net)))))
+    stored = [program.tensors[op.y].dtype.bits for op in program.ops if program.products(op)]
+    assert sorted(stored) == [8 if "t5" in names else 32, 32, 32, 32, 32]
+
+
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 

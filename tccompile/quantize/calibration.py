@@ -126,7 +126,10 @@ def _check(c: Calibration) -> None:
         names = [name for a in part for name in a.layers]
         _require(len(set(names)) == len(names), "two activations for one product")
         for a in part:
-            _check_activation(a)
+            _require(bool(a.layers), f"{a.name!r} has no products")
+            _check_activation(a, (FLOATS, OPERANDS), (FLOATS, OPERANDS, ALL))
+    for a in known.added:
+        _check_activation(a, (FLOATS, ALL))
     for name, tensor in chosen.tensors.items():
         _check_tensor(name, tensor)
     for name, f in (*known.smooth.items(), *chosen.smooth.items()):
@@ -137,9 +140,8 @@ def _check(c: Calibration) -> None:
     _require(min(chosen.runs, chosen.held, known.runs, known.held) >= 0, "a negative number of inputs")
 
 
-def _check_activation(a: Activation) -> None:
-    fine = a.ways in ((FLOATS, OPERANDS), (FLOATS, OPERANDS, ALL)) and a.layers and not a.how[FLOATS]
-    _require(bool(fine), f"{a.name!r}: ways {a.ways} of {len(a.layers)} products")
+def _check_activation(a: Activation, *ways: tuple[int, ...]) -> None:
+    _require(a.ways in ways and not a.how[FLOATS], f"{a.name!r}: its ways are {a.ways}")
     _numbers(f"the errors of {a.name!r}", a.squares)
     for way in a.ways:
         for name, tensor in a.how[way].items():

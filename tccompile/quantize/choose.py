@@ -93,7 +93,7 @@ def choose(
     entries = Entries([smoothed(graph, known.smooth) for graph in graphs], times)
     floats = entries.steps()
     found, in_floats = _faster(known, entries, floats), sum(time for _, time in floats)
-    activations, tried = [t.activation for t in found], list[tuple[float, float]]()
+    activations, tried = [*(t.activation for t in found), *known.added], list[tuple[float, float]]()
 
     def error(choice: Mapping[str, int]) -> float:
         if measure is None:
@@ -108,6 +108,8 @@ def choose(
         off = error(choice) if any(choice.values()) else 0.0
         if not off <= bound:  # fewer bytes may be worse, where errors of some made up for those of others
             choice, off, took = dict.fromkeys(choice, FLOATS), 0.0, in_floats
+    if any(choice.values()):
+        choice, off, took = _with_sums(known.added, activations, (choice, off, took), bound, entries, error)
     reasons = dict(known.floats)
     for t in found:
         for layer in t.activation.layers if not choice[t.name] else ():
@@ -196,6 +198,30 @@ def _fastest(
         if took < min(least, limit):
             best, least = some, took
     return best, least
+
+
+def _with_sums(
+    added: Sequence[Activation],
+    activations: Sequence[Activation],
+    best: tuple[dict[str, int], float, float],
+    bound: float,
+    entries: Entries,
+    error: Error,
+) -> tuple[dict[str, int], float, float]:
+    """A choice, its error and its time, with those results in bytes too that are only added to others, if that is faster and
+    within the bound: all of them, or the half or the quarter of them by which outputs move least, and so on."""
+    choice, _, took = best
+    names = list[str]()
+    for a in sorted(added, key=lambda a: a.squares[ALL]):
+        if (time := entries.time(activations, {**choice, **dict.fromkeys(names, ALL), a.name: ALL})) < took:
+            names, took = [*names, a.name], time
+    while names:
+        some = choice | dict.fromkeys(names, ALL)
+        off = error(some)
+        if off <= bound:
+            return some, off, entries.time(activations, some)
+        names = names[: len(names) // 2]
+    return best
 
 
 def within(found: Sequence[Timed], bound: float, error: Error) -> tuple[dict[str, int], float]:

@@ -19,7 +19,7 @@ from tccompile.lower.graph import lower
 from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
-from tccompile.quantize.products import Layer, layers
+from tccompile.quantize.products import OPS, Layer, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ties import begins, ties
 from tccompile.rewrites import tidy
@@ -54,7 +54,7 @@ ELSEWHERE = "the model has it at some shapes only"
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor that products read, or several that are chosen as one.
+    """A tensor that products read, or several that are chosen as one; or one that only sums read.
 
     layers   the names of the products
     how      as it would be stored in each way: what is, by name
@@ -74,6 +74,7 @@ class Known:
     """What runs of a network have shown.
 
     alone   its activations each for itself, and `tied`, those with one scale as one where that is possible, else none
+    added   results of products that only sums with results of others read
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
@@ -82,6 +83,7 @@ class Known:
 
     alone: tuple[Activation, ...]
     tied: tuple[Activation, ...]
+    added: tuple[Activation, ...]
     smooth: Mapping[str, np.ndarray]
     floats: Mapping[str, str]
     tried: tuple[tuple[float, float], ...]
@@ -137,7 +139,8 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
     ran = len(program.ops) * len(first)
-    wanted = _moved_with(graph) | {a.x.name: a.channels for a in found}
+    added = _added(graph)
+    wanted = _moved_with(graph) | {name: 1 for name in added} | {a.x.name: a.channels for a in found}
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     by_name = _by_name(found, observed, floats)
     alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
@@ -151,7 +154,8 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     tried = ((predicted(alone, whole), measure(*stored(alone, whole))),) if alone else ()
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
-    return Known(tuple(alone), others, smooth, floats, tried, len(tested(runs)), held(len(runs))), measure
+    sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
+    return Known(tuple(alone), others, sums, smooth, floats, tried, len(tested(runs)), held(len(runs))), measure
 
 
 def held(count: int) -> int:
@@ -192,15 +196,15 @@ def made(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str],
 
 
 def stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors in bytes, and the names of the layers that multiply them."""
-    chosen = [a for a in activations if choice[a.name]]
+    """The tensors in bytes, and the names of the layers that multiply them. What is not in the choice is in floats."""
+    chosen = [a for a in activations if choice.get(a.name)]
     tensors = {name: how for a in chosen for name, how in a.how[choice[a.name]].items()}
     return tensors, tuple(name for a in chosen for name in a.layers)
 
 
 def predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
     """How far the outputs are off by estimates."""
-    return float(np.sqrt(sum(a.squares[choice[a.name]] for a in activations)))
+    return float(np.sqrt(sum(a.squares[choice.get(a.name, FLOATS)] for a in activations)))
 
 
 def _moved_with(graph: gs.Graph) -> dict[str, int]:
@@ -214,13 +218,35 @@ def _by_name(found: Sequence[Layer], observed: Observed, floats: dict[str, str])
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
         values = observed.values.get(layer.x.name)
-        if values is not None and 0 < max(values.high, -values.low) < LARGEST:
+        if _is_usable(observed, layer.x.name):
             by_name.setdefault(layer.x.name, []).append(layer)
         elif values is not None and values.low == values.high == 0:
             floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
             floats[layer.name] = "its input is not finite, or too large to be squared"
     return by_name
+
+
+def _is_usable(observed: Observed, name: str) -> bool:
+    values = observed.values.get(name)
+    return values is not None and 0 < max(values.high, -values.low) < LARGEST
+
+
+def _added(graph: gs.Graph) -> list[str]:
+    """Results of products that only sums with results of others read: one of two is stored, to be read by the other's product."""
+    outside, found = {id(t) for t in graph.outputs}, dict[str, gs.Tensor]()
+    for node in graph.nodes:
+        if node.op == "Add" and all(len(t.inputs) == 1 and t.inputs[0].op in OPS for t in node.inputs):
+            ends = [t for t in node.inputs if id(t) not in outside and np.dtype(t.dtype) == np.float32 and rank(t) > 1]
+            found |= {t.name: t for t in ends if all(reader.op == "Add" for reader in t.outputs)}
+    return [*found]
+
+
+def _sum(observed: Observed, name: str) -> Activation:
+    values = observed.values[name]
+    how = Tensor(grid_of(values.all()), values.means, shared=True, tied=True)
+    square = (observed.gains.get(name, 1.0) * how.grid.error) ** 2
+    return Activation(name, (), ({}, {}, {name: how}), (FLOATS, ALL), (0.0, 0.0, square))
 
 
 def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
