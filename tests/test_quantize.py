@@ -739,6 +739,19 @@ def test_a_calibration_of_another_model_is_refused() -> None:
         only.applied(rewritten(wider))
 
 
+def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
+    for net, name, count in ((residual(), "x", 32), (residual(), "t1", 32), (chained(), "t2", 3)):
+        whole = calibration(net, shared=False)
+        with pytest.raises(InputError, match=f"the channels of '{name}' cannot be divided in this one"):
+            replace(whole, smooth={name: np.ones(count)}).applied(rewritten(net))
+    ids = Net(x=(2, 32), i=(np.int64, (2,)))
+    h = ids("Gather", ids.normal(9, 32), "i", axis=0)
+    ids.out(ids("MatMul", ids("Add", "x", h), ids.normal(32, 16)))
+    how = replace(next(iter(whole.tensors.values())), tied=True)
+    with pytest.raises(InputError, match="'i' is no activation of float32 in this one"):
+        Chosen({"i": how}, {}, (), {}, 0.0, 1, 0, (0.0, 0.0)).applied(rewritten(ids))
+
+
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
