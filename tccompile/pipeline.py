@@ -255,14 +255,14 @@ def to_program(
     mode = mode_of(opened, options)
     spreads = measured(opened, program, options, progress, calibration) if mode == "mixed" else {}
     progress("precision", 4, 5)
-    chosen = partial(precision, program, mode, spreads, options.fp32, bytes_count=options.quantize is None)
+    chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
     if options.max_error is None:
-        program = chosen()
+        program = chosen(program)
     else:
-        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration)
+        raised, note = _raised(program, floats, chosen, spreads, options, opened, calibration)
         program = raised.program
         if notes is not None:
-            notes.append(_cost_of(raised, options, known))
+            notes.append(note)
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
@@ -273,14 +273,64 @@ def to_program(
     return program
 
 
-def _within_budget(
+def _raised(
     program: Program,
     floats: Program | None,
-    chosen: Callable[[Mapping[int, str]], Program],
+    chosen: Callable[..., Program],
     spreads: Mapping[str, Spread],
     options: Options,
     opened: Opened,
     calibration: Chosen | None,
+) -> tuple[Raised, str]:
+    """The program within the error that the user allows, and a line on it. What takes too long to be run is measured at other
+    shapes, and the same nodes are raised.
+
+    floats  the model in floats, where the program is quantized; `chosen`, the precision of a program with some ops raised
+    Raises UsageError if it takes too long at any shapes.
+    """
+    why = why_too_long(program)
+    if why is None:
+        runs, real = inputs_of(program, options)
+        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration, runs, real)
+        return raised, _cost_of(raised, options, known)
+    with blamed_on("the model"):
+        found = _elsewhere(opened, program, options)
+        if found is None:
+            raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
+        graph, runs, real = found
+        small = fuse(lower(graph if calibration is None else rewrite(calibration.applied(graph))))
+        exact = None if calibration is None else lower(graph)
+        raised, known = _within_budget(small, exact, chosen, spreads, options, opened, calibration, runs, real)
+    reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
+    ops = {i: raised.reason for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes)}
+    raised = replace(raised, program=chosen(program, raised=ops), before=chosen(program), ops=tuple(ops))
+    return raised, f"{_cost_of(raised, options, known)}; measured at smaller shapes, since {why}"
+
+
+def _elsewhere(
+    opened: Opened, program: Program, options: Options
+) -> tuple[gs.Graph, Sequence[Mapping[str, np.ndarray]], bool] | None:
+    """The graph at other shapes than the program's, where running it does not take too long; inputs, and whether they are the
+    user's."""
+    if options.calibrate is not None and (found := at_own_shapes(opened, read_arrays(options.calibrate, program.inputs))):
+        return *found, True
+    with suppress(TccompileError):
+        graph = rewrite(load(*smaller(opened, program)))
+        if not why_too_long(small := lower(graph)):
+            return graph, _random(small, options), False
+    return None
+
+
+def _within_budget(
+    program: Program,
+    floats: Program | None,
+    chosen: Callable[..., Program],
+    spreads: Mapping[str, Spread],
+    options: Options,
+    opened: Opened,
+    calibration: Chosen | None,
+    runs: Sequence[Mapping[str, np.ndarray]],
+    real: bool,
 ) -> tuple[Raised, float]:
     """The program within the error that the user allows, and what of that error was measured when it was quantized.
 
@@ -288,12 +338,15 @@ def _within_budget(
     them it is compared with itself, and what bytes cost is known.
     """
     assert options.max_error is not None
-    runs, real = inputs_of(program, options)
+
+    def with_raised(ops: Mapping[int, str]) -> Program:
+        return chosen(program, raised=ops)
+
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
-        return within(program, options.max_error, chosen, spreads, few, opened.weights, floats), 0.0
+        return within(program, options.max_error, with_raised, spreads, few, opened.weights, floats), 0.0
     bound = math.sqrt(options.max_error**2 - calibration.error**2)  # errors add up as squares
-    return within(program, bound, chosen, spreads, runs, opened.weights), calibration.error
+    return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.error
 
 
 DEFAULT_ERROR = {"int8": 5e-2}
@@ -415,21 +468,24 @@ def _cost_of(raised: Raised, options: Options, known: float) -> str:
 
 
 def inputs_of(program: Program, options: Options) -> tuple[Sequence[Mapping[str, np.ndarray]], bool]:
-    """What the program is measured with: the user's inputs, or random ones of mean 0, and positive as images often are; and
-    whether they are the user's. Of several entries these need to fit only one.
+    """What the program is measured with: the user's inputs, or random ones; and whether they are the user's. Of several entries
+    these need to fit only one, and where a model is quantized, none.
 
-    Raises InputError if the user's do not fit, UsageError if running it would take too long.
+    Raises InputError if the user's do not fit.
     """
-    if why := why_too_long(program):
-        raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
     if options.calibrate is not None:
         arrays = read_arrays(options.calibrate, program.inputs)
         if runs := samples(program, arrays) or in_batches(program, arrays):
             return runs, True
         if len(options.entries) == 1 and options.quantize is None:
             raise _misfit(options.calibrate, program)
+    return _random(program, options), False
+
+
+def _random(program: Program, options: Options) -> list[dict[str, np.ndarray]]:
+    """Random inputs of mean 0, and positive as images often are."""
     known = ranges_of(program, options.input_ranges)
-    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)], False
+    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
 
 
 def _misfit(data: Path, program: Program) -> InputError:
@@ -484,9 +540,8 @@ def measured(
     why = why_too_long(small)
     if why is None:
         try:
-            known = ranges_of(program, options.input_ranges)
             with blamed_on("the model"):
-                return run(small, [seeded(small, 0, known), seeded(small, 0, known, positive=True)])
+                return run(small, _random(small, options))
         except InputError as error:
             why = f"random inputs do not fit: {error}"
     way_out = "--calibrate DATA.npz measures it with real inputs"

@@ -915,6 +915,30 @@ def test_what_takes_too_long_in_a_batch_is_calibrated_one_by_one(tmp_path: Path,
         calibrated(opened, options)
 
 
+@pytest.mark.parametrize(("quantize", "data"), [(None, False), (None, True), ("int8", True)])
+def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
+    quantize: str | None, data: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    net = perceptrons(32)
+    opened, path = read(net.model()), saved(net, tmp_path / "d.npz", 2)
+    options = Options(archs=("sm_90a",), quantize=quantize, calibrate=path if data else None, max_error=1e-4)
+    found = calibrated(opened, options) if quantize else None
+    monkeypatch.setattr(ranges, "TOO_MANY", 1000)
+    monkeypatch.setattr(ranges, "MANY", 1000)
+    notes = list[str]()
+    program = to_program(opened, {}, options, Dump(None), notes=notes, calibration=found)
+    assert "in fp32: by estimates" in notes[0] and notes[0].endswith("since running it would write 0 million elements on the CPU")
+    assert all(program.tensors[op.y].dtype is DType.F32 for op in program.ops)
+    assert "measured at smaller shapes" in notes[0] and float(notes[0].split()[3]) < 1e-4
+    loose = replace(options, max_error=2e-2)
+    found = calibrated(opened, loose) if quantize else None
+    program = to_program(opened, {}, loose, Dump(None), notes=notes, calibration=found)
+    assert "nothing had to be raised for it; measured at smaller shapes" in notes[1] and not program.storage
+    monkeypatch.setattr(ranges, "TOO_MANY", 10)
+    with pytest.raises(UsageError, match="--max-error runs the model on the CPU, and running it would write"):
+        to_program(opened, {}, options, Dump(None), calibration=found)
+
+
 def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monkeypatch: Any) -> None:
     """What is known is not run again; what is chosen is for all that is built, and says that its error is an estimate."""
     net, times = perceptrons("n"), list[str]()
