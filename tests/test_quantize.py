@@ -317,6 +317,22 @@ def test_channels_stay_as_they_are_where_others_see_them() -> None:
         assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda done: None).values)
 
 
+@pytest.mark.parametrize("pixels", [32, 40])
+def test_products_along_different_axes_of_an_activation(pixels: int) -> None:
+    """Its channels of one are not those of the other: no factors, and only one of them in bytes."""
+    net, sizes = Net(x=(2, 32, pixels)), np.exp2(np.arange(32) % 9 - 4).astype(np.float32)
+    h = net("Relu", net("Conv", "x", net.normal(32, 32, 1) * sizes[:, None, None], net.normal(32) * sizes))
+    net.out(net("Conv", h, net.normal(24, 32, 1)), net("MatMul", h, net.normal(pixels, 16)))
+    found = chosen(net, 1.0)
+    assert found.layers == ("n0", "n2") and not found.smooth
+    assert found.floats == {"n3": "it reads along another axis what another product has in bytes"}
+    assert len(found.tensors[h].means) == 32
+    (feeds,) = runs_of(net, 1, seed=9)
+    made = gs.export_onnx(found.applied(rewritten(net)))
+    for got, exact in zip(*(reference(m, feeds).values() for m in (made, net.model())), strict=True):
+        assert relative_error(got, exact) < 3e-2
+
+
 # --- What is moved between products ------------------------------------------------------------------------------------
 
 

@@ -134,13 +134,13 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     program = lower(graph)
     seen = runs[: len(runs) - held(len(runs))]
     first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
-    begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
+    begun = observe(program, first, sources, _channels(layers(graph)[0]), lambda done: progress(done, total))
     smooth = factors(graph, begun.values)
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
     ran = len(program.ops) * len(first)
     added = _added(graph)
-    wanted = _moved_with(graph) | {name: 1 for name in added} | {a.x.name: a.channels for a in found}
+    wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found)
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     by_name = _by_name(found, observed, floats)
     alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
@@ -207,6 +207,11 @@ def predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> f
     return float(np.sqrt(sum(a.squares[choice.get(a.name, FLOATS)] for a in activations)))
 
 
+def _channels(found: Sequence[Layer]) -> dict[str, int]:
+    """Which axis of each operand its channels go along: as the first product has it that reads it."""
+    return {layer.x.name: layer.channels for layer in reversed(found)}
+
+
 def _moved_with(graph: gs.Graph) -> dict[str, int]:
     """What may be tied, by name, and an axis of it."""
     tensors = [t for node in graph.nodes for t in ((*moves(node), *node.outputs) if moves(node) else ())]  # type: ignore[misc]
@@ -218,7 +223,9 @@ def _by_name(found: Sequence[Layer], observed: Observed, floats: dict[str, str])
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
         values = observed.values.get(layer.x.name)
-        if _is_usable(observed, layer.x.name):
+        if values is not None and values.channels != layer.channels:
+            floats[layer.name] = "it reads along another axis what another product has in bytes"
+        elif _is_usable(observed, layer.x.name):
             by_name.setdefault(layer.x.name, []).append(layer)
         elif values is not None and values.low == values.high == 0:
             floats[layer.name] = "its input is zero in all that it was calibrated with"

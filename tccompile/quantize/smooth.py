@@ -80,7 +80,8 @@ def _divided(own: Sequence[Layer], outputs: set[int]) -> list[Divided] | None:
     """The constants to be divided for an activation that these layers read; None if it has other readers, or others write it."""
     x = own[0].x
     whole = all(layer.weights.shape[layer.terms] == x.shape[layer.channels] for layer in own)  # in no groups
-    return sources(own[0], outputs) if whole and len(x.outputs) == len(own) else None
+    along = {layer.channels for layer in own}
+    return sources(own[0], outputs) if whole and len(x.outputs) == len(own) and len(along) == 1 else None
 
 
 def _by_activation(graph: gs.Graph) -> dict[str, list[Layer]]:
