@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -57,12 +57,15 @@ from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import Spread, activations, is_long, operands, smaller, why_too_long
-from tccompile.quantize.calibration import Calibration
+from tccompile.precision.real_inputs import at_own_shapes, in_batches
+from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
-from tccompile.quantize.choose import choose, tested
+from tccompile.quantize.choose import choose
+from tccompile.quantize.known import find, measuring, tested
+from tccompile.quantize.smooth import smoothed
 from tccompile.rewrites import rewrite
-from tccompile.schedule.choose import schedule
+from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
@@ -220,7 +223,7 @@ def to_program(
     dump: Dump,
     progress: Progress = quiet,
     notes: list[str] | None = None,
-    calibration: Calibration | None = None,
+    calibration: Chosen | None = None,
 ) -> Program:
     """From the model to typed ops: the stages that do not depend on a GPU generation.
 
@@ -250,16 +253,16 @@ def to_program(
     dump.program(3, "fuse", program)
 
     mode = mode_of(opened, options)
-    spreads = measured(opened, program, options, progress) if mode == "mixed" else {}
+    spreads = measured(opened, program, options, progress, calibration) if mode == "mixed" else {}
     progress("precision", 4, 5)
-    chosen = partial(precision, program, mode, spreads, options.fp32, bytes_count=options.quantize is None)
+    chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
     if options.max_error is None:
-        program = chosen()
+        program = chosen(program)
     else:
-        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration)
+        raised, note = _raised(program, floats, chosen, spreads, options, opened, calibration)
         program = raised.program
         if notes is not None:
-            notes.append(_cost_of(raised, options, known))
+            notes.append(note)
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
@@ -270,14 +273,64 @@ def to_program(
     return program
 
 
-def _within_budget(
+def _raised(
     program: Program,
     floats: Program | None,
-    chosen: Callable[[Mapping[int, str]], Program],
+    chosen: Callable[..., Program],
     spreads: Mapping[str, Spread],
     options: Options,
     opened: Opened,
-    calibration: Calibration | None,
+    calibration: Chosen | None,
+) -> tuple[Raised, str]:
+    """The program within the error that the user allows, and a line on it. What takes too long to be run is measured at other
+    shapes, and the same nodes are raised.
+
+    floats  the model in floats, where the program is quantized; `chosen`, the precision of a program with some ops raised
+    Raises UsageError if it takes too long at any shapes.
+    """
+    why = why_too_long(program)
+    if why is None:
+        runs, real = inputs_of(program, options)
+        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration, runs, real)
+        return raised, _cost_of(raised, options, known)
+    with blamed_on("the model"):
+        found = _elsewhere(opened, program, options)
+        if found is None:
+            raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
+        graph, runs, real = found
+        small = fuse(lower(graph if calibration is None else rewrite(calibration.applied(graph))))
+        exact = None if calibration is None else lower(graph)
+        raised, known = _within_budget(small, exact, chosen, spreads, options, opened, calibration, runs, real)
+    reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
+    ops = {i: raised.reason for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes)}
+    raised = replace(raised, program=chosen(program, raised=ops), before=chosen(program), ops=tuple(ops))
+    return raised, f"{_cost_of(raised, options, known)}; measured at smaller shapes, since {why}"
+
+
+def _elsewhere(
+    opened: Opened, program: Program, options: Options
+) -> tuple[gs.Graph, Sequence[Mapping[str, np.ndarray]], bool] | None:
+    """The graph at other shapes than the program's, where running it does not take too long; inputs, and whether they are the
+    user's."""
+    if options.calibrate is not None and (found := at_own_shapes(opened, read_arrays(options.calibrate, program.inputs))):
+        return *found, True
+    with suppress(TccompileError):
+        graph = rewrite(load(*smaller(opened, program)))
+        if not why_too_long(small := lower(graph)):
+            return graph, _random(small, options), False
+    return None
+
+
+def _within_budget(
+    program: Program,
+    floats: Program | None,
+    chosen: Callable[..., Program],
+    spreads: Mapping[str, Spread],
+    options: Options,
+    opened: Opened,
+    calibration: Chosen | None,
+    runs: Sequence[Mapping[str, np.ndarray]],
+    real: bool,
 ) -> tuple[Raised, float]:
     """The program within the error that the user allows, and what of that error was measured when it was quantized.
 
@@ -285,69 +338,99 @@ def _within_budget(
     them it is compared with itself, and what bytes cost is known.
     """
     assert options.max_error is not None
-    runs, real = inputs_of(program, options)
+
+    def with_raised(ops: Mapping[int, str]) -> Program:
+        return chosen(program, raised=ops)
+
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
-        return within(program, options.max_error, chosen, spreads, few, opened.weights, floats), 0.0
+        return within(program, options.max_error, with_raised, spreads, few, opened.weights, floats), 0.0
     bound = math.sqrt(options.max_error**2 - calibration.error**2)  # errors add up as squares
-    return within(program, bound, chosen, spreads, runs, opened.weights), calibration.error
+    return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.error
 
 
 DEFAULT_ERROR = {"int8": 5e-2}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
-"""What bytes may take of an error that the user allows, such that all else stays in fp16."""
+"""What bytes may take of the error that is allowed, such that all else stays in fp16."""
 
 
-def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Calibration:
-    """What is multiplied in bytes: from the user's file, or by the user's inputs, for the first entry that they fit.
+def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Chosen:
+    """What is multiplied in bytes at all entries' shapes: as the user's file has it, or else chosen by what is known, from the
+    file or from running the model on the user's inputs.
 
-    Raises InputError if they fit none, UsageError if running the model would take too long.
+    Raises InputError if the inputs fit neither an entry nor the model, UsageError if running the model would take too long.
     """
-    if options.calibration is not None and options.calibration.exists():
-        found = read_calibration(options.calibration).without(options.fp32)
-        if options.max_error is not None and found.layers and found.error >= options.max_error:
-            raise UsageError(
-                f"--max-error {options.max_error:g}: by {options.calibration} outputs are off by {found.error:.1e} already; "
-                "allow more, or give another file and --calibrate DATA.npz to choose anew"
-            )
-        return found
-    assert options.calibrate is not None
-    for shapes in options.entries:
-        progress("load", 0, 5)
-        graph = rewrite(load(model, shapes))
-        program = lower(graph)
-        if why := why_too_long(program):
-            raise UsageError(f"quantizing runs the model on the CPU, and {why}: calibrate it for smaller shapes first")
-        if runs := samples(program, read_arrays(options.calibrate, program.inputs)):
-            break
-    else:
-        raise _misfit(options.calibrate, program)
-    known = timings(options.timing_cache, options.archs)
-    times = partial(_times, arch=ARCHS[_timed(options.archs)], known=known)
-    assert options.quantize is not None
-    bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else SHARE * options.max_error
+    progress("load", 0, 5)
+    graphs = [rewrite(load(model, shapes)) for shapes in options.entries]
+    purpose = _purpose(graphs, options)
+    file = options.calibration
+    kept = read_calibration(file) if file is not None and file.exists() else None
+    if kept is not None and kept.purpose == purpose:
+        return kept.chosen
     with blamed_on("the model"):
-        found = choose(graph, runs, model.weights, bound, times, partial(progress, "calibrate"), options.fp32)
-    if options.calibration is not None:
-        write_calibration(found, options.calibration)
-    return found
+        real = _to_measure(model, graphs, options.calibrate) if options.calibrate is not None else None
+        measure = None
+        if kept is None:
+            assert real is not None
+            known, measure = find(*real, model.weights, partial(progress, "calibrate"))
+        else:
+            known = kept.known
+            if real is not None:
+                measure = measuring(smoothed(real[0], known.smooth), real[1], model.weights)
+        times = partial(_times, arch=ARCHS[purpose.arch], known=timings(options.timing_cache, options.archs), ranked={})
+        chosen, tried = choose(known.within(graphs, options.fp32), graphs, purpose.bound, times, measure)
+    if file is not None and kept is None:
+        write_calibration(replace(known, tried=(*known.tried, *tried)), purpose, chosen, file)
+    return chosen
 
 
-def quantization_notes(found: Calibration, options: Options) -> list[str]:
+def _purpose(graphs: Sequence[gs.Graph], options: Options) -> Purpose:
+    """What bytes are to be chosen for."""
+    assert options.quantize is not None
+    bound = SHARE * (options.max_error or DEFAULT_ERROR[options.quantize])
+    shapes = tuple({t.name: tuple(t.shape) for t in graph.inputs} for graph in graphs)
+    return Purpose(shapes, _timed(options.archs), bound, options.fp32)
+
+
+def _to_measure(model: Opened, graphs: Sequence[gs.Graph], data: Path) -> tuple[gs.Graph, list[Mapping[str, np.ndarray]]]:
+    """The graph at shapes that the user's inputs fit and that may be run on the CPU, an entry's if there is one; and the inputs.
+
+    Raises InputError and UsageError.
+    """
+    why = None
+    for graph in graphs:
+        program = lower(graph)
+        arrays = read_arrays(data, program.inputs)
+        if (runs := samples(program, arrays)) and (why := why_too_long(program)) is None:
+            return graph, [*runs]
+    if found := at_own_shapes(model, arrays):
+        return found
+    if why is not None:
+        raise UsageError(f"quantizing runs the model on the CPU, and {why}: calibrate it for smaller shapes first")
+    raise _misfit(data, program)
+
+
+def quantization_notes(found: Chosen, options: Options) -> list[str]:
     """What is in bytes, what that costs and saves, and why the other products are not."""
     before, after = found.times
     whole = len(found.layers) + len(found.floats)
-    held = f"{found.runs} sets of inputs, {found.held} of them held back from calibration"
-    on = held if found.held else "the inputs that it was calibrated with"
-    times = f"by estimates {after:.0f} µs in place of {before:.0f} on {_timed(options.archs)}"
+    entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
+    times = f"by estimates {after:.0f} µs in place of {before:.0f} on {_timed(options.archs)}{entries}"
     head = f"{options.quantize}: {len(found.layers)} of {whole} products"
-    notes = [f"{head}; outputs are off by {found.error:.1e} on {on}; {times}" if found.layers else head]
-    for reason in dict.fromkeys(found.floats.values()):
-        names = [name for name, why in found.floats.items() if why == reason]
+    notes = [f"{head}; outputs are off by {_error_of(found)}; {times}" if found.layers else head]
+    for reason in dict.fromkeys(sorted(found.floats.values())):
+        names = sorted(name for name, why in found.floats.items() if why == reason)
         notes.append(f"not in {options.quantize}, since {reason}: {', '.join(names)}")
     return notes
+
+
+def _error_of(found: Chosen) -> str:
+    if not found.runs:
+        return f"about {found.error:.1e}, estimated by what was calibrated for other builds: --calibrate DATA.npz measures it"
+    held = f"{found.runs} sets of inputs, {found.held} of them held back from calibration"
+    return f"{found.error:.1e} on {held if found.held else 'the inputs that it was calibrated with'}"
 
 
 def _timed(archs: Sequence[str]) -> str:
@@ -355,10 +438,15 @@ def _timed(archs: Sequence[str]) -> str:
     return next((name for name in archs if name in MEASURED), archs[-1])
 
 
-def _times(graph: gs.Graph, arch: Arch, known: Timings) -> list[tuple[tuple[str, ...], float]]:
-    """The steps of a graph as it would be compiled in fp16: their nodes, and estimates of their times in microseconds."""
+def _times(
+    graph: gs.Graph, arch: Arch, known: Timings, ranked: dict[Hashable, list[Candidate]]
+) -> list[tuple[tuple[str, ...], float]]:
+    """The steps of a graph as it would be compiled in fp16: their nodes, and estimates of their times in microseconds.
+
+    ranked  candidates that were found for other graphs; more are added
+    """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
-    choices = schedule(program, arch, (), known)
+    choices = schedule(program, arch, (), known, ranked)
     return [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
 
 
@@ -379,22 +467,25 @@ def _cost_of(raised: Raised, options: Options, known: float) -> str:
     )
 
 
-def inputs_of(program: Program, options: Options) -> tuple[list[dict[str, np.ndarray]], bool]:
-    """What the program is measured with: the user's inputs, or random ones of mean 0, and positive as images often are; and
-    whether they are the user's. Of several entries these need to fit only one.
+def inputs_of(program: Program, options: Options) -> tuple[Sequence[Mapping[str, np.ndarray]], bool]:
+    """What the program is measured with: the user's inputs, or random ones; and whether they are the user's. Of several entries
+    these need to fit only one, and where a model is quantized, none.
 
-    Raises InputError if the user's do not fit, UsageError if running it would take too long.
+    Raises InputError if the user's do not fit.
     """
-    if why := why_too_long(program):
-        raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
     if options.calibrate is not None:
-        runs = samples(program, read_arrays(options.calibrate, program.inputs))
-        if runs:
+        arrays = read_arrays(options.calibrate, program.inputs)
+        if runs := samples(program, arrays) or in_batches(program, arrays):
             return runs, True
-        if len(options.entries) == 1:
+        if len(options.entries) == 1 and options.quantize is None:
             raise _misfit(options.calibrate, program)
+    return _random(program, options), False
+
+
+def _random(program: Program, options: Options) -> list[dict[str, np.ndarray]]:
+    """Random inputs of mean 0, and positive as images often are."""
     known = ranges_of(program, options.input_ranges)
-    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)], False
+    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
 
 
 def _misfit(data: Path, program: Program) -> InputError:
@@ -409,7 +500,9 @@ def mode_of(model: Opened, options: Options) -> str:
     return "fp32" if options.precision == "mixed" and is_classical(model.proto) else options.precision
 
 
-def measured(model: Opened, program: Program, options: Options, progress: Progress = quiet) -> dict[str, Spread]:
+def measured(
+    model: Opened, program: Program, options: Options, progress: Progress = quiet, calibration: Chosen | None = None
+) -> dict[str, Spread]:
     """The values that the program's tensors take with the user's inputs, or else with random ones (see `positions.ranges_of`).
 
     With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
@@ -425,22 +518,30 @@ def measured(model: Opened, program: Program, options: Options, progress: Progre
         exact, step = options.quantize is None, lambda: progress("measure", next(done), total)
         return constants | activations(program, runs, weights, step, exact)
 
+    def other(graph: gs.Graph) -> Program:
+        """At other shapes: not fused, since that depends on them, and this way no tensor's name is missing."""
+        return lower(graph if calibration is None else rewrite(calibration.applied(graph)))
+
     if options.calibrate is not None:
-        runs = samples(program, read_arrays(options.calibrate, program.inputs))
+        arrays = read_arrays(options.calibrate, program.inputs)
+        runs = samples(program, arrays)
+        if not runs or why_too_long(program):
+            with blamed_on("the model"):
+                if found := at_own_shapes(model, arrays):
+                    return run(other(found[0]), found[1])
         if runs:
             return run(program, runs)
         if len(options.entries) == 1:
             raise _misfit(options.calibrate, program)
     small = program
     if is_long(program):
-        with suppress(TccompileError):  # not fused: that depends on shapes, and this way no tensor's name is missing
-            small = lower(rewrite(load(*smaller(model, program))))
+        with suppress(TccompileError):
+            small = other(rewrite(load(*smaller(model, program))))
     why = why_too_long(small)
     if why is None:
         try:
-            known = ranges_of(program, options.input_ranges)
             with blamed_on("the model"):
-                return run(small, [seeded(small, 0, known), seeded(small, 0, known, positive=True)])
+                return run(small, _random(small, options))
         except InputError as error:
             why = f"random inputs do not fit: {error}"
     way_out = "--calibrate DATA.npz measures it with real inputs"

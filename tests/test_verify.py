@@ -13,10 +13,11 @@ from tccompile.cli import report
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.ir.metric import relative_error
 from tccompile.plan.format import SEEDED, from_bytes, to_bytes
+from tccompile.precision import ranges
 from tccompile.runtime.session import Session
 from tccompile.verify.certificate import results_text, selftest
 from tccompile.verify.oracle import layers_text, verify
-from tests.networks import skeleton
+from tests.networks import reference, skeleton
 from tests.plans import without_code
 from tests.test_precision import Network, branches, chain
 
@@ -54,6 +55,32 @@ def test_the_certificate_is_part_of_the_file(verified):
     assert f"error of {result.output}: {result.error:.1e} of 1e-02 allowed" in report.inspect_text(
         {"plan": "p", "bytes": 1, **report.inspect(read)}
     )
+
+
+@pytest.mark.parametrize("row", [True, False], ids=["in a row", "in batches"])
+def test_inputs_held_back_from_calibration_are_in_the_certificate(row, tmp_path, monkeypatch):
+    model = chain()
+    plan = without_code(model, ("sm_80",))
+    (name,), program = plan.entries[0].program.inputs, plan.entries[0].program
+    shape = program.tensors[name].shape
+    x = np.random.default_rng(0).standard_normal((8, *shape) if row else (8 * shape[0], *shape[1:]), np.float32)
+    np.savez(tmp_path / "d.npz", **{name: x})
+    made = verify(model, plan, 1e-2, calibrate=tmp_path / "d.npz")
+    (certificate,), errors = made.plan.certificates, [r.error for r in made.results[1:]]
+    assert len(errors) == certificate.held == 2
+    (expected,) = certificate.outputs
+    assert expected.held == max(errors) != expected.error and 1e-5 < expected.held < 1e-3
+    assert made.results[-1].inputs == "entry 0, held back from calibration, set 1"
+    last = x.reshape(8, *shape)[-1]
+    with Session(plan, "cpu") as session:
+        out = session.run(None, {name: last})[0]
+    assert relative_error(out, reference(model, {name: last})[certificate.outputs[0].name]) == pytest.approx(errors[-1], rel=1e-6)
+    read = from_bytes(to_bytes(made.plan))
+    assert read.certificates[0].held == 2 and read.certificates[0].outputs[0].held == expected.held
+    text = report.inspect_text({"plan": "p", "bytes": 1, **report.inspect(read)})
+    assert f"(on 2 sets of inputs held back from calibration {expected.name}: {expected.held:.1e}) allowed" in text
+    monkeypatch.setattr(ranges, "TOO_MANY", 1)
+    assert verify(model, plan, 1e-2, calibrate=tmp_path / "d.npz").plan.certificates[0].held == 0
 
 
 def test_a_plan_that_computes_something_else_fails(verified):

@@ -432,7 +432,7 @@ def _verify(
         bound = options.max_error or DEFAULT_ERROR[options.quantize]
         if options.calibrate is not None:
             ranges = ranges_in(options.calibrate, plan) | ranges
-    return verify(model, plan, tolerance or bound, data, layers, ranges)
+    return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
 
 
 def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:

@@ -32,8 +32,12 @@ def inspect(plan: Plan) -> Json:
 
 
 def _certificate(certificate: Certificate) -> Json:
-    outputs = [{"name": e.name, "error": e.error, "bound": e.bound} for e in certificate.outputs]
-    return {"entry": certificate.entry, "oracle": certificate.oracle, "device": certificate.device, "outputs": outputs}
+    held = certificate.held > 0
+    outputs = [
+        {"name": e.name, "error": e.error, "bound": e.bound} | ({"held": e.held} if held else {}) for e in certificate.outputs
+    ]
+    made = {"entry": certificate.entry, "oracle": certificate.oracle, "device": certificate.device, "outputs": outputs}
+    return made | ({"held": certificate.held} if held else {})
 
 
 def _entry(plan: Plan, entry: Entry) -> Json:
@@ -156,6 +160,10 @@ def inspect_text(data: Json) -> str:
     for made in data["certificates"]:
         entry = f"entry {made['entry']}, " if len(data["entries"]) > 1 else ""
         errors = ", ".join(f"{e['name']}: {e['error']:.1e} of {e['bound']:.0e}" for e in made["outputs"])
+        if "held" in made:
+            real = ", ".join(f"{e['name']}: {e['held']:.1e}" for e in made["outputs"])
+            sets = f"{made['held']} set{'s' if made['held'] > 1 else ''} of inputs"
+            errors += f" (on {sets} held back from calibration {real})"
         lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
     return "\n".join(map(plain, lines))
 

@@ -9,6 +9,7 @@ from tccompile.ir.expr import View, identity_view, load, substitute
 from tccompile.ir.ops import Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 
 
 def compose(program: Program) -> Program:
@@ -49,9 +50,9 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
         if not free:
             return None
-    sums = t.dtype.bits == 8 and any(e.writer(v.tensor) is not None for v in consumer.views if v.tensor != name)
+    sums = t.dtype in (DType.I8, DType.U8)
     if not moves_only and (consumer.epilogue.expr == load(0) or sums) and _joins_its_producer(e, producer):
-        return None  # it becomes an epilogue, and the consumer a view; or of several sums each leaves as bytes
+        return None  # it becomes an epilogue, and the consumer a view; or sums leave as bytes, to be added to others, say
     if not moves_only and y.size > 2 * t.size:
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape

@@ -60,6 +60,8 @@ def finish_sums(program: Program) -> Program:
         producer = e.writer(next(iter(read))) if len(read) == 1 else None
         if producer is None or not producer.multiplied or e.tensors[producer.y].shape != e.tensors[op.y].shape:
             continue
+        if e.tensors[producer.y].dtype in (DType.I8, DType.U8):
+            continue  # sums that are bytes again are finished: who reads what these stand for may read them
         if all(e.tensors[x].dtype in (DType.I8, DType.U8) for x in producer.multiplied):
             merged = with_epilogue(e, producer, op)
             if merged is not None:

@@ -59,10 +59,12 @@ def _merged(e: Editor, first: Op, second: Op) -> Mlp | None:
 
 
 def _is_product(e: Editor, op: Op) -> bool:
-    """Whether it is a product of vectors, with weights whose rows are neighbouring elements."""
+    """Whether it is a product of vectors of floats, with weights whose rows are neighbouring elements."""
     if not isinstance(op, Conv) or op.groups != 1 or any(op.pads) or op.w not in e.constants:
         return False
     x, w = e.tensors[op.x], e.tensors[op.w]
+    if not (x.dtype.is_float and w.dtype.is_float):
+        return False
     whole = w.strides[1] == 1 and not any(n % GRAIN for n in (w.padded[1], w.strides[0], w.offset))
     return x.rank == 4 and x.shape[2:] == w.shape[2:] == (1, 1) and whole
 

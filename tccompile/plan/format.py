@@ -187,6 +187,7 @@ class Expected:
     values  the reference at places evenly spread over the output in row-major order, float64; all of it if it is small
     norm    the reference's, of all elements
     error   of the plan when it was made, ‖out - ref‖ / ‖ref‖ over all elements; `bound`, what is allowed
+    held    the largest such error on real inputs, of a plan that was quantized by others than these; None of others
     """
 
     name: str
@@ -194,6 +195,7 @@ class Expected:
     norm: float
     error: float
     bound: float
+    held: float | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class Certificate:
     device  where `error` was measured
     inputs  SHA-256 of the inputs' bytes, in the program's order, in hexadecimal
     ranges  between what numbers the values of inputs lie, of those that are not normally distributed
+    held    how many sets of real inputs the plan was also measured on, held back from calibration
     """
 
     entry: int
@@ -213,6 +216,7 @@ class Certificate:
     device: str
     outputs: tuple[Expected, ...]
     ranges: Mapping[str, InputRange] = field(default_factory=dict)
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -405,6 +409,7 @@ SEEDED = 4096
 def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> None:
     require(0 <= certificate.entry < len(entries), f"it is of entry {certificate.entry}")
     require(0 <= certificate.seed < 1 << 32, f"a seed of {certificate.seed}")
+    require(certificate.held >= 0, f"{certificate.held} inputs that were held back")
     program = entries[certificate.entry].program
     for name, r in certificate.ranges.items():
         require(name in program.inputs, f"a range of {name!r}, which is no input")
@@ -420,6 +425,8 @@ def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> No
         require(fits, f"output {e.name!r}: expected {count} finite numbers of 64 bits")
         numbers = all(math.isfinite(x) and x >= 0 for x in (e.norm, e.error, e.bound))
         require(numbers, f"output {e.name!r}: a norm of {e.norm}, an error of {e.error}, a bound of {e.bound}")
+        held = e.held is None if certificate.held == 0 else e.held is not None and math.isfinite(e.held) and e.held >= 0
+        require(held, f"output {e.name!r}: an error of {e.held} on {certificate.held} inputs that were held back")
 
 
 @contextmanager

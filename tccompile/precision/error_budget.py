@@ -24,13 +24,14 @@ HALVINGS = 3
 
 @dataclass(frozen=True)
 class Raised:
-    """The program within the budget and the one without it, their errors, and the ops that are in fp32 for it."""
+    """The program within the budget and the one without it, their errors, the ops that are in fp32 for it, and the reason."""
 
     program: Program
     error: float
     before: Program
     error_before: float
     ops: tuple[int, ...]
+    reason: str
 
 
 def within(
@@ -52,10 +53,10 @@ def within(
     exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
     order = _worst_first(program, spreads)
     tried: dict[int, tuple[Program, float]] = {}
+    reason = f"fp32: without it the error would be above {bound:g}"
 
     def error(count: int) -> float:
         if count not in tried:
-            reason = f"fp32: without it the error would be above {bound:g}"
             made = chosen(dict.fromkeys(order[:count], reason))
             outputs = [evaluate(made, feeds, sources, stored=True) for feeds in runs]
             tried[count] = made, max(_error(out, ref) for out, ref in zip(outputs, exact, strict=True))
@@ -75,7 +76,7 @@ def within(
         if middle <= low:
             break
         low, count = (low, middle) if error(middle) <= bound else (middle, count)
-    return Raised(*tried[count], *tried[0], tuple(order[:count]))
+    return Raised(*tried[count], *tried[0], tuple(order[:count]), reason)
 
 
 def _error(outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:

@@ -176,25 +176,32 @@ def smaller(model: Opened, program: Program) -> tuple[Opened, dict[str, tuple[in
     Where all inputs have the same first extent, that is how many there are; images are inputs of rank 4. Tensors have the same
     names in both; a network that flattens images may not take other sizes.
     """
-    proto, share = deepcopy(model.proto), _share(program)
+    share = _share(program)
     given = {name: program.tensors[name].shape for name in program.inputs}
     batches = {shape[0] for shape in given.values() if len(shape) > 1}
     batch = batches.pop() if len(batches) == 1 and all(given.values()) else 1
     fewer = max(int(batch * share), 1)
     factor = min(share * batch / fewer, 1.0) ** 0.5
     shapes = {}
+    for name in (value.name for value in model.proto.graph.input if value.name in given):
+        first, *rest = given[name] or (0,)
+        if len(rest) == 3 and fewer == 1:
+            rest = [rest[0], *(_fewer(n, factor) for n in rest[1:])]
+        shapes[name] = (fewer if first == batch else first, *rest) if given[name] else ()
+    return resized(model, shapes), shapes
+
+
+def resized(model: Opened, shapes: Mapping[str, tuple[int, ...]]) -> Opened:
+    """The model with inputs of these shapes, and nothing said of the shapes of what comes of them."""
+    proto = deepcopy(model.proto)
     for value in proto.graph.input:
-        if value.name in given:
-            first, *rest = given[value.name] or (0,)
-            if len(rest) == 3 and fewer == 1:
-                rest = [rest[0], *(_fewer(n, factor) for n in rest[1:])]
-            shapes[value.name] = (fewer if first == batch else first, *rest) if given[value.name] else ()
+        if value.name in shapes:
             for dim, extent in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
                 dim.dim_value = extent
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")
     del proto.graph.value_info[:]
-    return replace(model, proto=proto), shapes
+    return replace(model, proto=proto)
 
 
 def _fewer(pixels: int, factor: float) -> int:

@@ -1,12 +1,15 @@
-"""What was chosen for a model's activations, and the file that keeps it: JSON, so that other builds need no data."""
+"""What is known of a model's activations, what was chosen of it, and the file that keeps both, so that other builds need no data.
+
+The file is JSON of the classes' fields, in the terms of `plan.codec`. What is known is of the network, whatever it is built for.
+What was chosen is for one purpose; a build with another one chooses anew.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +17,49 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.errors import InputError
-from tccompile.quantize.grid import Grid
-from tccompile.quantize.insert import Tensor, quantized
+from tccompile.plan.codec import Codec, CodecError, loads
+from tccompile.quantize.insert import Tensor
+from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, made
 from tccompile.quantize.products import layers
 from tccompile.quantize.smooth import smoothed
-from tccompile.rewrites import tidy
 
-FORMAT = 1
-
-NAMED = "--fp32 names it"
-"""Why a product is not in bytes that the user wants in fp32."""
+FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Purpose:
+    """What a choice is for.
+
+    shapes  of the model's inputs, at each entry
+    arch    the generation whose times decide; `bound`: what outputs may be off by; `fp32`: nodes that are to be in fp32
+    """
+
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...]
+    arch: str
+    bound: float
+    fp32: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
     """Which products multiply bytes, and how what they read is stored.
 
     tensors  by name
     smooth   what the channels of activations are divided by, by name
     layers   the names of the products in bytes; `floats`: of the others, and why they are not
-    error    of the outputs, the largest on `runs` sets of inputs; by `held` of them nothing was chosen but what is in bytes
-    times    estimates in microseconds: in floats, and as it is
+    error    of the outputs, the largest on `runs` sets of inputs, or an estimate if there are none; by `held` of them nothing was
+             chosen but what is in bytes
+    times    estimates in microseconds, of all entries together: in floats, and as it is
     """
 
-    tensors: dict[str, Tensor]
-    smooth: dict[str, np.ndarray]
+    tensors: Mapping[str, Tensor]
+    smooth: Mapping[str, np.ndarray]
     layers: tuple[str, ...]
-    floats: dict[str, str]
+    floats: Mapping[str, str]
     error: float
     runs: int
     held: int
     times: tuple[float, float]
-
-    def without(self, fp32: Collection[str]) -> Calibration:
-        """The same without those products that are to be in fp32, by names or patterns."""
-        out = [name for name in self.layers if named(name, fp32)]
-        kept = tuple(name for name in self.layers if name not in out)
-        return replace(self, layers=kept, floats=self.floats | dict.fromkeys(out, NAMED))
 
     def applied(self, graph: gs.Graph) -> gs.Graph:
         """A copy of the model's rewritten graph with what is in bytes. Raises InputError if it is of another model."""
@@ -62,81 +71,96 @@ class Calibration:
             channels = layer.x.shape[layer.channels]
             if len(self.tensors[layer.x.name].means) != channels:
                 raise InputError(f"the calibration is of another model: {layer.x.name!r} has {channels} channels in this one")
-        for name, f in self.smooth.items():
-            if name not in self.tensors or len(f) != len(self.tensors[name].means):
-                raise InputError(f"the calibration is of another model: {name!r} cannot be smoothed")
-        made = quantized(smoothed(graph, self.smooth), self.tensors, self.layers)
-        tidy(made)
-        return made
+        return made(smoothed(graph, self.smooth), self.tensors, self.layers)
 
 
-def named(node: str, patterns: Collection[str]) -> bool:
-    """Whether a node has one of these names, which may be patterns as for files."""
-    return any(fnmatchcase(node, pattern) for pattern in patterns)
+@dataclass(frozen=True)
+class Calibration:
+    """What is in a file."""
+
+    format: int
+    known: Known
+    purpose: Purpose
+    chosen: Chosen
 
 
-def write(calibration: Calibration, path: Path) -> None:
-    """Keep a calibration in a file. Raises OSError."""
-    tensors = {
-        name: {
-            "scale": t.grid.scale,
-            "zero": t.grid.zero,
-            "signed": t.grid.signed,
-            "error": t.grid.error,
-            "shared": t.shared,
-            "tied": t.tied,
-            "means": [float(m) for m in t.means],
-        }
-        for name, t in calibration.tensors.items()
-    }
-    smooth = {name: f.tolist() for name, f in calibration.smooth.items()}
-    rest = {name: getattr(calibration, name) for name in ("floats", "error", "runs", "held", "times")}
-    text = {"format": FORMAT, "layers": list(calibration.layers), **rest, "smooth": smooth, "tensors": tensors}
-    path.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+def write(known: Known, purpose: Purpose, chosen: Chosen, path: Path) -> None:
+    """Keep what is known, and what was chosen, in a file. Raises OSError."""
+    text = json.dumps(_CODEC.encode(Calibration(FORMAT, known, purpose, chosen), Calibration), indent=1)
+    path.write_text(text + "\n", encoding="ascii")
 
 
 def read(path: Path) -> Calibration:
     """The calibration in a file. Raises InputError for what is none."""
     try:
-        with open(path, encoding="utf-8") as file:
-            given = json.load(file)
-        if given.get("format") != FORMAT:
-            raise ValueError(f"its format is {given.get('format')!r}, and this version reads {FORMAT}")
-        tensors = {str(name): _tensor(t) for name, t in given["tensors"].items()}
-        return Calibration(
-            tensors,
-            {str(name): _factors(f) for name, f in given["smooth"].items()},
-            tuple(map(str, given["layers"])),
-            {str(k): str(v) for k, v in given["floats"].items()},
-            _number(given["error"]),
-            int(given["runs"]),
-            int(given["held"]),
-            (_number(given["times"][0]), _number(given["times"][1])),
-        )
+        given = loads(path.read_bytes())
+        if type(given) is not dict or given.get("format") != FORMAT:
+            says = given.get("format") if type(given) is dict else None
+            raise CodecError(f"its format is {says!r}, and this version reads {FORMAT}: calibrate it again")
+        calibration: Calibration = _CODEC.decode(given, Calibration)
+        _check(calibration)
+        return calibration
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except CodecError as error:
         raise InputError(f"{path} is no calibration that --quantize wrote: {error}") from None
 
 
-def _tensor(given: Mapping[str, Any]) -> Tensor:
-    scale, zero, signed = _number(given["scale"]), int(given["zero"]), bool(given["signed"])
-    limits = np.iinfo(np.int8 if signed else np.uint8)
-    if not (np.float32(scale) > 0 and limits.min <= zero <= limits.max):
-        raise ValueError(f"a scale of {scale:g} and a zero point of {zero}")
-    means = np.array([_number(m) for m in given["means"]])
-    return Tensor(Grid(scale, zero, signed, _number(given["error"])), means, bool(given["shared"]), bool(given["tied"]))
+def _decode_array(given: Any) -> np.ndarray:
+    if type(given) is not list or not all(type(x) in (int, float) for x in given):
+        raise CodecError("expected an array of numbers")
+    try:
+        return np.array(given, np.float64)
+    except OverflowError:
+        raise CodecError("a number beyond float64's") from None
 
 
-def _factors(given: Sequence[Any]) -> np.ndarray:
-    factors = np.array([_number(f) for f in given])
-    if not (np.float32(factors.min(initial=1.0)) > 0):
-        raise ValueError("channels are divided by positive numbers")
-    return factors
+_CODEC = Codec({}, {np.ndarray: (lambda array: [float(x) for x in array], _decode_array)})
 
 
-def _number(given: Any) -> float:
-    number = float(given)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no finite number")
-    return number
+def _check(c: Calibration) -> None:
+    """Raises CodecError for what could not have been written."""
+    known, chosen = c.known, c.chosen
+    for part in (known.alone, known.tied):
+        _require(len({a.name for a in part}) == len(part), "two activations of one name")
+        names = [name for a in part for name in a.layers]
+        _require(len(set(names)) == len(names), "two activations for one product")
+        for a in part:
+            _require(bool(a.layers), f"{a.name!r} has no products")
+            _check_activation(a, (FLOATS, OPERANDS), (FLOATS, OPERANDS, ALL))
+    for a in known.added:
+        _check_activation(a, (FLOATS, ALL))
+    for name, tensor in chosen.tensors.items():
+        _check_tensor(name, tensor)
+    for name, f in (*known.smooth.items(), *chosen.smooth.items()):
+        positive = np.float32(f.min(initial=1.0)) > 0 and np.isfinite(f.astype(np.float32)).all()
+        _require(bool(positive), f"{name!r} is not divided by positive numbers")
+    tried = (x for pair in known.tried for x in pair)
+    _numbers("errors and times", (chosen.error, *chosen.times, c.purpose.bound, *tried))
+    _require(min(chosen.runs, chosen.held, known.runs, known.held) >= 0, "a negative number of inputs")
+
+
+def _check_activation(a: Activation, *ways: tuple[int, ...]) -> None:
+    _require(a.ways in ways and not a.how[FLOATS], f"{a.name!r}: its ways are {a.ways}")
+    _numbers(f"the errors of {a.name!r}", a.squares)
+    for way in a.ways:
+        for name, tensor in a.how[way].items():
+            _check_tensor(name, tensor)
+
+
+def _check_tensor(name: str, t: Tensor) -> None:
+    limits = np.iinfo(t.grid.dtype)
+    with np.errstate(over="ignore"):
+        fine = 0 < np.float32(t.grid.scale) < np.inf and limits.min <= t.grid.zero <= limits.max
+    _require(bool(fine), f"{name!r}: a scale of {t.grid.scale:g} and a zero point of {t.grid.zero}")
+    _numbers(f"the error of {name!r}", (t.grid.error,))
+    _require(bool(np.isfinite(t.means).all()), f"{name!r}: means that are no numbers")
+
+
+def _numbers(what: str, numbers: Iterable[float]) -> None:
+    _require(all(math.isfinite(x) and x >= 0 for x in numbers), f"{what} are no finite numbers from 0 on")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise CodecError(otherwise)

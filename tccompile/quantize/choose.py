@@ -1,43 +1,33 @@
 """Which activations are stored in bytes: those that save most time for the error that they make, within a bound.
 
-What an activation's bytes move the outputs by is what they move it by, times a measured gain; and so of weights, by way of what
-they are multiplied to. Such errors add up as squares. What an activation saves is what the steps that read it are estimated to
-take without bytes and with them. So for any price of error each activation decides for itself, and the price is as low as the
-bound allows. What comes of it is run beside float32: estimates say which activation is worth more than which, and not how many of
-them are within the bound.
+What an activation saves is what the steps that read it are estimated to take without bytes and with them, at all shapes that the
+model is built for. So for any price of error each activation decides for itself, and the price is as low as the bound allows.
+What comes of it is run beside float32: estimates say which activation is worth more than which, and not how many of them are
+within the bound. Where there is nothing to run it on, they say that, too, and are no better than they were in earlier runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.metric import relative_error
-from tccompile.lower.graph import lower
-from tccompile.quantize.calibration import NAMED, Calibration, named
-from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
-from tccompile.quantize.insert import Tensor, dequantize_of, quantize_of, quantized
-from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
-from tccompile.quantize.products import Layer, layers
-from tccompile.quantize.smooth import factors, smoothed
-from tccompile.quantize.ties import begins, ties
-from tccompile.rewrites import tidy
-from tccompile.rewrites.quantized import moves
-from tccompile.rewrites.rule import rank
+from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
+from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, Measure, made, predicted, stored
+from tccompile.quantize.smooth import smoothed
 
-Feeds = Mapping[str, np.ndarray]
+Steps = Sequence[tuple[Collection[str], float]]
+"""The names of each step's nodes, and its time in microseconds."""
 
-Times = Callable[[gs.Graph], Sequence[tuple[Collection[str], float]]]
-"""Estimates the steps of a graph: of each, the names of its nodes, and its time in microseconds."""
+Times = Callable[[gs.Graph], Steps]
+"""Estimates the steps of a graph."""
 
-Progress = Callable[[int, int], None]
-"""Called with how many runs of the network are done, and about how many there are."""
-
-FLOATS, OPERANDS, ALL = range(3)
-"""Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
+Error = Callable[[Mapping[str, int]], float]
+"""What outputs are off by with activations stored in these ways."""
 
 TRIES = 10
 """How often a choice is run beside float32, at most."""
@@ -55,272 +45,231 @@ SPARE = 0.95
 LESS = 0.99
 """The share of a model's time that bytes must leave at most: estimates are no more exact."""
 
-TESTED = 8
-"""Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
-that are new. Of all runs up to a quarter are held back from calibration for that."""
 
-HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
-         "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
-"""Operators that do not read bytes but by way of floats that are stored for them."""
+@dataclass(frozen=True)
+class Timed:
+    """An activation, and what the steps that read it take for each way to store it, in microseconds."""
+
+    activation: Activation
+    times: tuple[float, float, float]
+
+    @property
+    def name(self) -> str:
+        return self.activation.name
+
+    def cost(self, way: int, price: float) -> float:
+        """What storing it in this way takes at a price of error."""
+        return self.times[way] + price * self.activation.squares[way]
+
+    @property
+    def worth(self) -> float:
+        """The price of error up to which it is worth it to be stored in bytes."""
+        ways, saved, squares = self.activation.ways, self.times[FLOATS], self.activation.squares
+        return max(((saved - self.times[way]) / max(squares[way], 1e-30) for way in ways if way), default=0.0)
 
 
-@dataclass
-class Activation:
-    """A tensor that products read, or several that are tied: the layers, and for each way to store it, what moves the outputs and
-    what it takes.
+class Entries:
+    """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together."""
 
-    how      as it would be stored in each way: what is, by name
-    ways     those that are possible
-    squares  of what the outputs move by, for each way
-    times    of the steps that read it, in microseconds, for each way
-    """
+    def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
+        self._graphs, self._times, self._weights = graphs, times, Rounded()
 
-    name: str
-    layers: list[Layer]
-    how: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
-    ways: tuple[int, ...]
-    squares: list[float]
-    times: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    def steps(self, activations: Sequence[Activation] = (), choice: Mapping[str, int] | None = None) -> Steps:
+        how = stored(activations, choice or {a.name: FLOATS for a in activations})
+        return [*chain.from_iterable(self._times(made(graph, *how, self._weights)) for graph in self._graphs)]
+
+    def time(self, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
+        return sum(time for _, time in self.steps(activations, choice))
 
 
 def choose(
-    graph: gs.Graph,
-    runs: Sequence[Feeds],
-    sources: Mapping[str, np.ndarray],
-    bound: float,
-    times: Times,
-    progress: Progress,
-    fp32: Collection[str] = (),
-) -> Calibration:
-    """What is worth it in bytes, such that no output is off by more than the bound on inputs of which some are held back.
+    known: Known, graphs: Sequence[gs.Graph], bound: float, times: Times, measure: Measure | None
+) -> tuple[Chosen, tuple[tuple[float, float], ...]]:
+    """What is worth it in bytes, such that no output is off by more than the bound; and what was tried for it (`Known.tried`).
 
-    graph  rewritten; it stays as it is
-    runs   inputs, of which a part is held back; sources, the model's weights by name
-    fp32   nodes that are not to be in bytes, by names or patterns
+    graphs   the model's at all shapes that it is built for, rewritten; known, of products that are in all of them
+    measure  runs a choice; None if there is nothing to run it on
     """
-    program = lower(graph)
-    held = max(min(len(runs) // 4, TESTED), 1) if len(runs) > 1 else 0
-    seen, test = runs[: len(runs) - held], tested(runs)
-    first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
-    begun = observe(program, first, sources, {a.x.name: a.channels for a in layers(graph)[0]}, lambda done: progress(done, total))
-    smooth = factors(graph, begun.values)
-    graph = smoothed(graph, smooth)
-    found, floats = layers(graph)
-    found, floats = [x for x in found if not named(x.name, fp32)], floats | {x.name: NAMED for x in found if named(x.name, fp32)}
-    ran = len(program.ops) * len(first)
-    wanted = _moved_with(graph) | {a.x.name: a.channels for a in found}
-    observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
-    activations, in_floats = _faster(graph, _activations(graph, found, observed, floats), observed, times)
-    exact = outputs(program, test, sources)
+    entries = Entries([smoothed(graph, known.smooth) for graph in graphs], times)
+    floats = entries.steps()
+    found, in_floats = _faster(known, entries, floats), sum(time for _, time in floats)
+    activations, tried = [*(t.activation for t in found), *known.added], list[tuple[float, float]]()
 
-    def error(made: gs.Graph) -> float:
-        got = outputs(lower(made), test, sources)
-        return max(relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
+    def error(choice: Mapping[str, int]) -> float:
+        if measure is None:
+            return _estimated(known, activations, choice)
+        measured = measure(*stored(activations, choice))
+        tried.append((predicted(activations, choice), measured))
+        return measured
 
-    whole, measured = within(graph, activations, bound, error)
-    choice, took = _fastest(graph, activations, whole, in_floats, times)
+    whole, off = within(found, bound, error)
+    choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole:
-        measured = error(_made(graph, activations, choice)) if any(choice.values()) else 0.0
-        if measured > bound:  # fewer bytes may be worse, where errors of some made up for those of others
-            choice, measured, took = dict.fromkeys(choice, FLOATS), 0.0, in_floats
-    for a in activations:
-        for layer in a.layers if not choice[a.name] else ():
-            slow = whole[a.name] or min(a.times[way] for way in a.ways if way) >= a.times[FLOATS]
-            floats[layer.name] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
-    tensors, names = _stored(activations, choice)
-    smooth = {name: f for name, f in smooth.items() if name in tensors}
-    return Calibration(tensors, smooth, names, floats, measured, len(test), held, (in_floats, took))
+        off = error(choice) if any(choice.values()) else 0.0
+        if not off <= bound:  # fewer bytes may be worse, where errors of some made up for those of others
+            choice, off, took = dict.fromkeys(choice, FLOATS), 0.0, in_floats
+    if any(choice.values()):
+        choice, off, took = _with_sums(known.added, activations, (choice, off, took), bound, entries, error)
+    reasons = dict(known.floats)
+    for t in found:
+        for layer in t.activation.layers if not choice[t.name] else ():
+            slow = whole[t.name] or t.worth <= 0
+            reasons[layer] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
+    tensors, names = stored(activations, choice)
+    smooth = {name: f for name, f in known.smooth.items() if name in tensors}
+    runs, held = (0, 0) if measure is None else (known.runs, known.held)
+    return Chosen(tensors, smooth, names, reasons, off, runs, held, (in_floats, took)), tuple(tried)
 
 
-def _moved_with(graph: gs.Graph) -> dict[str, int]:
-    """What may be tied, by name, and an axis of it."""
-    tensors = [t for node in graph.nodes for t in ((*moves(node), *node.outputs) if moves(node) else ())]  # type: ignore[misc]
-    return {t.name: min(1, rank(t) - 1) for t in tensors if rank(t)}
+def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
+    """What outputs are off by, if estimates are as far off as the farthest of what was tried."""
+    return predicted(activations, choice) * max((off / said for said, off in known.tried if said > 0), default=1.0)
+
+
+def _faster(known: Known, entries: Entries, floats: Steps) -> list[Timed]:
+    """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
+    faster."""
+    alone = timed(joined(known.alone, floats), entries, floats)
+    if not known.tied:
+        return alone
+    tied = timed(joined(known.tied, floats), entries, floats)
+    took = [entries.time([t.activation for t in found], _at(found, 0.0)) for found in (alone, tied)]
+    return alone if took[0] <= took[1] else tied
+
+
+def joined(activations: Sequence[Activation], floats: Steps) -> list[Activation]:
+    """The activations, those as one whose products are one step in floats: two that are two steps in bytes lose that step."""
+    owner = {layer: a.name for a in activations for layer in a.layers}
+    group = {a.name: [a] for a in activations}
+    for nodes, _ in floats:
+        first, *rest = dict.fromkeys(owner[n] for n in nodes if n in owner) or (None,)
+        for name in rest:
+            one, other = group[first], group[name]  # type: ignore[index]
+            if one is not other:
+                one += other
+                group |= {a.name: one for a in other}
+    return [_as_one(members) for name, members in group.items() if members[0].name == name]
+
+
+def _as_one(members: Sequence[Activation]) -> Activation:
+    if len(members) == 1:
+        return members[0]
+    ways = tuple(sorted({way for a in members for way in a.ways}))
+    own = [[way if way in a.ways else OPERANDS for a in members] for way in (FLOATS, OPERANDS, ALL)]
+    hows = [{n: t for a, way in zip(members, w, strict=True) for n, t in a.how[way].items()} for w in own]
+    squares = [sum(a.squares[way] for a, way in zip(members, w, strict=True)) for w in own]
+    layers = tuple(name for a in members for name in a.layers)
+    return Activation(members[0].name, layers, (hows[0], hows[1], hows[2]), ways, (squares[0], squares[1], squares[2]))
+
+
+def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) -> list[Timed]:
+    """The activations with estimates of what their steps take for each way to store them."""
+    by_way = [share_out(floats, activations, FLOATS)]
+    for way in (OPERANDS, ALL):
+        choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
+        by_way.append(share_out(entries.steps(activations, choice), activations, way))
+    return [Timed(a, (by_way[0][a.name], by_way[1][a.name], by_way[2][a.name])) for a in activations]
+
+
+def share_out(steps: Steps, activations: Sequence[Activation], way: int) -> dict[str, float]:
+    """Each step's time as that of the activations which it multiplies, or else quantizes or reads: by their names."""
+    times = dict.fromkeys((a.name for a in activations), 0.0)
+    multiplies = {layer: a.name for a in activations for layer in a.layers}
+    multiplies |= {f"{layer}/{op}": name for layer, name in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
+    stores = {node: a.name for a in activations for t in a.how[way] for node in (quantize_of(t), dequantize_of(t))}
+    for nodes, time in steps:
+        owners = {multiplies[n] for n in nodes if n in multiplies} or {stores[n] for n in nodes if n in stores}
+        for name in owners:
+            times[name] += time / len(owners)
+    return times
 
 
 def _fastest(
-    graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[str, int], in_floats: float, times: Times
+    found: Sequence[Timed], choice: Mapping[str, int], in_floats: float, entries: Entries
 ) -> tuple[dict[str, int], float]:
-    """All of what was chosen, or the half, the quarter or the eighth of it that saves most, whichever makes the graph fastest:
-    what one activation saves depends on others. And the graph's time; nothing is chosen where that would save too little."""
-    saved = {a.name: a.times[FLOATS] - a.times[choice[a.name]] for a in activations if choice[a.name]}
+    """All of what was chosen, or the half, the quarter or the eighth of it that saves most, whichever makes the model fastest:
+    what one activation saves depends on others. And its time; nothing is chosen where that would save too little."""
+    saved = {t.name: t.times[FLOATS] - t.times[choice[t.name]] for t in found if choice[t.name]}
     order = sorted(saved, key=lambda name: -saved[name])
     best, least, limit = dict.fromkeys(choice, FLOATS), in_floats, LESS * in_floats
     for count in dict.fromkeys(len(order) >> k for k in range(4)):
         some = {name: way if name in order[:count] else FLOATS for name, way in choice.items()}
-        took = sum(t for _, t in times(_made(graph, activations, some))) if count else in_floats
+        took = entries.time([t.activation for t in found], some) if count else in_floats
         if took < min(least, limit):
             best, least = some, took
     return best, least
 
 
-def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
-    """The runs that a choice is measured on."""
-    return runs[-TESTED:]
+def _with_sums(
+    added: Sequence[Activation],
+    activations: Sequence[Activation],
+    best: tuple[dict[str, int], float, float],
+    bound: float,
+    entries: Entries,
+    error: Error,
+) -> tuple[dict[str, int], float, float]:
+    """A choice, its error and its time, with those results in bytes too that are only added to others, if that is faster and
+    within the bound: all of them, or the half or the quarter of them by which outputs move least, and so on."""
+    choice, _, took = best
+    names = list[str]()
+    for a in sorted(added, key=lambda a: a.squares[ALL]):
+        if (time := entries.time(activations, {**choice, **dict.fromkeys(names, ALL), a.name: ALL})) < took:
+            names, took = [*names, a.name], time
+    while names:
+        some = choice | dict.fromkeys(names, ALL)
+        off = error(some)
+        if off <= bound:
+            return some, off, entries.time(activations, some)
+        names = names[: len(names) // 2]
+    return best
 
 
-def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:
-    """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
-    by_name: dict[str, list[Layer]] = {}
-    for layer in found:
-        values = observed.values.get(layer.x.name)
-        if values is not None and 0 < max(values.high, -values.low) < LARGEST:
-            by_name.setdefault(layer.x.name, []).append(layer)
-        elif values is not None and values.low == values.high == 0:
-            floats[layer.name] = "its input is zero in all that it was calibrated with"
-        else:
-            floats[layer.name] = "its input is not finite, or too large to be squared"
-    return [_activation(graph, name, own, observed) for name, own in by_name.items()]
-
-
-def _faster(graph: gs.Graph, alone: list[Activation], observed: Observed, times: Times) -> tuple[list[Activation], float]:
-    """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
-    faster; with their times. And what the graph takes in floats."""
-    in_floats = _timed(graph, alone, times)
-    tied, left = [], {a.name: replace(a, times=[0.0, 0.0, 0.0]) for a in alone}
-    for members in ties(graph, observed.values, HEAVY):
-        operands = [left.pop(t.name) for t in members if t.name in left]
-        if operands:
-            tied.append(_tied(members, operands, observed))
-    if not tied:
-        return alone, in_floats
-    together = [*left.values(), *tied]
-    _timed(graph, together, times)
-    took = [sum(t for _, t in times(_made(graph, found, _at(found, 0.0)))) for found in (alone, together)]
-    return (alone if took[0] <= took[1] else together), in_floats
-
-
-def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
-    values = observed.values[name]
-    how = Tensor(grid_of(values.all()), values.means, shared=True)
-    gains = [observed.gains.get(layer.node.outputs[0].name, 1.0) for layer in own]
-    by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
-    as_operand = sum(g**2 for g in gains) * how.grid.error**2
-    whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
-    ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
-    squares = [0.0, by_weights + as_operand, by_weights + max(whole, as_operand)]
-    return Activation(name, own, ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
-
-
-def _tied(members: list[gs.Tensor], operands: list[Activation], observed: Observed) -> Activation:
-    """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
-    seen = [observed.values[t.name] for t in members]
-    grid = grid_of(np.concatenate([v.all() for v in seen]))
-    how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
-    moved = 0.0
-    for t in begins(members):
-        sample = observed.values[t.name].all()
-        moved += (observed.gains.get(t.name, 1.0) * relative_error(rounded(sample, grid), sample)) ** 2
-    alone = sum(a.squares[OPERANDS] for a in operands)
-    by_weights = alone - sum(
-        (observed.gains.get(layer.node.outputs[0].name, 1.0) * a.how[OPERANDS][a.name].grid.error) ** 2
-        for a in operands
-        for layer in a.layers
-    )
-    own = {name: t for a in operands for name, t in a.how[OPERANDS].items()}
-    layers_ = [layer for a in operands for layer in a.layers]
-    return Activation(operands[0].name, layers_, ({}, own, how), (FLOATS, OPERANDS, ALL), [0.0, alone, by_weights + moved])
-
-
-def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
-    """Whether all that reads the layers' activation may read bytes as well."""
-    x, products = own[0].x, {id(layer.node) for layer in own}
-    others = [node for node in x.outputs if id(node) not in products]
-    return not any(t is x for t in (*graph.outputs, *graph.inputs)) and not any(n.op in HEAVY for n in others)
-
-
-def _timed(graph: gs.Graph, activations: Sequence[Activation], times: Times) -> float:
-    """Estimate what each activation's steps take for each way to store it; and the whole graph in floats."""
-    steps = times(graph)
-    share_out(steps, activations, FLOATS)
-    for way in (OPERANDS, ALL):
-        choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
-        share_out(times(_made(graph, activations, choice)), activations, way)
-    return sum(time for _, time in steps)
-
-
-def share_out(steps: Sequence[tuple[Collection[str], float]], activations: Sequence[Activation], way: int) -> None:
-    """Add each step's time to those of the activations which it multiplies, or else quantizes or reads."""
-    multiplies = {layer.name: a for a in activations for layer in a.layers}
-    multiplies |= {f"{name}/{op}": a for name, a in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
-    stores = {name: a for a in activations for t in a.how[way] for name in (quantize_of(t), dequantize_of(t))}
-    for nodes, time in steps:
-        found = [multiplies[n] for n in nodes if n in multiplies] or [stores[n] for n in nodes if n in stores]
-        owners = {a.name: a for a in found}.values()
-        for a in owners:
-            a.times[way] += time / len(owners)
-
-
-def _stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The activations in bytes, and the names of the layers that multiply them."""
-    stored = [a for a in activations if choice[a.name]]
-    tensors = {name: how for a in stored for name, how in a.how[choice[a.name]].items()}
-    return tensors, tuple(layer.name for a in stored for layer in a.layers)
-
-
-def _made(graph: gs.Graph, activations: Sequence[Activation], choice: Mapping[str, int]) -> gs.Graph:
-    """A copy of the graph with activations stored as chosen."""
-    made = quantized(graph, *_stored(activations, choice))
-    tidy(made)
-    return made
-
-
-def within(
-    graph: gs.Graph, activations: Sequence[Activation], bound: float, error: Callable[[gs.Graph], float]
-) -> tuple[dict[str, int], float]:
+def within(found: Sequence[Timed], bound: float, error: Error) -> tuple[dict[str, int], float]:
     """How each activation is stored, and the error of the outputs, which is within the bound.
 
     Estimates say in which order activations are worth it, and guess how many are within the bound; runs find that out.
     """
-    prices = sorted((p for a in activations if (p := _worth(a)) > 0), reverse=True)
+    activations = [t.activation for t in found]
+    prices = sorted((t.worth for t in found if t.worth > 0), reverse=True)
     few, many = 0, len(prices) + 1  # so many are within the bound, and so many are not
-    best = dict.fromkeys((a.name for a in activations), FLOATS), 0.0
+    best = dict.fromkeys((t.name for t in found), FLOATS), 0.0
     tried = len(prices)
     for attempt in range(TRIES):
         if many - few <= max(len(prices) // FINE, 1) and attempt:
             break
-        choice = _at(activations, prices[tried] if tried < len(prices) else 0.0)
+        choice = _at(found, prices[tried] if tried < len(prices) else 0.0)
         if not any(choice.values()):
             break
-        measured, predicted = error(_made(graph, activations, choice)), _predicted(activations, choice)
+        measured = error(choice)
         if measured <= bound:
             few, best = tried, (choice, measured)
         else:
             many = tried
         tried = (few + many) // 2
         if attempt < GUESSES and np.isfinite(measured) and few == 0:
-            guess = sum(map(bool, select(activations, SPARE * bound * predicted / measured).values()))
+            guess = sum(map(bool, select(found, SPARE * bound * predicted(activations, choice) / measured).values()))
             tried = min(max(guess, 1), many - 1)
     return best
 
 
-def _worth(a: Activation) -> float:
-    """The price of error up to which an activation is worth it to be stored in bytes."""
-    return max(((a.times[FLOATS] - a.times[way]) / max(a.squares[way], 1e-30) for way in a.ways if way), default=0.0)
-
-
-def _predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
-    return float(np.sqrt(sum(a.squares[choice[a.name]] for a in activations)))
-
-
-def select(activations: Sequence[Activation], bound: float) -> dict[str, int]:
+def select(found: Sequence[Timed], bound: float) -> dict[str, int]:
     """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
+    activations = [t.activation for t in found]
 
     def fits(price: float) -> bool:
-        return _predicted(activations, _at(activations, price)) <= bound
+        return predicted(activations, _at(found, price)) <= bound
 
     if fits(0.0):
-        return _at(activations, 0.0)
+        return _at(found, 0.0)
     low, high = 0.0, 1.0
     while not fits(high) and high < 1e30:
         low, high = high, 4 * high
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return _at(activations, high)
+    return _at(found, high)
 
 
-def _at(activations: Sequence[Activation], price: float) -> dict[str, int]:
+def _at(found: Sequence[Timed], price: float) -> dict[str, int]:
     """How each is stored at a price of error."""
-    costs = {a.name: {way: (a.times[way] + price * a.squares[way], way) for way in a.ways} for a in activations}
-    return {name: min(cost, key=cost.__getitem__) for name, cost in costs.items()}
+    return {t.name: min(t.activation.ways, key=lambda way: (t.cost(way, price), way)) for t in found}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.load.constants import derived, literal
+from tccompile.errors import InputError
+from tccompile.load.constants import Weight, derived, literal
 from tccompile.quantize.grid import Grid, weight_scales
 from tccompile.quantize.products import Layer, layers
 from tccompile.rewrites.rule import Editor
@@ -29,29 +30,39 @@ class Tensor:
     tied: bool = False
 
 
-def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str]) -> gs.Graph:
-    """A copy of the graph in which these tensors are quantized, and the layers of these names multiply them in bytes."""
+class Rounded(dict[tuple[str, bytes], tuple[Weight, np.ndarray]]):
+    """A model's weights in bytes and their scales, by their names and the means of what they multiply: rounding takes long."""
+
+
+def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:
+    """A copy of the graph in which these tensors are quantized, and the layers of these names multiply them in bytes.
+
+    weights  those that were rounded before; more are added. Raises InputError for what cannot be quantized
+    """
     graph = graph.copy()
     edit = Editor(graph)
     found = {layer.name: layer for layer in layers(graph)[0] if layer.name in names}
     for layer in found.values():
-        _in_bytes(edit, layer, tensors[layer.x.name])
+        _in_bytes(edit, layer, tensors[layer.x.name], Rounded() if weights is None else weights)
     known, products = graph.tensors(), {id(layer.node) for layer in found.values()}
     read = {layer.x.name for layer in found.values()}
-    for name, how in tensors.items():
+    for name, how in sorted(tensors.items()):  # in which order they were found, a file does not say
         if name in read or (how.tied and name in known):
-            _stored(edit, known[name], how, products)
+            t = known[name]
+            if not isinstance(t, gs.Variable) or np.dtype(t.dtype) != np.float32:
+                raise InputError(f"the calibration is of another model: {name!r} is no activation of float32 in this one")
+            _stored(edit, t, how, products)
     return graph
 
 
-def _in_bytes(edit: Editor, layer: Layer, x: Tensor) -> None:
+def _in_bytes(edit: Editor, layer: Layer, x: Tensor, weights: Rounded) -> None:
     """The layer reads its weights in bytes."""
     node, w = layer.node, layer.weights
-    turned = layer.columns != 0
-    rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
-    scales = weight_scales(layer.rows())
-    whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
-    stored = edit.named(derived("", "transpose", whole, axes=(1, 0)) if turned else whole, f"{w.name}/bytes")
+    key = w.name, x.means.tobytes()
+    if key not in weights:
+        weights[key] = _rounded(layer, x)
+    whole, scales = weights[key]
+    stored = edit.named(whole.copy(), f"{w.name}/bytes")
     node.inputs[1] = edit.add(
         "DequantizeLinear",
         [stored, literal(edit.name(f"{w.name}/scale"), scales)],
@@ -59,6 +70,14 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor) -> None:
         w.shape,
         axis=layer.columns,
     )
+
+
+def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, np.ndarray]:
+    turned, w = layer.columns != 0, layer.weights
+    rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
+    scales = weight_scales(layer.rows())
+    whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
+    return derived("", "transpose", whole, axes=(1, 0)) if turned else whole, scales
 
 
 def _stored(edit: Editor, t: gs.Tensor, how: Tensor, products: Collection[int]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from tccompile.errors import InputError
 from tccompile.load.constants import Weight
 from tccompile.quantize.grid import LARGEST
 from tccompile.quantize.observe import Values
@@ -46,31 +47,41 @@ def factors(graph: gs.Graph, seen: Mapping[str, Values]) -> dict[str, np.ndarray
     """For activations of a rewritten graph that it is worth it for, by name, what their channels are divided by."""
     found = {}
     outputs = {id(t) for t in graph.outputs}
-    for own in _by_activation(graph).values():
-        x = own[0].x
-        whole = all(layer.weights.shape[layer.terms] == x.shape[layer.channels] for layer in own)  # in no groups
-        if whole and x.name in seen and len(x.outputs) == len(own) and sources(own[0], outputs) is not None:
-            best = _best(seen[x.name], own)
+    for name, own in _by_activation(graph).items():
+        if name in seen and _divided(own, outputs) is not None:
+            best = _best(seen[name], own)
             if best is not None:
-                found[x.name] = best
+                found[name] = best
     return found
 
 
 def smoothed(graph: gs.Graph, by: Mapping[str, np.ndarray]) -> gs.Graph:
-    """A copy of the graph in which channels of these activations are divided, and all else stays what it was."""
+    """A copy of the graph in which channels of these activations are divided, and all else stays what it was.
+
+    Raises InputError for those that cannot be divided by so many factors.
+    """
     graph = graph.copy()
     edit, outputs = Editor(graph), {id(t) for t in graph.outputs}
     for name, own in _by_activation(graph).items():
         if name not in by:
             continue
         f = by[name].astype(np.float32)
-        divided = sources(own[0], outputs)
-        assert divided is not None
+        divided = _divided(own, outputs)
+        if divided is None or len(f) != own[0].x.shape[own[0].channels]:
+            raise InputError(f"the calibration is of another model: the channels of {name!r} cannot be divided in this one")
         for d in divided:
             _scale(edit, d.node, d.operand, d.axis, 1 / f)
         for layer in own:
             _scale(edit, layer.node, 1, layer.terms, f)
     return graph
+
+
+def _divided(own: Sequence[Layer], outputs: set[int]) -> list[Divided] | None:
+    """The constants to be divided for an activation that these layers read; None if it has other readers, or others write it."""
+    x = own[0].x
+    whole = all(layer.weights.shape[layer.terms] == x.shape[layer.channels] for layer in own)  # in no groups
+    along = {layer.channels for layer in own}
+    return sources(own[0], outputs) if whole and len(x.outputs) == len(own) and len(along) == 1 else None
 
 
 def _by_activation(graph: gs.Graph) -> dict[str, list[Layer]]:

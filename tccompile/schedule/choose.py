@@ -66,9 +66,18 @@ class Company(NamedTuple):
 ALONE = Company(0.0, 0.0)
 
 
-def schedule(program: Program, arch: Arch, refused: Collection[Code] = (), timings: Timings = NO_TIMINGS) -> list[Choice]:
-    """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers."""
-    known: dict[Hashable, list[Candidate]] = {}
+def schedule(
+    program: Program,
+    arch: Arch,
+    refused: Collection[Code] = (),
+    timings: Timings = NO_TIMINGS,
+    known: dict[Hashable, list[Candidate]] | None = None,
+) -> list[Choice]:
+    """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
+
+    known  candidates of ops by `seen`, found for other programs for the same generation; those of this one are added
+    """
+    known = {} if known is None else known
     ranked = []
     for op in program.ops:
         alike = seen(op, program)

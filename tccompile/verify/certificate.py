@@ -58,21 +58,24 @@ def certificate(
     references: Mapping[str, np.ndarray],
     results: Sequence[Result],
     oracle: str,
+    held: Sequence[Sequence[Result]] = (),
 ) -> Certificate | None:
     """The certificate of an entry, from the oracle's outputs for its seeded inputs and how far the plan was from them.
 
+    held  how far it was on each set of inputs that were held back when it was quantized, output by output
     None where a reference or an output holds an infinity or a NaN: nothing can be measured by it.
     """
     program = plan.entries[entry].program
     outputs = []
-    for result in results:
+    for i, result in enumerate(results):
         reference = np.asarray(references[result.output], np.float64).reshape(-1)
-        if not np.isfinite(reference).all() or not math.isfinite(result.error):
+        real = [own[i].error for own in held]
+        if not np.isfinite(reference).all() or not all(map(math.isfinite, (result.error, *real))):
             return None
         norm = float(np.linalg.norm(reference))
-        outputs.append(Expected(result.output, _spread(reference), norm, result.error, result.bound))
+        outputs.append(Expected(result.output, _spread(reference), norm, result.error, result.bound, max(real, default=None)))
     inputs = digest(seeded(program, seed, ranges), program)
-    return Certificate(entry, seed, inputs, oracle, results[0].device, tuple(outputs), dict(ranges))
+    return Certificate(entry, seed, inputs, oracle, results[0].device, tuple(outputs), dict(ranges), len(held))
 
 
 def selftest(plan: Plan, session: Session) -> list[Result]:

@@ -24,6 +24,9 @@ from tccompile.load.cut import Part
 from tccompile.load.model import sources, with_small_weights
 from tccompile.plan.format import Certificate, Plan, fill
 from tccompile.precision.positions import ranges_of
+from tccompile.precision.ranges import why_too_long
+from tccompile.precision.real_inputs import in_batches
+from tccompile.quantize.known import held
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain
@@ -74,9 +77,11 @@ def verify(
     data: Path | None = None,
     layers: bool = False,
     input_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    calibrate: Path | None = None,
 ) -> Verification:
     """Run the plan beside ONNX Runtime in fp32, on the CPU engine, and on the first GPU if there is one that can.
 
+    calibrate  a file of inputs by which the plan was quantized: those that were held back are looked at, too
     bound  what ‖out - ref‖ / ‖ref‖ may be, for each output
     data   a file of inputs, to look at beside the seeded ones; `layers`: every tensor that the model has too, on seeded inputs
     input_ranges  of the seeded ones, by the input's name, where the model does not tell them
@@ -95,32 +100,48 @@ def verify(
         for number, entry in enumerate(plan.entries):
             program = entry.program
             ranges = ranges_of(program, input_ranges)
-            runs = [(f"entry {number}, seed {SEED}", seeded(program, SEED, ranges))]
-            if data is not None:
-                sets = samples(program, read_arrays(data, program.inputs)) or []
-                used |= bool(sets)
-                runs += [(f"{data.name}, set {i}", feeds) for i, feeds in enumerate(sets)]
-            for i, (inputs, feeds) in enumerate(runs):
-                reference = oracle.run(program, feeds, program.outputs)
-                for session in sessions:
-                    outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
-                    errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.outputs}
-                    own = [Result(n, session.describe(), inputs, error, bound) for n, error in errors.items()]
-                    results += own
-                if i > 0:
-                    continue
-                if made := certificate(plan, number, SEED, ranges, reference, own, oracle.name):
-                    certificates.append(made)
-                else:
-                    message = (
-                        f"entry {number}: from random inputs something is computed that is not finite; it gets no certificate"
-                    )
-                    warnings.warn(message, RuntimeWarning, stacklevel=2)
+            random = f"entry {number}, seed {SEED}", seeded(program, SEED, ranges)
+            real = [] if calibrate is None else held_back(program, calibrate)
+            sets = [] if data is None else samples(program, read_arrays(data, program.inputs)) or []
+            used |= bool(sets)
+            kept = [(f"entry {number}, held back from calibration, set {i}", feeds) for i, feeds in enumerate(real)]
+            given = [(f"{data.name}, set {i}", feeds) for i, feeds in enumerate(sets) if data is not None]
+            compared = [_compare(sessions, oracle, program, *run, bound) for run in (random, *kept, *given)]
+            results += [result for _, errors in compared for one in errors for result in one]
+            (reference, own), errors = compared[0], [errors[-1] for _, errors in compared[1 : 1 + len(real)]]
+            if made := certificate(plan, number, SEED, ranges, reference, own[-1], oracle.name, errors):
+                certificates.append(made)
+            else:
+                message = f"entry {number}: from random inputs something is computed that is not finite; it gets no certificate"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
             if layers:
-                found += _layers(whole, number, runs[0][1], oracle)
+                found += _layers(whole, number, random[1], oracle)
     if not used:
         raise InputError(f"{data}: the arrays fit the inputs of no entry, neither alone nor as a row of them")
     return Verification(replace(plan, certificates=tuple(certificates)), tuple(results), tuple(found))
+
+
+def _compare(
+    sessions: Sequence[Session], oracle: Oracle, program: Program, inputs: str, feeds: Mapping[str, np.ndarray], bound: float
+) -> tuple[dict[str, np.ndarray], list[list[Result]]]:
+    """The oracle's outputs, and how far each session's are from them, output by output."""
+    reference, results = oracle.run(program, feeds, program.outputs), []
+    for session in sessions:
+        outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.outputs}
+        results.append([Result(n, session.describe(), inputs, error, bound) for n, error in errors.items()])
+    return reference, results
+
+
+def held_back(program: Program, data: Path) -> list[Mapping[str, np.ndarray]]:
+    """Of the inputs by which a model was quantized those that were held back, as the program takes them; none if it does not, or
+    if running it on the CPU takes too long."""
+    arrays = read_arrays(data, program.inputs)
+    if why_too_long(program):
+        return []
+    if runs := samples(program, arrays):
+        return [*runs[len(runs) - held(len(runs)) :]]
+    return in_batches(program, arrays, held) or []
 
 
 def ranges_in(data: Path, plan: Plan) -> dict[str, tuple[float, float]]:

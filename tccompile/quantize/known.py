@@ -1,0 +1,299 @@
+"""What is known of a network's activations in bytes, whatever shapes and GPU it is built for: from runs in float32.
+
+What an activation's bytes move the outputs by is what they move it by, times a measured gain; and so of weights, by way of what
+they are multiplied to. Such errors add up as squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.errors import InputError
+from tccompile.ir.metric import relative_error
+from tccompile.lower.graph import lower
+from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
+from tccompile.quantize.insert import Rounded, Tensor, quantized
+from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
+from tccompile.quantize.products import OPS, Layer, layers
+from tccompile.quantize.smooth import factors, smoothed
+from tccompile.quantize.ties import begins, ties
+from tccompile.rewrites import tidy
+from tccompile.rewrites.quantized import moves
+from tccompile.rewrites.rule import rank
+
+Feeds = Mapping[str, np.ndarray]
+
+Measure = Callable[[Mapping[str, Tensor], Collection[str]], float]
+"""What outputs are off by with these tensors in bytes and these layers multiplying them."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs of the network are done, and about how many there are."""
+
+FLOATS, OPERANDS, ALL = range(3)
+"""Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
+
+TESTED = 8
+"""Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
+that are new. Of all runs up to a quarter are held back from calibration for that."""
+
+HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
+         "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
+"""Operators that do not read bytes but by way of floats that are stored for them."""
+
+NAMED = "--fp32 names it"
+"""Why a product is not in bytes that the user wants in fp32."""
+
+ELSEWHERE = "the model has it at some shapes only"
+"""Why a product is not in bytes that other shapes do not have, or have as another."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A tensor that products read, or several that are chosen as one; or one that only sums read.
+
+    layers   the names of the products
+    how      as it would be stored in each way: what is, by name
+    ways     those that are possible
+    squares  of what the outputs move by, for each way
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    how: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]
+    ways: tuple[int, ...]
+    squares: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What runs of a network have shown.
+
+    alone   its activations each for itself, and `tied`, those with one scale as one where that is possible, else none
+    added   results of products that only sums with results of others read
+    smooth  what the channels of activations are divided by, by name
+    floats  products that are not in bytes, whatever they take, and why
+    tried   what was run in bytes: how far estimates have the outputs off, and how far they were
+    runs    sets of inputs that this was on, and how many of all were `held` back from calibration
+    """
+
+    alone: tuple[Activation, ...]
+    tied: tuple[Activation, ...]
+    added: tuple[Activation, ...]
+    smooth: Mapping[str, np.ndarray]
+    floats: Mapping[str, str]
+    tried: tuple[tuple[float, float], ...]
+    runs: int
+    held: int
+
+    def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str]) -> Known:
+        """The part of it that all these graphs have, without the products that are to be in fp32, by names or patterns.
+
+        Raises InputError if it is of another model.
+        """
+        found = [{layer.name: layer for layer in layers(graph)[0]} for graph in graphs]
+        names = [name for a in self.alone for name in a.layers]
+        out = {name: NAMED for name in names if named(name, fp32)}
+        for a in (*self.alone, *self.tied):
+            for name in a.layers:
+                if not all(name in there and _fits(there[name], a) for there in found):
+                    out.setdefault(name, ELSEWHERE)
+        if names and all(out.get(name) == ELSEWHERE for name in names):
+            raise InputError(f"the calibration is of another model: this one has no product {min(names)!r} that it could be for")
+        alone, tied = (tuple(b for a in part if (b := _without(a, out)) is not None) for part in (self.alone, self.tied))
+        return replace(self, alone=alone, tied=tied, floats={**self.floats, **out})
+
+
+def named(node: str, patterns: Collection[str]) -> bool:
+    """Whether a node has one of these names, which may be patterns as for files."""
+    return any(fnmatchcase(node, pattern) for pattern in patterns)
+
+
+def _fits(layer: Layer, a: Activation) -> bool:
+    stored = [a.how[way].get(layer.x.name) for way in a.ways if way != FLOATS]
+    return all(t is not None and len(t.means) == layer.x.shape[layer.channels] for t in stored)
+
+
+def _without(a: Activation, out: Collection[str]) -> Activation | None:
+    """The activation without these layers, which read floats then; None if no others are left."""
+    left = tuple(name for name in a.layers if name not in out)
+    if len(left) == len(a.layers):
+        return a
+    return replace(a, layers=left, ways=tuple(way for way in a.ways if way != ALL)) if left else None
+
+
+def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], progress: Progress) -> tuple[Known, Measure]:
+    """What there is to know of a rewritten graph, which stays as it is, from running it on inputs; and what measures choices.
+
+    runs  inputs, of which a part is held back; sources, the model's weights by name
+    """
+    program = lower(graph)
+    seen = runs[: len(runs) - held(len(runs))]
+    first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
+    begun = observe(program, first, sources, _channels(layers(graph)[0]), lambda done: progress(done, total))
+    smooth = factors(graph, begun.values)
+    graph = smoothed(graph, smooth)
+    found, floats = layers(graph)
+    ran = len(program.ops) * len(first)
+    added = _added(graph)
+    wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found)
+    observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
+    by_name = _by_name(found, observed, floats)
+    alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
+    tied, left = [], {a.name: a for a in alone}
+    for members in ties(graph, observed.values, HEAVY):
+        operands = [left.pop(t.name) for t in members if t.name in left]
+        if operands:
+            tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
+    whole = {a.name: max(a.ways) for a in alone}
+    measure = measuring(graph, runs, sources)
+    tried = ((predicted(alone, whole), measure(*stored(alone, whole))),) if alone else ()
+    smooth = {name: f for name, f in smooth.items() if name in by_name}
+    others = (*left.values(), *tied) if tied else ()
+    sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
+    return Known(tuple(alone), others, sums, smooth, floats, tried, len(tested(runs)), held(len(runs))), measure
+
+
+def held(count: int) -> int:
+    """How many of so many sets of inputs are held back from calibration: the last ones."""
+    return max(min(count // 4, TESTED), 1) if count > 1 else 0
+
+
+def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
+    """The runs that a choice is measured on."""
+    return runs[-TESTED:]
+
+
+def measuring(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray]) -> Measure:
+    """Runs a graph, whose channels are smoothed, with some in bytes beside float32: the largest error of any output."""
+    test, weights = tested(runs), Rounded()
+    exact = outputs(lower(graph), test, sources)
+    known: dict[Hashable, float] = {}
+
+    def measure(tensors: Mapping[str, Tensor], names: Collection[str]) -> float:
+        what = frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
+        if what not in known:
+            got = outputs(lower(made(graph, tensors, names, weights)), test, sources)
+            errors = (relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
+            known[what] = max(errors, default=0.0)
+        return known[what]
+
+    return measure
+
+
+def made(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:
+    """A copy of the graph with these tensors in bytes, and these layers multiplying them.
+
+    weights  those that were rounded before; more are added
+    """
+    graph = quantized(graph, tensors, names, weights)
+    tidy(graph)
+    return graph
+
+
+def stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors in bytes, and the names of the layers that multiply them. What is not in the choice is in floats."""
+    chosen = [a for a in activations if choice.get(a.name)]
+    tensors = {name: how for a in chosen for name, how in a.how[choice[a.name]].items()}
+    return tensors, tuple(name for a in chosen for name in a.layers)
+
+
+def predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
+    """How far the outputs are off by estimates."""
+    return float(np.sqrt(sum(a.squares[choice.get(a.name, FLOATS)] for a in activations)))
+
+
+def _channels(found: Sequence[Layer]) -> dict[str, int]:
+    """Which axis of each operand its channels go along: as the first product has it that reads it."""
+    return {layer.x.name: layer.channels for layer in reversed(found)}
+
+
+def _moved_with(graph: gs.Graph) -> dict[str, int]:
+    """What may be tied, by name, and an axis of it."""
+    tensors = [t for node in graph.nodes for t in ((*moves(node), *node.outputs) if moves(node) else ())]  # type: ignore[misc]
+    return {t.name: min(1, rank(t) - 1) for t in tensors if rank(t)}
+
+
+def _by_name(found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> dict[str, list[Layer]]:
+    """The layers by what they read; those whose operand is not known go to `floats`."""
+    by_name: dict[str, list[Layer]] = {}
+    for layer in found:
+        values = observed.values.get(layer.x.name)
+        if values is not None and values.channels != layer.channels:
+            floats[layer.name] = "it reads along another axis what another product has in bytes"
+        elif _is_usable(observed, layer.x.name):
+            by_name.setdefault(layer.x.name, []).append(layer)
+        elif values is not None and values.low == values.high == 0:
+            floats[layer.name] = "its input is zero in all that it was calibrated with"
+        else:
+            floats[layer.name] = "its input is not finite, or too large to be squared"
+    return by_name
+
+
+def _is_usable(observed: Observed, name: str) -> bool:
+    values = observed.values.get(name)
+    return values is not None and 0 < max(values.high, -values.low) < LARGEST
+
+
+def _added(graph: gs.Graph) -> list[str]:
+    """Results of products that only sums with results of others read: one of two is stored, to be read by the other's product."""
+    outside, found = {id(t) for t in graph.outputs}, dict[str, gs.Tensor]()
+    for node in graph.nodes:
+        if node.op == "Add" and all(len(t.inputs) == 1 and t.inputs[0].op in OPS for t in node.inputs):
+            ends = [t for t in node.inputs if id(t) not in outside and np.dtype(t.dtype) == np.float32 and rank(t) > 1]
+            found |= {t.name: t for t in ends if all(reader.op == "Add" for reader in t.outputs)}
+    return [*found]
+
+
+def _sum(observed: Observed, name: str) -> Activation:
+    values = observed.values[name]
+    how = Tensor(grid_of(values.all()), values.means, shared=True, tied=True)
+    square = (observed.gains.get(name, 1.0) * how.grid.error) ** 2
+    return Activation(name, (), ({}, {}, {name: how}), (FLOATS, ALL), (0.0, 0.0, square))
+
+
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+    values = observed.values[name]
+    how = Tensor(grid_of(values.all()), values.means, shared=True)
+    gains = [_gain(observed, layer) for layer in own]
+    by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
+    as_operand = sum(g**2 for g in gains) * how.grid.error**2
+    whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
+    ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
+    squares = (0.0, by_weights + as_operand, by_weights + max(whole, as_operand))
+    return Activation(name, _names(own), ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
+
+
+def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
+    """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
+    seen = [observed.values[t.name] for t in members]
+    grid = grid_of(np.concatenate([v.all() for v in seen]))
+    how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
+    moved = 0.0
+    for t in begins(members):
+        sample = observed.values[t.name].all()
+        moved += (observed.gains.get(t.name, 1.0) * relative_error(rounded(sample, grid), sample)) ** 2
+    alone = sum(a.squares[OPERANDS] for a in operands)
+    apart = {name: t for a in operands for name, t in a.how[OPERANDS].items()}
+    by_weights = alone - sum((_gain(observed, layer) * apart[layer.x.name].grid.error) ** 2 for layer in own)
+    squares = (0.0, alone, max(by_weights, 0.0) + moved)
+    return Activation(operands[0].name, _names(own), ({}, apart, how), (FLOATS, OPERANDS, ALL), squares)
+
+
+def _gain(observed: Observed, layer: Layer) -> float:
+    return observed.gains.get(layer.node.outputs[0].name, 1.0)
+
+
+def _names(own: Sequence[Layer]) -> tuple[str, ...]:
+    return tuple(layer.name for layer in own)
+
+
+def _may_share(graph: gs.Graph, own: Sequence[Layer]) -> bool:
+    """Whether all that reads the layers' activation may read bytes as well."""
+    x, products = own[0].x, {id(layer.node) for layer in own}
+    others = [node for node in x.outputs if id(node) not in products]
+    return not any(t is x for t in (*graph.outputs, *graph.inputs)) and not any(n.op in HEAVY for n in others)
