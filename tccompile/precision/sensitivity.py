@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tccompile.ir.expr import substitute, walk
+from tccompile.ir.expr import Expr, call, cast, substitute, walk
 from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Resize, Rnn, Scatter, Softmax, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.reference import finish
@@ -49,9 +49,6 @@ STEADY = (
     "softplus", "softsign", "mish", "is_nan", "is_inf",
 )  # fmt: skip
 """Functions whose results never move by much more, relative to them, than their arguments do."""
-
-BYTES, TO_BYTES = (DType.I8, DType.U8), ("ratio", "round", "add", "saturate")
-"""What is quantized, and the functions that do it: of what fp16 moves them by, a step of 256 leaves nothing."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +104,14 @@ class Sensitivity:
     def observe(self, op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
         """See what an op reads, what it computes before its epilogue, and what it writes.
 
-        What rounds to a type of few digits moves by a step or not at all, and on average by as much as what is rounded.
+        What rounds to a type of few digits moves by a step or not at all, and on average by as much as what is rounded; so do
+        bytes, where it does not count which of two they are.
         """
         steps = {e: e.args[0] for e in walk(op.epilogue.expr) if e.fn == "on_grid"}
-        if steps:
-            op = replace(op, epilogue=replace(op.epilogue, expr=substitute(op.epilogue.expr, steps)))
+        expr = substitute(op.epilogue.expr, steps) if steps else op.epilogue.expr
+        expr = expr if self.bytes_count else _not_rounded(expr, {})
+        if expr is not op.epilogue.expr:
+            op = replace(op, epilogue=replace(op.epilogue, expr=expr))
             y = finish(op, self.program, values, acc)
         size = _rms(y)
         for name in op.inputs:
@@ -128,8 +128,7 @@ class Sensitivity:
         self, op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, name: str, rounded: np.ndarray
     ) -> float:
         """What y moves by, relative to it, when an operand is rounded."""
-        steady = STEADY if self.bytes_count or self.program.tensors[op.y].dtype not in BYTES else (*STEADY, *TO_BYTES)
-        plain = all(e.fn in steady for e in walk(op.epilogue.expr))
+        plain = all(e.fn in STEADY for e in walk(op.epilogue.expr))
         given = {**values, name: rounded}
         if isinstance(op, Pointwise):
             return _apart(values[name], rounded) if plain else _apart(y, finish(op, self.program, given, None))
@@ -185,6 +184,28 @@ class Sensitivity:
 
     def operand(self, op: Op, owner: str) -> bool:
         return any(self.program.tensors[name].storage == owner for name in op.operands)
+
+
+def _not_rounded(e: Expr, known: dict[int, Expr]) -> Expr:
+    """The expression without what rounds to integers before they are saturated, as quantizing does, in float32.
+
+    known  parts for which it has been found, by identity: they are often shared
+    """
+    if id(e) not in known:
+        args = tuple(_not_rounded(a, known) for a in e.args)
+        if e.fn == "saturate" and e.args[0].fn in ("round", "add"):
+            first, *rest = args[0].args if e.args[0].fn == "add" else (args[0],)
+            begins = first.args[0] if first.fn == "round" else first
+            args = (call("add", begins, *rest) if rest else begins, *args[1:])
+        if e.fn == "cast" and e.args[0].fn == "saturate" and args[0].dtype is DType.F32:
+            known[id(e)] = args[0]
+        elif all(a is b for a, b in zip(args, e.args, strict=True)):
+            known[id(e)] = e
+        elif e.dtype is DType.I64 and any(a.dtype is DType.F32 for a in args):
+            known[id(e)] = replace(e, args=tuple(cast(a, DType.F32) for a in args), dtype=DType.F32)
+        else:
+            known[id(e)] = replace(e, args=args)
+    return known[id(e)]
 
 
 def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, name: str, rounded: np.ndarray) -> float:
