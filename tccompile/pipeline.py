@@ -108,7 +108,8 @@ def compile(
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
-    quantize      "int8": products in bytes where that is faster, as real inputs show (`calibrate`, or an earlier `calibration`)
+    quantize      "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster, as real inputs show
+                  (`calibrate`, or an earlier `calibration`)
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
@@ -293,7 +294,7 @@ def _within_budget(
     return within(program, bound, chosen, spreads, runs, opened.weights), calibration.error
 
 
-DEFAULT_ERROR = {"int8": 5e-2}
+DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
@@ -307,6 +308,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     """
     if options.calibration is not None and options.calibration.exists():
         found = read_calibration(options.calibration).without(options.fp32)
+        if any(t.grid.float8 != (options.quantize == "fp8") for t in found.tensors.values()):
+            other = "int8" if options.quantize == "fp8" else "fp8"
+            raise UsageError(f"{options.calibration} was found for {other}, not for {options.quantize}: give another file")
         if options.max_error is not None and found.layers and found.error >= options.max_error:
             raise UsageError(
                 f"--max-error {options.max_error:g}: by {options.calibration} outputs are off by {found.error:.1e} already; "
@@ -329,7 +333,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     assert options.quantize is not None
     bound = DEFAULT_ERROR[options.quantize] if options.max_error is None else SHARE * options.max_error
     with blamed_on("the model"):
-        found = choose(graph, runs, model.weights, bound, times, partial(progress, "calibrate"), options.fp32)
+        found = choose(
+            graph, runs, model.weights, bound, times, partial(progress, "calibrate"), options.fp32, options.quantize == "fp8"
+        )
     if options.calibration is not None:
         write_calibration(found, options.calibration)
     return found

@@ -82,6 +82,7 @@ def write(calibration: Calibration, path: Path) -> None:
             "scale": t.grid.scale,
             "zero": t.grid.zero,
             "signed": t.grid.signed,
+            "float8": t.grid.float8,
             "error": t.grid.error,
             "shared": t.shared,
             "tied": t.tied,
@@ -121,11 +122,12 @@ def read(path: Path) -> Calibration:
 
 def _tensor(given: Mapping[str, Any]) -> Tensor:
     scale, zero, signed = _number(given["scale"]), int(given["zero"]), bool(given["signed"])
+    float8 = bool(given.get("float8", False))
     limits = np.iinfo(np.int8 if signed else np.uint8)
-    if not (np.float32(scale) > 0 and limits.min <= zero <= limits.max):
+    if not (np.float32(scale) > 0 and limits.min <= zero <= limits.max) or (float8 and (zero or not signed)):
         raise ValueError(f"a scale of {scale:g} and a zero point of {zero}")
     means = np.array([_number(m) for m in given["means"]])
-    return Tensor(Grid(scale, zero, signed, _number(given["error"])), means, bool(given["shared"]), bool(given["tied"]))
+    return Tensor(Grid(scale, zero, signed, _number(given["error"]), float8), means, bool(given["shared"]), bool(given["tied"]))
 
 
 def _factors(given: Sequence[Any]) -> np.ndarray:

@@ -91,12 +91,14 @@ def choose(
     times: Times,
     progress: Progress,
     fp32: Collection[str] = (),
+    float8: bool = False,
 ) -> Calibration:
     """What is worth it in bytes, such that no output is off by more than the bound on inputs of which some are held back.
 
     graph  rewritten; it stays as it is
     runs   inputs, of which a part is held back; sources, the model's weights by name
     fp32   nodes that are not to be in bytes, by names or patterns
+    float8 whether bytes are floats
     """
     program = lower(graph)
     held = max(min(len(runs) // 4, TESTED), 1) if len(runs) > 1 else 0
@@ -110,7 +112,7 @@ def choose(
     ran = len(program.ops) * len(first)
     wanted = _moved_with(graph) | {a.x.name: a.channels for a in found}
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
-    activations, in_floats = _faster(graph, _activations(graph, found, observed, floats), observed, times)
+    activations, in_floats = _faster(graph, _activations(graph, found, observed, floats, float8), observed, times)
     exact = outputs(program, test, sources)
 
     def error(made: gs.Graph) -> float:
@@ -159,7 +161,9 @@ def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
     return runs[-TESTED:]
 
 
-def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str]) -> list[Activation]:
+def _activations(
+    graph: gs.Graph, found: Sequence[Layer], observed: Observed, floats: dict[str, str], float8: bool
+) -> list[Activation]:
     """What the layers read, with what its bytes move the outputs by; layers whose operand is not known go to `floats`."""
     by_name: dict[str, list[Layer]] = {}
     for layer in found:
@@ -170,7 +174,7 @@ def _activations(graph: gs.Graph, found: Sequence[Layer], observed: Observed, fl
             floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
             floats[layer.name] = "its input is not finite, or too large to be squared"
-    return [_activation(graph, name, own, observed) for name, own in by_name.items()]
+    return [_activation(graph, name, own, observed, float8) for name, own in by_name.items()]
 
 
 def _faster(graph: gs.Graph, alone: list[Activation], observed: Observed, times: Times) -> tuple[list[Activation], float]:
@@ -190,11 +194,11 @@ def _faster(graph: gs.Graph, alone: list[Activation], observed: Observed, times:
     return (alone if took[0] <= took[1] else together), in_floats
 
 
-def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, float8: bool) -> Activation:
     values = observed.values[name]
-    how = Tensor(grid_of(values.all()), values.means, shared=True)
+    how = Tensor(grid_of(values.all(), float8), values.means, shared=True)
     gains = [observed.gains.get(layer.node.outputs[0].name, 1.0) for layer in own]
-    by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
+    by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
     as_operand = sum(g**2 for g in gains) * how.grid.error**2
     whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
     ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
@@ -205,7 +209,8 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
 def _tied(members: list[gs.Tensor], operands: list[Activation], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    grid = grid_of(np.concatenate([v.all() for v in seen]))
+    float8 = any(t.grid.float8 for a in operands for t in a.how[OPERANDS].values())
+    grid = grid_of(np.concatenate([v.all() for v in seen]), float8)
     how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
     moved = 0.0
     for t in begins(members):
