@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "fp8")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Options:
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
     fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
     calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
-    quantize       "int8": products in bytes where that is faster; the rest of the model as "mixed" has it. None: nowhere
-    calibration    the file in which what "int8" was chosen for is kept: read if it is there, else written; or None
+    quantize       "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster; the rest of the model as
+                   "mixed" has it. None: nowhere
+    calibration    the file in which what was chosen for that is kept: read if it is there, else written; or None
     max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
@@ -87,7 +88,7 @@ class Options:
     def _check_quantization(self) -> None:
         if self.quantize is None:
             if self.calibration is not None:
-                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8, too")
+                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8 or fp8, too")
             return
         if self.quantize not in QUANTIZATIONS:
             raise UsageError(f"unknown format {self.quantize!r} to quantize to; choose from {', '.join(QUANTIZATIONS)}")

@@ -111,7 +111,8 @@ def compile(
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
-    quantize      "int8": products in bytes where that is faster, as real inputs show (`calibrate`, or an earlier `calibration`)
+    quantize      "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster, as real inputs show
+                  (`calibrate`, or an earlier `calibration`)
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
@@ -349,7 +350,7 @@ def _within_budget(
     return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.error
 
 
-DEFAULT_ERROR = {"int8": 5e-2}
+DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
@@ -367,6 +368,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     purpose = _purpose(graphs, options)
     file = options.calibration
     kept = read_calibration(file) if file is not None and file.exists() else None
+    if kept is not None and kept.known.float8 != (options.quantize == "fp8"):
+        other = "int8" if options.quantize == "fp8" else "fp8"
+        raise UsageError(f"{file} was found for {other}, not for {options.quantize}: give another file")
     if kept is not None and kept.purpose == purpose:
         return kept.chosen
     with blamed_on("the model"):
@@ -374,7 +378,7 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         measure = None
         if kept is None:
             assert real is not None
-            known, measure = find(*real, model.weights, partial(progress, "calibrate"))
+            known, measure = find(*real, model.weights, partial(progress, "calibrate"), options.quantize == "fp8")
         else:
             known = kept.known
             if real is not None:

@@ -190,7 +190,8 @@ def _need_compiler(purpose: str) -> None:
 @click.option(
     "--quantize",
     type=click.Choice(QUANTIZATIONS),
-    help="Multiply in bytes where that is faster and, by --calibrate's inputs, outputs stay within --max-error (default: 5e-2).",
+    help="Multiply in bytes, integers or floats (E4M3), where that is faster and, by --calibrate's inputs, outputs stay within "
+    "--max-error (default: 5e-2 for int8, 1e-1 for fp8).",
 )
 @click.option(
     "--calibration",

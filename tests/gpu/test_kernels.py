@@ -32,7 +32,7 @@ from tests.gpu.conftest import RESULTS, SPILLED
 
 TOLERANCE = {DType.F16: 5e-4, DType.BF16: 4e-3, DType.F32: 1e-5, DType.F64: 1e-5, DType.E4M3: 1e-2, DType.E5M2: 2e-2}
 FLOAT8_SUMS = 1e-3
-"""Of sums of floats of 8 bits: Hopper's wgmma keeps about 14 bits of those of 128 products, before they are added up in float32."""
+"""Of sums of floats of 8 bits: of those of 128 products Hopper's wgmma keeps about 14 bits, before they are added in float32."""
 
 POISON = 0xFF
 """Floats made of it are NaN."""
