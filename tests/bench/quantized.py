@@ -5,8 +5,8 @@ Each network is compiled in fp16 and by `--quantize int8`, calibrated with singl
 quantized plan's outputs on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; the last column says
 how many of the products are in bytes. A calibration is made once for a network, whatever its batch; --calibrations keeps them.
 
-With --onnxruntime a row for the network as ONNX Runtime's `quantize_static` writes it (QDQ; unsigned bytes for activations, signed
-ones for weights, with scales by channel), whose error is against ONNX Runtime on a CPU without its optimizations.
+how many of the products are in bytes. A calibration is made once for a network, whatever its batch; a folder of --calibrations
+keeps it.
 """
 
 from __future__ import annotations
