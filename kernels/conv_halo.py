@@ -374,7 +374,7 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 def is_boxed(op: Conv, program: Program) -> bool:
     """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
-    its pixels at one stride, as those of y. Both are of halves, or from integers both of bytes."""
+    its pixels at one stride, as those of y. Both are of halves, or both of bytes."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
@@ -384,8 +384,7 @@ def is_boxed(op: Conv, program: Program) -> bool:
     boxes = y, *(load.tensor for load in loads)
     if any(_may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
-    kinds = BYTES if y.dtype.size == 1 and program.tensors[op.x].dtype in BYTES else (DType.F16,)
-    return all(t.dtype in kinds for t in boxes)
+    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES))
 
 
 def _may_move(t: Tensor, program: Program) -> bool:

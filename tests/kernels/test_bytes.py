@@ -13,7 +13,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
-from tccompile.ir.expr import Epilogue, Expr, View, call, cast, coord, load
+from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import compute
@@ -27,6 +27,7 @@ from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.layout import padding, per_row
+from tests.gpu.cases import conv as convolution
 from tests.kernels import machine, support
 from tests.kernels.memory import Memory
 from tests.kernels.support import check as agrees
@@ -331,6 +332,31 @@ def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType) -> None:
 def test_patches_of_bytes_leave_in_boxes_only() -> None:
     program = conv((1, 64, 9, 10), 40, (3, 3), (I8, I8, I32), pads=(1, 1))
     assert "is not stored by the copy engine" in str(ConvHalo().supports(program.ops[0], program, ARCHS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "taps", "config"),
+    [
+        (HOPPER[0], 1, {"bm": 64, "bn": 32, "split": 1}),
+        pytest.param(ConvHalo(), 3, {"across": 8, "down": 8, "columns": 32}, marks=thorough),
+    ],
+)
+def test_sums_of_halves_leave_in_boxes_of_bytes(kernel: Kernel, taps: int, config: Config) -> None:
+    """What a product in floats stores for one in bytes; none is off by more than a step."""
+    program = convolution("c", (1, 72, 9, 10), 48, (taps, taps), ep="bias")
+    op, arch = program.ops[0], ARCHS["sm_90a"]
+    steps = call("add", call("round", call("mul", op.epilogue.expr, 31.0)), 5.0)
+    rounded = cast(Expr("saturate", (steps, const(-128.0), const(127.0))), DType.I64)
+    y = dense("y", program.tensors["y"].shape, I8, NHWC, 16)
+    ops = (replace(op, epilogue=replace(op.epilogue, expr=rounded)),)
+    program = replace(program, tensors={**program.tensors, "y": y}, ops=ops)
+    given = {name: np.array(recipe.values) for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    work = kernel.work(program.ops[0], program, config, arch)
+    assert dict(work.launches[0].code.params)["boxed"] and dict(work.launches[0].code.params)["result"] == 1
+    memory = machine.run(work, program, given, "y", arch)
+    memory.check_written(True)
+    off = memory.result().astype(int) - compute(program.ops[0], program, given)
+    assert abs(off).max() <= 1 and (off == 0).mean() > 0.999 and len(np.unique(memory.result())) > 100
 
 
 BOXES = [(y, bm, bn) for y in (I8, U8) for bm, bn in ((64, 16), (64, 32), (128, 96), (64, 128))]
