@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -43,20 +44,23 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
+from tccompile.ir.weights import digest, sources_of
 from tccompile.kernels.rates import MEASURED
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
+from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
+from tccompile.load.identity import digests
 from tccompile.load.model import load, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
-from tccompile.plan.format import Plan, Section, Step
+from tccompile.plan.format import Origin, Plan, Section, Step
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
-from tccompile.precision.ranges import Spread, activations, is_long, operands, smaller, why_too_long
+from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
@@ -150,10 +154,12 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     try:
         opened = read(model, options.nchwc_block)
         calibration = calibrated(opened, options, progress) if options.quantize else None
-        programs = [
-            to_program(opened, shapes, options, dump, progress, notes, calibration)
-            for shapes, dump in zip(options.entries, dumps, strict=True)
-        ]
+        told = Told(notes)
+        with decisive() as told.decided:
+            programs = [
+                to_program(opened, shapes, options, dump, progress, told, calibration)
+                for shapes, dump in zip(options.entries, dumps, strict=True)
+            ]
     except (UnsupportedError, ModelError) as error:
         advise(error, model, options.entries, options.nchwc_block)
         raise
@@ -193,7 +199,33 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
-    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing)
+    origin = origin_of(opened, programs, told)
+    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+
+
+@dataclass
+class Told:
+    """What stages found out beside the program that they made.
+
+    notes    lines on what was done for an error budget
+    decided  the names of weights whose values something depends on
+    rooms    what magnitudes constants may have in any case
+    measured whether precision was chosen by what values tensors take
+    """
+
+    notes: list[str] = field(default_factory=list)
+    decided: set[str] = field(default_factory=set)
+    rooms: dict[str, float] = field(default_factory=dict)
+    measured: bool = False
+
+
+def origin_of(model: Opened, programs: Sequence[Program], told: Told) -> Origin:
+    """What a plan of these programs tells of the model."""
+    recipes = (recipe for program in programs for recipe in program.constants.values())
+    names = sorted(set().union(told.decided, *map(sources_of, recipes)))
+    with ThreadPoolExecutor() as threads:
+        weights = dict(zip(names, threads.map(digest, (model.weights[name] for name in names)), strict=True))
+    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), measured=told.measured)
 
 
 def _doubles(program: Program) -> list[str]:
@@ -205,11 +237,14 @@ def without_code(model: Model, shapes: Shapes | None = None, precision: str = Op
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
     options = Options((dict(shapes or {}),), precision=precision)
     opened = read(model)
-    program = to_program(opened, options.entries[0], options, Dump(None))
+    told = Told()
+    with decisive() as told.decided:
+        program = to_program(opened, options.entries[0], options, Dump(None), told=told)
     layout = place(program, [Work(())] * len(program.ops))
     steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
     section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
-    plan = pack("cpu", {"tccompile": tccompile.__version__}, [(program, ())], {}, opened.weights, False)
+    producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, [program], told)
+    plan = pack("cpu", producer, [(program, ())], {}, opened.weights, False, origin=origin, rooms=told.rooms)
     return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 
 
@@ -219,12 +254,12 @@ def to_program(
     options: Options,
     dump: Dump,
     progress: Progress = quiet,
-    notes: list[str] | None = None,
+    told: Told | None = None,
     calibration: Calibration | None = None,
 ) -> Program:
     """From the model to typed ops: the stages that do not depend on a GPU generation.
 
-    notes        gets a line on what was done for an error budget
+    told         gets what the program does not say
     calibration  what is multiplied in bytes
     """
     progress("load", 0, 5)
@@ -258,8 +293,8 @@ def to_program(
     else:
         raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration)
         program = raised.program
-        if notes is not None:
-            notes.append(_cost_of(raised, options, known))
+        if told is not None:
+            told.notes.append(_cost_of(raised, options, known))
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
@@ -267,6 +302,10 @@ def to_program(
     program = lay_out(program)  # what it pads to depends on the formats
     verify(program)
     dump.program(5, "layout", program)
+    if told is not None:
+        told.measured |= bool(spreads) or options.max_error is not None or calibration is not None
+        for name, room in rooms(program, spreads).items():
+            told.rooms[name] = min(told.rooms.get(name, room), room)
     return program
 
 

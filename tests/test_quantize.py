@@ -24,7 +24,7 @@ from tccompile.ir.weights import TRANSFORMS
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import calibrated, quantization_notes, read, to_program
+from tccompile.pipeline import Told, calibrated, quantization_notes, read, to_program
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.choose import ALL, FLOATS, OPERANDS, Activation, choose, select, share_out, within
@@ -677,17 +677,17 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
 
 def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
-    net, kept, notes = perceptron(), tmp_path / "kept.json", list[str]()
+    net, kept, told = perceptron(), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
     found = calibrated(opened, options)
-    program = to_program(opened, {}, options, Dump(None), notes=notes, calibration=found)
-    assert len(found.layers) == 2 and not program.storage and "nothing had to be raised" in notes[0]
-    stated = float(notes[0].split()[3])
+    program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+    assert len(found.layers) == 2 and not program.storage and "nothing had to be raised" in told.notes[0]
+    stated = float(told.notes[0].split()[3])
     assert stated == pytest.approx(found.error, rel=0.1)
     later = replace(options, calibrate=None, max_error=5e-2)
-    to_program(opened, {}, later, Dump(None), notes=notes, calibration=calibrated(opened, later))
-    assert float(f"{found.error:.1e}") <= float(notes[1].split()[3]) <= 5e-2
+    to_program(opened, {}, later, Dump(None), told=told, calibration=calibrated(opened, later))
+    assert float(f"{found.error:.1e}") <= float(told.notes[1].split()[3]) <= 5e-2
     with pytest.raises(UsageError, match=r"--max-error 0.001: by .*kept.json outputs are off by .* already"):
         calibrated(opened, replace(options, max_error=1e-3))
 

@@ -185,7 +185,9 @@ class Boxes(Results):
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
         rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, added, params)
+        place, put_16 = (
+            (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, added, params)
+        )
 
         @inline
         def finish(acc, read, thread, tile, turn, e):

@@ -6,6 +6,7 @@ are too small to matter), and transforms of `TRANSFORMS`. It is part of the plan
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,10 @@ import numpy as np
 
 Attributes = tuple[tuple[str, Any], ...]
 """A transform's parameters by name: integers, floats, strings, and tuples of them."""
+
+GROWTH = 1.25
+"""How far sums of integer weights, and integers that are added to them, may grow when others take their place (`refit/`): what is
+decided by them holds for that."""
 
 SMALL = 4096
 """Bytes up to which a constant is kept by value even when weights are left out of a plan."""
@@ -235,6 +240,13 @@ def evaluate(recipe: Recipe, sources: Mapping[str, np.ndarray]) -> np.ndarray:
             return values
         case Transform(fn, args, attributes):
             return TRANSFORMS[fn](*(evaluate(a, sources) for a in args), **dict(attributes))
+
+
+def digest(values: np.ndarray) -> str:
+    """The SHA-256 of an array: its type, its shape and its bytes."""
+    whole = hashlib.sha256(f"{values.dtype.name} {values.shape}".encode())
+    whole.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()
 
 
 def extents(recipe: Recipe) -> tuple[tuple[int, ...], int]:

@@ -29,7 +29,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.weights import SMALL, Source
 from tccompile.load import contrib, narrow
-from tccompile.load.constants import Weight
+from tccompile.load.constants import Weight, decide_by, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
 from tccompile.load.issues import Findings, Issue
@@ -547,7 +547,10 @@ def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: M
     small = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t")}
 
     def values(name: str) -> np.ndarray | None:
-        return weights[name] if name in weights else onnx.numpy_helper.to_array(small[name]) if name in small else None
+        if name in weights:
+            decide_by(name)
+            return weights[name]
+        return onnx.numpy_helper.to_array(small[name]) if name in small else None
 
     taken = {name for n in graph.node for name in (*n.input, *n.output)} | set(weights)
     nodes = upgrade_nodes(graph.node, opset, Scope(values, taken))
@@ -673,7 +676,7 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
         graph = _guard("the model cannot be imported", gs.import_onnx, proto)
     for name, tensor in graph.tensors().items():
         if name in constants:
-            tensor.to_constant(constants[name].values)
+            tensor.to_constant(held(constants[name]))
             tensor.__class__, tensor.recipe = Weight, constants[name].recipe
     return graph
 

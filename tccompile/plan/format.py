@@ -36,7 +36,7 @@ from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -215,6 +215,44 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What the values of a constant were when the plan was made, by which `refit` judges others.
+
+    largest  magnitude; infinite if not all were finite
+    norm     the root of the sum of squares
+    loss     what rounding them to float16 costs, relative to the norm, where that is how they are stored
+    spread   how far the norms for each input channel of a product's weights were apart
+    sums     of a product's weights in integers: the largest sum of a row's magnitudes, of those above 0, of those below, of all
+    room     what magnitudes may be in any case, since results that they are added to have been as large
+    """
+
+    largest: float
+    norm: float
+    loss: float = 0.0
+    spread: float = math.inf
+    sums: tuple[float, ...] = ()
+    room: float = 0.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
+
+    weights   SHA-256 of each initializer that the plan has anything of, by name; see `ir.weights.digest`
+    decided   those among them whose values something else depends on than constants: a shape, an op, a literal
+    nodes     of each of the model's nodes a digest of what it computes of the model's inputs and weights, sorted
+    held      what constants were that are made of initializers
+    measured  whether precision was chosen by what values tensors take with these weights
+    """
+
+    weights: Mapping[str, str] = field(default_factory=dict)
+    decided: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    held: Mapping[str, Held] = field(default_factory=dict)
+    measured: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled model.
 
@@ -224,6 +262,7 @@ class Plan:
              were left out of a stripped plan are missing. Entries with a constant of the same name share it
     notes    what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
+    origin   what `refit` holds other weights to
     """
 
     name: str
@@ -233,6 +272,7 @@ class Plan:
     weights: Mapping[str, bytes | memoryview | Stretch]
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
+    origin: Origin = field(default_factory=Origin)
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -358,9 +398,20 @@ def check_plan(plan: Plan) -> None:
         size = constants[name].nbytes
         require(plan.size(name) == size, f"weights of {name!r} of {plan.size(name)} bytes, its layout has {size}")
     _check_left_out(plan)
+    _check_origin(plan.origin, constants)
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
             _check_certificate(certificate, plan.entries)
+
+
+def _check_origin(origin: Origin, constants: Mapping[str, Tensor]) -> None:
+    for name in origin.decided:
+        require(name in origin.weights, f"its origin: {name!r} decided something, and is none of the model's weights")
+    for name, held in origin.held.items():
+        require(name in constants, f"its origin: values of {name!r}, which is no constant")
+        numbers = (held.largest, held.norm, held.loss, held.spread, held.room, *held.sums)
+        require(all(n >= 0 for n in numbers), f"its origin: {name!r} has numbers that are no magnitudes")  # NaN is not either
+        require(len(held.sums) in (0, 3), f"its origin: {name!r} has {len(held.sums)} sums in place of 3")
 
 
 def _check_image(image: Image) -> None:

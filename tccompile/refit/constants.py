@@ -1,0 +1,182 @@
+"""What other weights make of a plan's constants, if the plan's choices hold for them.
+
+A constant is made of the model's weights by its recipe, the same way as when the plan was made. The choices that were made by the
+weights' values, for formats and scales, hold for others only as far as these are like them:
+
+  in fp16          each value must be finite, and rounding may not lose more than fp16's digits do (`held.LOSS`)
+  in bytes         each value must lie within what its scale was chosen for, and an integer within its type
+  sums of bytes    may be `weights.GROWTH` times as large as they were, for which sums were found to be exact
+  magnitudes       where ranges of tensors were measured with the weights, a constant's largest magnitude may be FACTOR times what
+                   it was, and its norm that or its inverse: of the factor of 8 that tensors in fp16 have above what was seen,
+                   that leaves some. What is added to results may be as large as they were
+  even channels    weights whose channels had norms of about one size must still have (`held.EVEN`), if fp16 copies of what they
+                   multiply rely on it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tccompile.errors import PlanError, UsageError, VerificationError
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
+from tccompile.ir.weights import BYTE, GROWTH, TRANSFORMS, Literal, Recipe, Source, digest, leaves, sources_of
+from tccompile.plan.format import NOT_EVALUATED, Held, Plan, pack_constant
+from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
+
+FACTOR = 2.0
+"""How much larger or smaller weights may be than those that the ranges of tensors were measured with."""
+
+WAY_OUT = "compile the model with these weights"
+
+
+def sources(plan: Plan) -> dict[str, Source]:
+    """The initializers that the plan's constants are made of, by name."""
+    recipes = (recipe for entry in plan.entries for recipe in entry.program.constants.values())
+    return {leaf.name: leaf for recipe in recipes for leaf in leaves(recipe) if isinstance(leaf, Source)}
+
+
+def refitted_constants(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """The bytes of each constant that is made of a weight that is given, by name.
+
+    Raises UsageError for weights that are none of the model's, have another type or shape, or decided what the plan is, or if one
+    is missing that a constant is made of as well; VerificationError for values that the plan's choices do not hold for.
+    """
+    known = sources(plan)
+    if not plan.origin.weights:
+        raise UsageError("the plan does not say what it was made from; compile the model again")
+    for name, values in given.items():
+        _check_weight(plan, known, name, np.asarray(values))
+    out: dict[str, bytes] = {}
+    for entry in plan.entries:
+        terms = summed(entry.program)
+        for name, recipe in entry.program.constants.items():
+            names = sources_of(recipe)
+            if name in out or names.isdisjoint(given):
+                continue
+            if missing := sorted(names.difference(given)):
+                together = ", ".join(map(repr, sorted(names)))
+                raise UsageError(f"{together} are one constant of the plan: give {', '.join(map(repr, missing))} too")
+            constant = _Constant(name, entry.program.tensors[name], recipe, terms.get(name))
+            out[name] = constant.refitted(plan, given)
+    return out
+
+
+def _check_weight(plan: Plan, known: Mapping[str, Source], name: str, values: np.ndarray) -> None:
+    origin = plan.origin
+    if name not in known and name not in origin.weights:
+        raise UsageError(f"the plan has no weight {name!r}; tcinspect --weights lists those that it has")
+    source = known.get(name)
+    if source is not None and (values.shape != source.shape or values.dtype.name != source.dtype):
+        raise UsageError(
+            f"the weight {name!r} is {source.dtype} {source.shape} in the plan, the new one {values.dtype.name} {values.shape}"
+        )
+    if name in origin.decided and digest(values) != origin.weights[name]:
+        raise UsageError(
+            f"the weight {name!r} has other values than when the plan was made, and something was decided by them (it was folded "
+            f"into other constants, a shape or an op): {WAY_OUT}"
+        )
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A constant that gets other values; `terms` as `held.of_values` has it."""
+
+    name: str
+    tensor: Tensor
+    recipe: Recipe
+    terms: int | None
+
+    def refitted(self, plan: Plan, given: Mapping[str, np.ndarray]) -> bytes:
+        """Its bytes, if the plan's choices hold for them."""
+        old = plan.origin.held.get(self.name)
+        if old is None:
+            raise PlanError(f"the plan does not say what {self.name!r} was: it is made of weights")
+        with np.errstate(all="ignore"):
+            try:
+                values = self._evaluated(exact(self.recipe), given)
+            except NOT_EVALUATED as error:
+                raise UsageError(f"{self._what()} cannot take the values given: {error}") from error
+            self._check(old, of_values(self.recipe, values, self.tensor, self.terms), plan.origin.measured)
+            return pack_constant(self.tensor, rounded(self.recipe, values))
+
+    def _what(self) -> str:
+        names = sorted(sources_of(self.recipe))
+        weights = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return f"the weight {weights}" if len(names) == 1 else f"the constant {self.name!r} of the weights {weights}"
+
+    def _refusal(self, why: str) -> VerificationError:
+        return VerificationError(f"{self._what()}: {why}: {WAY_OUT}")
+
+    def _evaluated(self, recipe: Recipe, given: Mapping[str, np.ndarray]) -> np.ndarray:
+        """`weights.evaluate`, that refuses what would be cut off."""
+        if isinstance(recipe, Source):
+            return np.asarray(given[recipe.name])
+        if isinstance(recipe, Literal):
+            return recipe.values
+        args = [self._evaluated(a, given) for a in recipe.args]
+        attributes = dict(recipe.attributes)
+        if recipe.fn == "in_bytes":
+            self._check_bytes(args[0], args[1])
+        elif recipe.fn == "cast" and args[0].dtype.kind == "f" and np.dtype(attributes["dtype"]).kind in "iu":
+            limits, x = np.iinfo(attributes["dtype"]), args[0]
+            if x.size and not (limits.min <= x.min() and x.max() <= limits.max):
+                raise self._refusal(
+                    f"values from {x.min():g} to {x.max():g} in {attributes['dtype']}, as which the plan has them"
+                )
+        return np.asarray(TRANSFORMS[recipe.fn](*args, **attributes))
+
+    def _check_bytes(self, x: np.ndarray, scale: np.ndarray) -> None:
+        """Hold weights to what their scales, one an output channel, were chosen for."""
+        largest = np.abs(x.reshape(len(x), -1)).max(1, initial=0)
+        bound = (BYTE + 0.5) * scale.reshape(-1)
+        if not (largest <= bound).all():  # NaN is not either
+            row = int(np.argmax(np.where(largest <= bound, 0, 1)))
+            raise self._refusal(
+                f"output channel {row} has values up to {largest[row]:.3g}; it is in bytes, whose scale ends at {bound[row]:.3g}"
+            )
+
+    def _check(self, old: Held, new: Held, measured: bool) -> None:
+        halves = self.tensor.dtype is DType.F16
+        if np.isinf(new.largest) and not np.isinf(old.largest):
+            raise self._refusal("not all values are finite, as they were")
+        if halves and new.largest >= HALF_END:
+            raise self._refusal(f"values up to {new.largest:.3g}, and the plan has it in fp16, which ends at 65504")
+        if halves and new.loss > max(LOSS, FACTOR * old.loss):
+            raise self._refusal(f"rounding to fp16 would cost {new.loss:.1e} of its norm; the plan has it in fp16 for {LOSS:.1e}")
+        for which, was, is_ in zip(("above 0", "below 0", "of both signs"), old.sums, new.sums, strict=False):
+            if is_ > GROWTH * was:
+                raise self._refusal(
+                    f"values {which} add up to {is_:g} in a row; sums are known to be exact up to {GROWTH * was:g}"
+                )
+        if not self.tensor.dtype.is_float and not old.sums and new.largest > GROWTH * old.largest:
+            raise self._refusal(f"integers up to {new.largest:g}; the plan was made for {GROWTH * old.largest:g}")
+        if measured:
+            self._check_magnitudes(old, new)
+
+    def _check_magnitudes(self, old: Held, new: Held) -> None:
+        """Hold values to those that the ranges of tensors were measured with."""
+        most = max(FACTOR * old.largest, old.room)
+        if new.largest > most:
+            raise self._refusal(
+                f"values up to {new.largest:.3g}; precision was chosen with {old.largest:.3g}, and holds for {most:.3g}"
+            )
+        if new.norm > FACTOR * old.norm and not old.room:
+            raise self._refusal(
+                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for {FACTOR:g} times that"
+            )
+        if new.norm < old.norm / FACTOR and not old.room:
+            raise self._refusal(
+                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for 1/{FACTOR:g} of that"
+            )
+        if old.spread <= EVEN < new.spread:
+            raise self._refusal(
+                f"norms of input channels that are {new.spread:.3g} apart; precision was chosen for up to {EVEN:g}"
+            )
+
+
+HALF_END = 65520
+"""The least magnitude that rounds to infinity in fp16."""
