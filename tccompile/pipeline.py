@@ -44,7 +44,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
-from tccompile.ir.weights import digest, sources_of
+from tccompile.ir.weights import digest
 from tccompile.kernels.rates import MEASURED
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
@@ -52,7 +52,7 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
-from tccompile.load.model import load, read
+from tccompile.load.model import Tuned, load, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
 from tccompile.plan.format import Origin, Plan, Section, Step
@@ -65,6 +65,8 @@ from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose, tested
+from tccompile.refit.lora import merged, places, read_adapters
+from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
@@ -103,6 +105,9 @@ def compile(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
+    lora: str | Path | None = None,
+    lora_scale: float = 1.0,
+    lora_names: str | Path | None = None,
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
@@ -116,6 +121,8 @@ def compile(
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
+    lora          a file of adapters to merge into the weights, lora_scale times; `lora_names`: a file that says what modules it
+                  calls weights, where their own names do not show it
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
@@ -141,8 +148,25 @@ def compile(
         quantize=quantize,
         calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
+        lora=Path(lora) if lora is not None else None,
+        lora_scale=lora_scale,
+        lora_names=Path(lora_names) if lora_names is not None else None,
     )
-    return compile_model(part(model, inputs, outputs), options)
+    return compile_model(adapted(part(model, inputs, outputs), options), options)
+
+
+def adapted(model: Model, options: Options) -> Model:
+    """The model with the adapters merged that the options name; the model itself where they name none.
+
+    Raises UsageError for adapters that belong to no weights of it.
+    """
+    if options.lora is None:
+        return model
+    assert not isinstance(model, Tuned)
+    opened = read(model, options.nchwc_block)
+    known = places([lower(rewrite(load(opened, options.entries[0])))])
+    called = read_map(options.lora_names) if options.lora_names is not None else {}
+    return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
@@ -185,7 +209,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
             refused |= spilled
     dumps[0].images(list(images.values()))
 
-    whole = model.model if isinstance(model, Part) else model
+    whole = model.model if isinstance(model, Tuned) else model
+    whole = whole.model if isinstance(whole, Part) else whole
     name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain.versions()}
     entries = list(zip(programs, builds, strict=True))
@@ -199,7 +224,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
-    origin = origin_of(opened, programs, told)
+    origin = origin_of(opened, told)
     return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
 
 
@@ -219,12 +244,10 @@ class Told:
     measured: bool = False
 
 
-def origin_of(model: Opened, programs: Sequence[Program], told: Told) -> Origin:
-    """What a plan of these programs tells of the model."""
-    recipes = (recipe for program in programs for recipe in program.constants.values())
-    names = sorted(set().union(told.decided, *map(sources_of, recipes)))
+def origin_of(model: Opened, told: Told) -> Origin:
+    """What a plan tells of its model."""
     with ThreadPoolExecutor() as threads:
-        weights = dict(zip(names, threads.map(digest, (model.weights[name] for name in names)), strict=True))
+        weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
     return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), measured=told.measured)
 
 
@@ -243,7 +266,7 @@ def without_code(model: Model, shapes: Shapes | None = None, precision: str = Op
     layout = place(program, [Work(())] * len(program.ops))
     steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
     section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
-    producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, [program], told)
+    producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, told)
     plan = pack("cpu", producer, [(program, ())], {}, opened.weights, False, origin=origin, rooms=told.rooms)
     return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 

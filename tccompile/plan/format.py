@@ -238,7 +238,7 @@ class Held:
 class Origin:
     """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
 
-    weights   SHA-256 of each initializer that the plan has anything of, by name; see `ir.weights.digest`
+    weights   SHA-256 of each of the model's initializers, by name; see `ir.weights.digest`
     decided   those among them whose values something else depends on than constants: a shape, an op, a literal
     nodes     of each of the model's nodes a digest of what it computes of the model's inputs and weights, sorted
     held      what constants were that are made of initializers

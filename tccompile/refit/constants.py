@@ -15,8 +15,9 @@ weights' values, for formats and scales, hold for others only as far as these ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -39,9 +40,12 @@ def sources(plan: Plan) -> dict[str, Source]:
     return {leaf.name: leaf for recipe in recipes for leaf in leaves(recipe) if isinstance(leaf, Source)}
 
 
-def refitted_constants(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+def refitted_constants(
+    plan: Plan, given: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray] = MappingProxyType({})
+) -> dict[str, bytes]:
     """The bytes of each constant that is made of a weight that is given, by name.
 
+    others  what weights are that are not given, where constants are made of both
     Raises UsageError for weights that are none of the model's, have another type or shape, or decided what the plan is, or if one
     is missing that a constant is made of as well; VerificationError for values that the plan's choices do not hold for.
     """
@@ -57,12 +61,19 @@ def refitted_constants(plan: Plan, given: Mapping[str, np.ndarray]) -> dict[str,
             names = sources_of(recipe)
             if name in out or names.isdisjoint(given):
                 continue
-            if missing := sorted(names.difference(given)):
+            if missing := sorted(names.difference(given, others)):
                 together = ", ".join(map(repr, sorted(names)))
                 raise UsageError(f"{together} are one constant of the plan: give {', '.join(map(repr, missing))} too")
             constant = _Constant(name, entry.program.tensors[name], recipe, terms.get(name))
-            out[name] = constant.refitted(plan, given)
+            out[name] = constant.refitted(plan, {n: given[n] if n in given else others[n] for n in names})
     return out
+
+
+def together(plan: Plan, names: Collection[str]) -> set[str]:
+    """These weights, and those that make constants of the plan with them."""
+    recipes = (recipe for entry in plan.entries for recipe in entry.program.constants.values())
+    made_of = map(sources_of, recipes)
+    return set(names).union(*(found for found in made_of if not found.isdisjoint(names)))
 
 
 def _check_weight(plan: Plan, known: Mapping[str, Source], name: str, values: np.ndarray) -> None:
