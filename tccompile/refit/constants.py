@@ -24,7 +24,7 @@ import numpy as np
 from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import BYTE, GROWTH, TRANSFORMS, Literal, Recipe, Source, digest, leaves, sources_of
+from tccompile.ir.weights import BYTE, GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
 from tccompile.plan.format import NOT_EVALUATED, Held, Plan, pack_constant
 from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
 
@@ -151,6 +151,8 @@ class _Constant:
             )
 
     def _check(self, old: Held, new: Held, measured: bool) -> None:
+        if not self.tensor.dtype.is_float and _is_sum(self.recipe):
+            return
         halves = self.tensor.dtype is DType.F16
         if np.isinf(new.largest) and not np.isinf(old.largest):
             raise self._refusal("not all values are finite, as they were")
@@ -187,6 +189,11 @@ class _Constant:
             raise self._refusal(
                 f"norms of input channels that are {new.spread:.3g} apart; precision was chosen for up to {EVEN:g}"
             )
+
+
+def _is_sum(recipe: Recipe) -> bool:
+    """Whether a constant is sums of weights, as zero points need them: these are held to with the weights themselves."""
+    return isinstance(recipe, Transform) and (recipe.fn == "matmul" or any(map(_is_sum, recipe.args)))
 
 
 HALF_END = 65520

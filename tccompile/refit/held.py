@@ -65,7 +65,7 @@ def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | N
     with np.errstate(all="ignore"):
         for i in range(0, flat.size, PART):
             part = flat[i : i + PART].astype(np.float64)
-            largest = max(largest, float(np.nan_to_num(np.abs(part), nan=np.inf).max()))
+            largest = max(largest, float(np.nan_to_num(np.abs(part), nan=np.inf, posinf=np.inf).max()))
             squares += float(part @ part)
             lost += float(np.square(part.astype(np.float32).astype(np.float16) - part).sum()) if halves else 0.0
     norm = math.sqrt(squares) if squares >= 0 else math.inf

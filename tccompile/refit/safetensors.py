@@ -57,9 +57,8 @@ class SafeTensors(Mapping[str, np.ndarray]):
         at = 0
         for name, stored in sorted(self._arrays.items(), key=lambda item: (item[1].begin, item[1].end)):
             if stored.begin != at:
-                raise self._broken(
-                    f"the array {name!r} begins at byte {stored.begin} of the data, where {at} are told of before it"
-                )
+                why = f"the array {name!r} begins at byte {stored.begin} of the data, those before it end at {at}"
+                raise self._broken(why)
             at = stored.end
         if self._start + at != self._size:
             raise self._broken(f"its arrays end at byte {self._start + at}, the file has {self._size}")
