@@ -31,7 +31,7 @@ from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves
+from tccompile.ir.weights import SMALL, Literal, Recipe, Source, digest, evaluate, extents, leaves
 from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
@@ -334,7 +334,7 @@ def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
 
     Raises UsageError if they are not the initializers of the model that the plan was made from.
     """
-    weights, missing = dict(plan.weights), _left_out(plan)
+    weights, missing, told = dict(plan.weights), _left_out(plan), dict(plan.origin.weights)
     for source in (leaf for _, recipe in missing.values() for leaf in leaves(recipe)):
         if not isinstance(source, Source):
             continue
@@ -345,6 +345,10 @@ def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
             raise UsageError(
                 f"the plan needs the weight {source.name!r} as {source.dtype} {source.shape}, the model has "
                 f"{values.dtype.name} {values.shape}: is it another model?"
+            )
+        if source.name in told and digest(values) != told.pop(source.name):
+            raise UsageError(
+                f"the weight {source.name!r} has other values than those that the plan was made with; tcrefit puts others into it"
             )
     for name, (tensor, recipe) in missing.items():
         try:

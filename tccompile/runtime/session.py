@@ -236,7 +236,7 @@ class Session:
         Code, graphs and addresses stay. It waits for inferences that are queued. If it raises, nothing has changed: UsageError
         for what does not fit the plan, for weights by which something was decided when it was made, while adapters are merged
         (`lora`), or where another session on the GPU reads the same memory; VerificationError for values that the plan's
-        precision does not hold for.
+        precision does not hold for. Only after a LaunchError, when the GPU has failed, some may have changed.
         """
         if not isinstance(weights, Mapping):
             raise UsageError(f"weights are given by name, as {{'conv1.weight': array}}, not as a {type(weights).__name__}")

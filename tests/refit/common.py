@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tccompile.load.model import sources
+from tccompile.load.model import Model, sources
 from tccompile.pipeline import without_code
 from tccompile.plan.format import Plan
 from tccompile.runtime.session import Session
@@ -87,7 +87,7 @@ def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return dict(sources(model))
 
 
-def plan_of(model: onnx.ModelProto, precision: str = "mixed") -> Plan:
+def plan_of(model: Model, precision: str = "mixed") -> Plan:
     return without_code(model, precision=precision)
 
 

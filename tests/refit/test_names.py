@@ -1,0 +1,99 @@
+"""Which of a file's arrays is which of a plan's weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tccompile.errors import UsageError
+from tccompile.refit.names import Called, by_content, named, read_map
+from tccompile.refit.plan import refitted
+from tests.refit.common import bits, plan_of, products, tuned, weights
+
+
+def elsewhere(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights as another tool has them: by other names, and one of the square ones transposed."""
+    return {"fc1.weight": arrays["w0"], "fc1.bias": arrays["w1"], "fc2.weight": arrays["w2"].T, "fc2.bias": arrays["w3"]}
+
+
+CALLED = {"w0": Called("fc1.weight"), "w1": Called("fc1.bias"), "w2": Called("fc2.weight", True), "w3": Called("fc2.bias")}
+
+
+def test_weights_are_found_by_what_they_were() -> None:
+    old = products().model()
+    plan, new = plan_of(old), tuned(old)
+    found = by_content(plan, elsewhere(weights(old)))
+    assert found == CALLED
+    made = refitted(plan, named(plan, elsewhere(weights(new)), found))
+    assert bits(made) == bits(refitted(plan, weights(new)))
+
+
+def test_narrower_types_are_widened() -> None:
+    """A checkpoint in halves of a model in floats: only what halves hold exactly is the same."""
+    old = products()
+    for tensor in old.weights:
+        import onnx
+
+        values = onnx.numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    plan, w = plan_of(old.model()), weights(old.model())
+    halves = {name: values.astype(np.float16) for name, values in elsewhere(w).items()}
+    found = by_content(plan, halves)
+    assert found == CALLED
+    assert bits(refitted(plan, named(plan, halves, found))) == bits(plan)
+
+
+def test_the_own_name_comes_first_where_values_are_equal() -> None:
+    old = products()
+    old.weights[3].CopyFrom(old.weights[1])
+    old.weights[3].name = "w3"
+    plan, w = plan_of(old.model()), weights(old.model())
+    assert by_content(plan, w) == {name: Called(name) for name in w}
+    with pytest.raises(UsageError, match=r"'w1' has the values of 'fc1.bias', 'fc2.bias': say which with --map"):
+        by_content(plan, elsewhere(w))
+
+
+def test_values_that_are_not_there() -> None:
+    old = products().model()
+    with pytest.raises(UsageError, match="no array has the values that the plan's weight 'w0' was made of"):
+        by_content(plan_of(old), elsewhere(weights(tuned(old))))
+
+
+def test_weights_that_are_missing() -> None:
+    old = products().model()
+    plan, w = plan_of(old), weights(old)
+    with pytest.raises(UsageError, match=r"'w0' is not there: give the old weights by the new names \(--was OLD\)"):
+        named(plan, elsewhere(w), {})
+    with pytest.raises(UsageError, match=r"'w0' is not there as 'fc1.weight'"):
+        named(plan, w, {"w0": Called("fc1.weight")})
+    with pytest.raises(UsageError, match="the plan has no weight 'none'"):
+        named(plan, w, {"none": Called("w0")})
+
+
+def test_a_map(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps({"w0": "fc1.weight", "w2": {"name": "fc2.weight", "transposed": True}, "w3": {"name": "b"}}))
+    assert read_map(path) == {"w0": Called("fc1.weight"), "w2": Called("fc2.weight", True), "w3": Called("b")}
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "it must be an object, as"),
+        ({"w": 3}, "'w' must be a name, or as"),
+        ({"w": {"transposed": True}}, "'w' must be a name, or as"),
+        ({"w": {"name": "a", "transposed": 1}}, "'w' must be a name, or as"),
+        ({"w": {"name": "a", "more": 1}}, "'w' must be a name, or as"),
+    ],
+)
+def test_what_is_no_map(tmp_path: Path, content: Any, why: str) -> None:
+    path = tmp_path / "names.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UsageError, match=why):
+        read_map(path)
