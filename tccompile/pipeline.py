@@ -228,6 +228,11 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
 
 
+IN_FP16, IN_BYTES = 2.0, 1.25
+"""How much larger or smaller weights may become than those that tensors' ranges were measured with: fp16 has room for 8 times
+what was seen, bytes for none."""
+
+
 @dataclass
 class Told:
     """What stages found out beside the program that they made.
@@ -235,20 +240,20 @@ class Told:
     notes    lines on what was done for an error budget
     decided  the names of weights whose values something depends on
     rooms    what magnitudes constants may have in any case
-    measured whether precision was chosen by what values tensors take
+    factor   how much larger or smaller constants may be, as precision was chosen by what values tensors take; 0 if not
     """
 
     notes: list[str] = field(default_factory=list)
     decided: set[str] = field(default_factory=set)
     rooms: dict[str, float] = field(default_factory=dict)
-    measured: bool = False
+    factor: float = 0.0
 
 
 def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
     with ThreadPoolExecutor() as threads:
         weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
-    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), measured=told.measured)
+    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
 
 
 def _doubles(program: Program) -> list[str]:
@@ -326,7 +331,8 @@ def to_program(
     verify(program)
     dump.program(5, "layout", program)
     if told is not None:
-        told.measured |= bool(spreads) or options.max_error is not None or calibration is not None
+        if spreads:
+            told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
         for name, room in rooms(program, spreads).items():
             told.rooms[name] = min(told.rooms.get(name, room), room)
     return program

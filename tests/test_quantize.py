@@ -16,25 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tccompile.dump import Dump
-from tccompile.errors import InputError, UsageError
+from tccompile.emit.pack import pack
+from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
 from tccompile.ir.ops import Pointwise
 from tccompile.ir.types import DType
-from tccompile.ir.weights import TRANSFORMS
+from tccompile.ir.weights import TRANSFORMS, byte_scales
+from tccompile.load.constants import decisive
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import Told, calibrated, quantization_notes, read, to_program
+from tccompile.pipeline import Told, calibrated, origin_of, quantization_notes, read, to_program
+from tccompile.plan.format import Plan
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Calibration
 from tccompile.quantize.choose import ALL, FLOATS, OPERANDS, Activation, choose, select, share_out, within
-from tccompile.quantize.grid import grid_of, rounded, weight_error, weight_scales
+from tccompile.quantize.grid import grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import layers
 from tccompile.quantize.smooth import factors, smoothed
+from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
 from tests.networks import reference, relative_error
+from tests.refit.common import bits, tuned, weights
 from tests.rewrites.common import Net, check_recipes
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
@@ -77,7 +82,7 @@ def test_rounded_weights_keep_the_sums_that_activations_make_on_average(o: int, 
     w = rng.standard_normal((o, c, taps)).astype(np.float32)
     w[0] *= rng.integers(0, 2)
     means = (rng.standard_normal(c) * rng.integers(0, 2, c)).astype(np.float32)
-    scales = weight_scales(w.reshape(o, -1))
+    scales = byte_scales(w.reshape(o, -1))
     stored = TRANSFORMS["in_bytes"](w, scales, means)
     assert stored.dtype == np.int8 and stored.shape == w.shape and stored.min() >= -127
     exact = w / scales[:, None, None]
@@ -96,7 +101,7 @@ def test_rounded_weights_keep_the_sums_that_activations_make_on_average(o: int, 
 def test_weights_are_cut_where_that_costs_less() -> None:
     w = np.random.default_rng(0).standard_normal((4, 40_000)).astype(np.float32)
     w[1, 7] = 6.0
-    scales = weight_scales(w)
+    scales = byte_scales(w)
     assert scales[1] * 127 < 5.9 and (scales > 0).all()
     assert 5e-3 < weight_error(w) < 1.5e-2
     assert weight_error(np.zeros((3, 5), np.float32)) == 0.0
@@ -191,7 +196,7 @@ def test_groups_keep_their_own_channels_means() -> None:
     made = found.applied(graph)
     (stored,) = (n.inputs[1].inputs[0].inputs[0].values for n in made.nodes if n.name == "n2")
     w = next(n.inputs[1].values for n in graph.nodes if n.name == "n2")
-    scales, means = weight_scales(w.reshape(48, -1)), found.tensors["t1"].means.astype(np.float32)
+    scales, means = byte_scales(w.reshape(48, -1)), found.tensors["t1"].means.astype(np.float32)
     halves = [TRANSFORMS["in_bytes"](w[i : i + 24], scales[i : i + 24], means[j : j + 32]) for i, j in ((0, 0), (24, 32))]
     np.testing.assert_array_equal(stored, np.concatenate(halves))
     x = rng.standard_normal((1, 32, 8, 8)).astype(np.float32)
@@ -726,3 +731,26 @@ def test_data_that_fits_no_entry_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((0, 256, 1024), np.float32))
     with pytest.raises(InputError, match="hold no set of inputs, being empty"):
         calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
+
+
+def test_other_weights_take_the_scales_that_they_need(tmp_path: Path) -> None:
+    """A plan of bytes with weights fine-tuned is what the same choices make of these; activations keep their grids."""
+    net, kept = perceptron(), tmp_path / "kept.json"
+    old = net.model()
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=saved(net, tmp_path / "d.npz"), calibration=kept)
+    found = calibrated(read(old), options)
+
+    def made(model: onnx.ModelProto) -> Plan:
+        told, opened = Told(), read(model)
+        with decisive() as told.decided:
+            program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+        return pack("bytes", {}, [(program, ())], {}, opened.weights, False, origin=origin_of(opened, told), rooms=told.rooms)
+
+    plan, new = made(old), tuned(old, by=0.02)
+    assert len(found.layers) == 2 and not plan.origin.decided and plan.origin.factor == 1.25
+    fitted, fresh = refitted(plan, weights(new)), made(new)
+    assert fresh.entries[0].program.ops == plan.entries[0].program.ops
+    assert bits(fitted) == bits(fresh) != bits(plan)
+    assert any(h.sums for h in plan.origin.held.values())
+    with pytest.raises(VerificationError, match=r"precision was chosen with .*, and holds for"):
+        refitted(plan, weights(old) | {"w0": weights(old)["w0"] * np.float32(1.4)})

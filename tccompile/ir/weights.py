@@ -148,6 +148,24 @@ def _cheapest(cost: np.ndarray, gap: np.ndarray, total: np.ndarray, bound: float
     return at[flipped], (after[edges[1:]] - after[edges[:-1]] < total) & (bound < 1)
 
 
+def byte_scales(x: np.ndarray) -> np.ndarray:
+    """The scale of each row, of its first axis, that leaves the least error in signed bytes without a zero point."""
+    rows = x.reshape(len(x), -1)
+    most = np.abs(rows).max(1, initial=0.0)
+    best, least = np.ones(len(rows)), np.full(len(rows), np.inf)
+    for cut in BYTE_CUTS:
+        scale = np.maximum(most * cut / BYTE, np.finfo(np.float32).tiny).astype(np.float32)
+        q = np.clip(np.rint(rows / scale[:, None]), -BYTE, BYTE)
+        errors = np.square(q * scale[:, None] - rows).sum(1, dtype=np.float64)
+        better = errors < least
+        best[better], least[better] = scale[better], errors[better]
+    return np.where(most > 0, best, 1.0).astype(np.float32)
+
+
+BYTE_CUTS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
+"""Shares of a row's greatest magnitude beyond which values are cut off, of which the one with the least error is taken."""
+
+
 def _in_bytes(x: np.ndarray, scale: np.ndarray, means: np.ndarray) -> np.ndarray:
     """As int8, each row less its own scale, such that sums over a row weighted by `means` stay: they are of its second axis.
 
@@ -208,6 +226,7 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "transpose": lambda x, axes: x.transpose(axes),
     "cast": _cast,
     "rounded": _rounded,
+    "byte_scales": byte_scales,
     "in_bytes": _in_bytes,
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
@@ -297,6 +316,8 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
         case "take":
             axis = range(max(len(x), 1))[given["axis"]]  # a single number is taken from as a row of one
             return (*x[:axis], *shapes[1], *x[axis + 1 :])
+        case "byte_scales":
+            return x[:1]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
     return x

@@ -242,14 +242,14 @@ class Origin:
     decided   those among them whose values something else depends on than constants: a shape, an op, a literal
     nodes     of each of the model's nodes a digest of what it computes of the model's inputs and weights, sorted
     held      what constants were that are made of initializers
-    measured  whether precision was chosen by what values tensors take with these weights
+    factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
     decided: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     held: Mapping[str, Held] = field(default_factory=dict)
-    measured: bool = False
+    factor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -409,6 +409,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_origin(origin: Origin, constants: Mapping[str, Tensor]) -> None:
+    require(origin.factor == 0 or 1 <= origin.factor < math.inf, f"its origin: a factor of {origin.factor}")
     for name in origin.decided:
         require(name in origin.weights, f"its origin: {name!r} decided something, and is none of the model's weights")
     for name, held in origin.held.items():

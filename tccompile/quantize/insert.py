@@ -9,7 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.load.constants import derived, literal
-from tccompile.quantize.grid import Grid, weight_scales
+from tccompile.quantize.grid import Grid
 from tccompile.quantize.products import Layer, layers
 from tccompile.rewrites.rule import Editor
 
@@ -49,12 +49,12 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor) -> None:
     node, w = layer.node, layer.weights
     turned = layer.columns != 0
     rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
-    scales = weight_scales(layer.rows())
+    scales = edit.named(derived("", "byte_scales", rows), f"{w.name}/scale")
     whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
     stored = edit.named(derived("", "transpose", whole, axes=(1, 0)) if turned else whole, f"{w.name}/bytes")
     node.inputs[1] = edit.add(
         "DequantizeLinear",
-        [stored, literal(edit.name(f"{w.name}/scale"), scales)],
+        [stored, scales],
         node,
         w.shape,
         axis=layer.columns,

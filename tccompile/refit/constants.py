@@ -4,11 +4,12 @@ A constant is made of the model's weights by its recipe, the same way as when th
 weights' values, for formats and scales, hold for others only as far as these are like them:
 
   in fp16          each value must be finite, and rounding may not lose more than fp16's digits do (`held.LOSS`)
-  in bytes         each value must lie within what its scale was chosen for, and an integer within its type
+  integers         each value must lie within its type; the scales of bytes that tccompile made follow the weights
   sums of bytes    may be `weights.GROWTH` times as large as they were, for which sums were found to be exact
-  magnitudes       where ranges of tensors were measured with the weights, a constant's largest magnitude may be FACTOR times what
-                   it was, and its norm that or its inverse: of the factor of 8 that tensors in fp16 have above what was seen,
-                   that leaves some. What is added to results may be as large as they were
+  magnitudes       where ranges of tensors were measured with the weights, a constant's largest magnitude may be `Origin.factor`
+                   times what it was, and its norm that or its inverse. For fp16 that is 2, of the factor of 8 that tensors have
+                   above what was seen; for bytes, which end at what was seen, 1.25. What is added to results may be as large as
+                   they were
   even channels    weights whose channels had norms of about one size must still have (`held.EVEN`), if fp16 copies of what they
                    multiply rely on it
 """
@@ -24,12 +25,9 @@ import numpy as np
 from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import BYTE, GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
+from tccompile.ir.weights import GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
 from tccompile.plan.format import NOT_EVALUATED, Held, Plan, pack_constant
 from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
-
-FACTOR = 2.0
-"""How much larger or smaller weights may be than those that the ranges of tensors were measured with."""
 
 WAY_OUT = "compile the model with these weights"
 
@@ -111,7 +109,7 @@ class _Constant:
                 values = self._evaluated(exact(self.recipe), given)
             except NOT_EVALUATED as error:
                 raise UsageError(f"{self._what()} cannot take the values given: {error}") from error
-            self._check(old, of_values(self.recipe, values, self.tensor, self.terms), plan.origin.measured)
+            self._check(old, of_values(self.recipe, values, self.tensor, self.terms), plan.origin.factor)
             return pack_constant(self.tensor, rounded(self.recipe, values))
 
     def _what(self) -> str:
@@ -130,9 +128,7 @@ class _Constant:
             return recipe.values
         args = [self._evaluated(a, given) for a in recipe.args]
         attributes = dict(recipe.attributes)
-        if recipe.fn == "in_bytes":
-            self._check_bytes(args[0], args[1])
-        elif recipe.fn == "cast" and args[0].dtype.kind == "f" and np.dtype(attributes["dtype"]).kind in "iu":
+        if recipe.fn == "cast" and args[0].dtype.kind == "f" and np.dtype(attributes["dtype"]).kind in "iu":
             limits, x = np.iinfo(attributes["dtype"]), args[0]
             if x.size and not (limits.min <= x.min() and x.max() <= limits.max):
                 raise self._refusal(
@@ -140,17 +136,7 @@ class _Constant:
                 )
         return np.asarray(TRANSFORMS[recipe.fn](*args, **attributes))
 
-    def _check_bytes(self, x: np.ndarray, scale: np.ndarray) -> None:
-        """Hold weights to what their scales, one an output channel, were chosen for."""
-        largest = np.abs(x.reshape(len(x), -1)).max(1, initial=0)
-        bound = (BYTE + 0.5) * scale.reshape(-1)
-        if not (largest <= bound).all():  # NaN is not either
-            row = int(np.argmax(np.where(largest <= bound, 0, 1)))
-            raise self._refusal(
-                f"output channel {row} has values up to {largest[row]:.3g}; it is in bytes, whose scale ends at {bound[row]:.3g}"
-            )
-
-    def _check(self, old: Held, new: Held, measured: bool) -> None:
+    def _check(self, old: Held, new: Held, factor: float) -> None:
         if not self.tensor.dtype.is_float and _is_sum(self.recipe):
             return
         halves = self.tensor.dtype is DType.F16
@@ -158,7 +144,7 @@ class _Constant:
             raise self._refusal("not all values are finite, as they were")
         if halves and new.largest >= HALF_END:
             raise self._refusal(f"values up to {new.largest:.3g}, and the plan has it in fp16, which ends at 65504")
-        if halves and new.loss > max(LOSS, FACTOR * old.loss):
+        if halves and new.loss > max(LOSS, 2 * old.loss):
             raise self._refusal(f"rounding to fp16 would cost {new.loss:.1e} of its norm; the plan has it in fp16 for {LOSS:.1e}")
         for which, was, is_ in zip(("above 0", "below 0", "of both signs"), old.sums, new.sums, strict=False):
             if is_ > GROWTH * was:
@@ -167,23 +153,23 @@ class _Constant:
                 )
         if not self.tensor.dtype.is_float and not old.sums and new.largest > GROWTH * old.largest:
             raise self._refusal(f"integers up to {new.largest:g}; the plan was made for {GROWTH * old.largest:g}")
-        if measured:
-            self._check_magnitudes(old, new)
+        if factor:
+            self._check_magnitudes(old, new, factor)
 
-    def _check_magnitudes(self, old: Held, new: Held) -> None:
+    def _check_magnitudes(self, old: Held, new: Held, factor: float) -> None:
         """Hold values to those that the ranges of tensors were measured with."""
-        most = max(FACTOR * old.largest, old.room)
+        most = max(factor * old.largest, old.room)
         if new.largest > most:
             raise self._refusal(
                 f"values up to {new.largest:.3g}; precision was chosen with {old.largest:.3g}, and holds for {most:.3g}"
             )
-        if new.norm > FACTOR * old.norm and not old.room:
+        if new.norm > factor * old.norm and not old.room:
             raise self._refusal(
-                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for {FACTOR:g} times that"
+                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for {factor:g} times that"
             )
-        if new.norm < old.norm / FACTOR and not old.room:
+        if new.norm < old.norm / factor and not old.room:
             raise self._refusal(
-                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for 1/{FACTOR:g} of that"
+                f"a norm of {new.norm:.3g}; precision was chosen with {old.norm:.3g}, and holds for 1/{factor:g} of that"
             )
         if old.spread <= EVEN < new.spread:
             raise self._refusal(

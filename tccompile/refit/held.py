@@ -71,8 +71,8 @@ def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | N
     norm = math.sqrt(squares) if squares >= 0 else math.inf
     loss = math.sqrt(lost / squares) if 0 < squares < math.inf and math.isfinite(lost) else 0.0
     of_products = terms is not None and values.ndim > 1
-    integers = terms is not None and any(isinstance(s, Source) and np.dtype(s.dtype).kind in "iu" for s in leaves(recipe))
-    sums = _sums(values, terms) if integers and terms is not None else ()
+    integers = not tensor.dtype.is_float or any(isinstance(s, Source) and np.dtype(s.dtype).kind in "iu" for s in leaves(recipe))
+    sums = _sums(values, terms) if terms is not None and integers else ()
     return Held(largest, norm, loss, spread(values) if of_products else math.inf, sums)
 
 
