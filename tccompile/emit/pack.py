@@ -83,7 +83,7 @@ def pack(
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
         kept = [n for n in program.constants if n not in weights and n not in known]
-        of_one = partial(_packed, _Constants(program, sources, strip_weights, origin is not None))
+        of_one = partial(_packed, _Constants(program, sources, strip_weights, origin))
         old_name = {new: old for old, new in names.items()}
         progress(0, len(kept))
         threads = ThreadPoolExecutor(THREADS)
@@ -111,11 +111,11 @@ class _Constants:
     """A program's constants, and what is packed of them.
 
     stripped  whether weights are left out
-    told      whether the plan tells what constants are that are made of weights
+    origin    what the plan tells of the model, to which it adds what constants are; None if it tells nothing
     """
 
-    def __init__(self, program: Program, sources: Mapping[str, np.ndarray], stripped: bool, told: bool) -> None:
-        self.program, self.sources, self.stripped, self.told = program, sources, stripped, told
+    def __init__(self, program: Program, sources: Mapping[str, np.ndarray], stripped: bool, origin: Origin | None) -> None:
+        self.program, self.sources, self.stripped, self.origin = program, sources, stripped, origin
         self.users, self.terms = _users(program), summed(program)
 
 
@@ -125,12 +125,12 @@ def _packed(of: _Constants, constant: str) -> tuple[bytes | None, Held | None]:
     Raises UnsupportedError for weights that float16 cannot hold.
     """
     tensor, recipe = of.program.tensors[constant], of.program.constants[constant]
-    left_out, told = of.stripped and _is_weight(constant, of.program), of.told and bool(sources_of(recipe))
-    if left_out and not told:
+    left_out, told = of.stripped and _is_weight(constant, of.program), of.origin if sources_of(recipe) else None
+    if left_out and told is None:
         return None, None
     with np.errstate(over="ignore"):
         values = evaluate(exact(recipe), of.sources)
-        held = of_values(recipe, values, tensor, of.terms.get(constant)) if told else None
+        held = None if told is None else of_values(recipe, values, tensor, of.terms.get(constant), told.factor > 0)
         if left_out:
             return None, held
         values = rounded(recipe, values)

@@ -220,7 +220,7 @@ class Held:
 
     largest  magnitude; infinite if not all were finite
     norm     the root of the sum of squares
-    loss     what rounding them to float16 costs, relative to the norm, where that is how they are stored
+    loss     what float16 loses of its subnormals among them, relative to the norm, where that is how they are stored
     spread   how far the norms for each input channel of a product's weights were apart
     sums     of a product's weights in integers: the largest sum of a row's magnitudes, of those above 0, of those below, of all
     room     what magnitudes may be in any case, since results that they are added to have been as large

@@ -109,7 +109,8 @@ class _Constant:
                 values = self._evaluated(exact(self.recipe), given)
             except NOT_EVALUATED as error:
                 raise UsageError(f"{self._what()} cannot take the values given: {error}") from error
-            self._check(old, of_values(self.recipe, values, self.tensor, self.terms), plan.origin.factor)
+            new = of_values(self.recipe, values, self.tensor, self.terms, old.spread < np.inf)
+            self._check(old, new, plan.origin.factor)
             return pack_constant(self.tensor, rounded(self.recipe, values))
 
     def _what(self) -> str:
@@ -145,7 +146,7 @@ class _Constant:
         if halves and new.largest >= HALF_END:
             raise self._refusal(f"values up to {new.largest:.3g}, and the plan has it in fp16, which ends at 65504")
         if halves and new.loss > max(LOSS, 2 * old.loss):
-            raise self._refusal(f"rounding to fp16 would cost {new.loss:.1e} of its norm; the plan has it in fp16 for {LOSS:.1e}")
+            raise self._refusal(f"in fp16 its subnormals would cost {new.loss:.1e} of its norm; the plan allows for {LOSS:.1e}")
         for which, was, is_ in zip(("above 0", "below 0", "of both signs"), old.sums, new.sums, strict=False):
             if is_ > GROWTH * was:
                 raise self._refusal(

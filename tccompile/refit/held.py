@@ -20,7 +20,10 @@ LOSS = 2.0**-10
 EVEN = 64.0
 """How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
 
-PART = 1 << 20
+SUBNORMAL, HALF_STEP = 2.0**-14, 2.0**-24
+"""Magnitudes below which fp16 has steps of one size, and that size: rounding to them moves numbers by its part of √12."""
+
+PART = 1 << 18
 """Elements that are looked at at once: what is computed of them takes a few times their memory."""
 
 
@@ -54,26 +57,36 @@ def rounded(recipe: Recipe, values: np.ndarray) -> np.ndarray:
     return evaluate(replace(recipe, args=(Literal(values),)), {})
 
 
-def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | None) -> Held:
+def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | None, measured: bool) -> Held:
     """What a constant's values are, before they are rounded to float16.
 
-    terms  how many of its last axes are summed over, if it is the weights of a product
+    terms     how many of its last axes are summed over, if it is the weights of a product
+    measured  whether it counts how far its channels are apart
     """
     flat = values.reshape(-1)
-    halves = tensor.dtype is DType.F16
-    largest = squares = lost = 0.0
+    largest = squares = 0.0
+    tiny = 0
     with np.errstate(all="ignore"):
         for i in range(0, flat.size, PART):
-            part = flat[i : i + PART].astype(np.float64)
-            largest = max(largest, float(np.nan_to_num(np.abs(part), nan=np.inf, posinf=np.inf).max()))
-            squares += float(part @ part)
-            lost += float(np.square(part.astype(np.float32).astype(np.float16) - part).sum()) if halves else 0.0
-    norm = math.sqrt(squares) if squares >= 0 else math.inf
-    loss = math.sqrt(lost / squares) if 0 < squares < math.inf and math.isfinite(lost) else 0.0
+            part = np.abs(flat[i : i + PART].astype(np.float32))
+            largest = max(largest, float(np.nan_to_num(part.max(), nan=np.inf, posinf=np.inf)))
+            tiny += int(np.count_nonzero((part < SUBNORMAL) & (part > 0)))
+            squares += _sum_of_squares(part)
+    norm = math.sqrt(squares)
+    subnormals = math.sqrt(tiny / 12) * HALF_STEP / norm if tiny and norm else 0.0
+    loss = subnormals if tensor.dtype is DType.F16 else 0.0
     of_products = terms is not None and values.ndim > 1
     integers = not tensor.dtype.is_float or any(isinstance(s, Source) and np.dtype(s.dtype).kind in "iu" for s in leaves(recipe))
     sums = _sums(values, terms) if terms is not None and integers else ()
-    return Held(largest, norm, loss, spread(values) if of_products else math.inf, sums)
+    return Held(largest, norm, loss, spread(values) if measured and of_products else math.inf, sums)
+
+
+def _sum_of_squares(x: np.ndarray) -> float:
+    """The same on every machine, as no BLAS is asked; infinite if any of them is infinite or NaN."""
+    total = float(np.square(x).sum(dtype=np.float64))
+    if not math.isfinite(total):  # squares that float32 has not
+        total = float(np.square(x, dtype=np.float64).sum())
+    return math.inf if math.isnan(total) else total
 
 
 def spread(values: np.ndarray) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tccompile.load.cut import Part
 from tccompile.options import Options
 from tccompile.pipeline import adapted
 from tccompile.plan.format import read_plan
@@ -199,3 +200,13 @@ def test_a_stripped_plan_takes_the_weights_that_it_was_made_with(run: Run) -> No
     assert done.code == 2 and "the weight 'w0' has other values than those that the plan was made with; tcrefit" in done.err
     assert run("tcrefit", "m.plan", "new.onnx", "-q").code == 0
     assert run("tcrun", "new.plan", "x.npy", "--device", "cpu").code == 0
+
+
+def test_a_plan_of_a_part_takes_the_part_s_weights_from_the_whole(run: Run) -> None:
+    old = products().model()
+    onnx.save(tuned(old), "tuned.onnx")
+    for inputs, outputs in (((), ("t1",)), (("t0",), ()), (("t0",), ("t2",))):
+        plan_of(Part(old, inputs, outputs)).save("part.plan")
+        done = run("tcrefit", "part.plan", "tuned.onnx", "-o", "new.plan", "--verify", "-q")
+        assert done.code == 0, done.err
+        assert bits(read_plan("new.plan")) == bits(plan_of(Part(tuned(old), inputs, outputs))) != bits(read_plan("part.plan"))

@@ -167,7 +167,7 @@ def _with(plan: Plan, old: dict[str, np.ndarray], **new: np.ndarray) -> None:
         ("mixed", 2.5, r"the weight 'w0': values up to .*; precision was chosen with .*, and holds for .*: compile the model"),
         ("mixed", 0.4, r"the weight 'w0': a norm of .*; precision was chosen with .*, and holds for 1/2 of that"),
         ("fp16", 1e6, r"the weight 'w0': values up to .*e\+0., and the plan has it in fp16, which ends at 65504"),
-        ("fp16", 1e-6, r"the weight 'w0': rounding to fp16 would cost .* of its norm; the plan has it in fp16 for 9.8e-04"),
+        ("fp16", 1e-6, r"the weight 'w0': in fp16 its subnormals would cost .* of its norm; the plan allows for 9.8e-04"),
         ("fp32", np.inf, r"the weight 'w0': not all values are finite, as they were"),
     ],
 )
