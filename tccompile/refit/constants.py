@@ -60,8 +60,8 @@ def refitted_constants(
             if name in out or names.isdisjoint(given):
                 continue
             if missing := sorted(names.difference(given, others)):
-                together = ", ".join(map(repr, sorted(names)))
-                raise UsageError(f"{together} are one constant of the plan: give {', '.join(map(repr, missing))} too")
+                whole = ", ".join(map(repr, sorted(names)))
+                raise UsageError(f"{whole} are one constant of the plan: give {', '.join(map(repr, missing))} too")
             constant = _Constant(name, entry.program.tensors[name], recipe, terms.get(name))
             out[name] = constant.refitted(plan, {n: given[n] if n in given else others[n] for n in names})
     return out

@@ -76,9 +76,14 @@ def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | N
     subnormals = math.sqrt(tiny / 12) * HALF_STEP / norm if tiny and norm else 0.0
     loss = subnormals if tensor.dtype is DType.F16 else 0.0
     of_products = terms is not None and values.ndim > 1
-    integers = not tensor.dtype.is_float or any(isinstance(s, Source) and np.dtype(s.dtype).kind in "iu" for s in leaves(recipe))
-    sums = _sums(values, terms) if terms is not None and integers else ()
+    sums = _sums(values, terms) if terms is not None and _whole(recipe, values, tensor) else ()
     return Held(largest, norm, loss, spread(values) if measured and of_products else math.inf, sums)
+
+
+def _whole(recipe: Recipe, values: np.ndarray, tensor: Tensor) -> bool:
+    """Whether they are integers that are multiplied as such: in bytes, or in fp16, which has all of 8 bits."""
+    of_integers = any(isinstance(s, Source) and np.dtype(s.dtype).kind in "iu" for s in leaves(recipe))
+    return not tensor.dtype.is_float or (of_integers and not np.any(values % 1))
 
 
 def _sum_of_squares(x: np.ndarray) -> float:

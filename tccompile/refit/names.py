@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,34 +51,33 @@ def _called(path: Path, weight: str, value: Any) -> Called:
 def by_content(plan: Plan, was: Arrays) -> dict[str, Called]:
     """What the plan's weights are called in a file of the values that they had when the plan was made.
 
-    Raises UsageError for a weight that is not in it, and for one that several arrays of other names are equal to.
+    An array of the weight's own name comes first. Raises UsageError for a weight that is not there, or may be several arrays.
     """
-    found: dict[str, Called] = {}
     shapes: dict[tuple[int, ...], list[str]] = {}
     for name, values in was.items():
         shapes.setdefault(tuple(sorted(values.shape)), []).append(name)
+    found: dict[str, Called] = {}
     known: dict[tuple[Called, str], str] = {}
     for weight, source in sources(plan).items():
-        fits = []
+        fits: list[Called] = []
         for called in _candidates(weight, source, was, shapes.get(tuple(sorted(source.shape)), ())):
             key = called, source.dtype
             if key not in known:
                 known[key] = digest(taken(was, called, source))
             if known[key] == plan.origin.weights[weight]:
                 fits.append(called)
-                if called.name == weight:
+                if called == Called(weight):
                     break
-        names = dict.fromkeys(called.name for called in fits)
-        if len(names) > 1 and fits[-1].name != weight:
-            several = ", ".join(map(repr, names))
-            raise UsageError(f"the weight {weight!r} has the values of {several}: say which with --map")
         if not fits:
             raise UsageError(f"no array has the values that the plan's weight {weight!r} was made of: say which with --map")
+        if len(fits) > 1 and fits[-1] != Called(weight):
+            several = ", ".join(f"{called.name!r}{' transposed' if called.transposed else ''}" for called in fits)
+            raise UsageError(f"the weight {weight!r} has the values of {several}: say which with --map")
         found[weight] = fits[-1]
     return found
 
 
-def _candidates(weight: str, source: Source, was: Arrays, names: Any) -> Iterator[Called]:
+def _candidates(weight: str, source: Source, was: Arrays, names: Iterable[str]) -> Iterator[Called]:
     """What might be the weight: by its own name first, as it lies and transposed."""
     for name in sorted(names, key=lambda name: name != weight):
         values = was[name]
@@ -86,7 +85,8 @@ def _candidates(weight: str, source: Source, was: Arrays, names: Any) -> Iterato
             continue
         if values.shape == source.shape:
             yield Called(name)
-        if values.ndim > 1 and (*values.shape[:-2], values.shape[-1], values.shape[-2]) == source.shape:
+        turned = values.swapaxes(-1, -2).shape if values.ndim > 1 else None
+        if turned == source.shape and (turned != values.shape or turned[-1] > 1):
             yield Called(name, True)
 
 
@@ -102,11 +102,8 @@ def taken(arrays: Arrays, called: Called, source: Source) -> np.ndarray:
     return values.astype(source.dtype) if _widens(values.dtype, np.dtype(source.dtype)) else values
 
 
-def named(plan: Plan, new: Arrays, called: Mapping[str, Called], all_of: bool = True) -> dict[str, np.ndarray]:
-    """The plan's weights from a file's arrays, by the names that they have there, or else by their own.
-
-    all_of  whether none may be missing
-    """
+def named(plan: Plan, new: Arrays, called: Mapping[str, Called]) -> dict[str, np.ndarray]:
+    """All of the plan's weights from a file's arrays, by the names that they have there, or else by their own."""
     known = sources(plan)
     for weight in called:
         if weight not in known and weight not in plan.origin.weights:
@@ -114,13 +111,12 @@ def named(plan: Plan, new: Arrays, called: Mapping[str, Called], all_of: bool = 
     out: dict[str, np.ndarray] = {}
     for weight, source in known.items():
         there = called.get(weight, Called(weight))
-        if there.name in new:
-            out[weight] = taken(new, there, source)
-        elif all_of or weight in called:
+        if there.name not in new:
             raise UsageError(
                 f"the plan's weight {weight!r} is not there{f' as {there.name!r}' if there.name != weight else ''}: "
                 "give the old weights by the new names (--was OLD), or say what it is called (--map NAMES.json)"
             )
+        out[weight] = taken(new, there, source)
     for weight in plan.origin.decided:  # what was folded: where it is there, it must be what it was
         if weight not in known and weight in new:
             out[weight] = new[weight]

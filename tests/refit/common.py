@@ -70,12 +70,12 @@ KINDS: Mapping[str, Callable[[], Net]] = {
 
 
 def tuned(model: onnx.ModelProto, names: tuple[str, ...] | None = None, by: float = 0.05) -> onnx.ModelProto:
-    """The model with random deltas on its weights of several elements, all of them or those named."""
+    """The model with random deltas on its weights of several elements, but for indices; all of them or those named."""
     out, rng = onnx.ModelProto(), np.random.default_rng(7)
     out.CopyFrom(model)
     for tensor in out.graph.initializer:
         values = numpy_helper.to_array(tensor)
-        if values.size < 8 or (names is not None and tensor.name not in names) or not values.any():
+        if values.size < 8 or values.dtype == np.int64 or (names is not None and tensor.name not in names) or not values.any():
             continue
         moved = values * (1 + by * rng.standard_normal(values.shape))
         whole = np.rint(moved).clip(-127, 127) if values.dtype == np.int8 else moved

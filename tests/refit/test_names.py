@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tccompile.errors import UsageError
@@ -37,8 +38,6 @@ def test_narrower_types_are_widened() -> None:
     """A checkpoint in halves of a model in floats: only what halves hold exactly is the same."""
     old = products()
     for tensor in old.weights:
-        import onnx
-
         values = onnx.numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
         tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     plan, w = plan_of(old.model()), weights(old.model())
@@ -55,6 +54,16 @@ def test_the_own_name_comes_first_where_values_are_equal() -> None:
     plan, w = plan_of(old.model()), weights(old.model())
     assert by_content(plan, w) == {name: Called(name) for name in w}
     with pytest.raises(UsageError, match=r"'w1' has the values of 'fc1.bias', 'fc2.bias': say which with --map"):
+        by_content(plan, elsewhere(w))
+
+
+def test_a_matrix_that_is_its_own_transpose() -> None:
+    """How it lies elsewhere nothing tells: what it becomes may not be."""
+    old = products()
+    old.weights[2].CopyFrom(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w2"))
+    plan, w = plan_of(old.model()), weights(old.model())
+    assert by_content(plan, w)["w2"] == Called("w2")
+    with pytest.raises(UsageError, match=r"'w2' has the values of 'fc2.weight', 'fc2.weight' transposed: say which with --map"):
         by_content(plan, elsewhere(w))
 
 

@@ -10,14 +10,18 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tccompile.errors import PlanError, UsageError, VerificationError
+from tccompile.ir.weights import Source
+from tccompile.load.constants import Weight, decisive
 from tccompile.load.identity import digests, first_other
 from tccompile.load.model import read
 from tccompile.plan.format import Plan, check_plan, from_bytes, to_bytes
 from tccompile.refit.constants import refitted_constants, sources
 from tccompile.refit.plan import REFITTED, refitted
-from tests.networks import reference, relative_error
+from tccompile.rewrites.lanes import _constants
+from tests.networks import RECURRENT, reference, relative_error, skeleton
 from tests.refit.common import KINDS, bits, convolutions, feeds, of_bytes, outputs, plan_of, products, tuned, weights
 from tests.rewrites.common import Net
+from tests.tiers import thorough
 
 
 @pytest.mark.parametrize("precision", ["mixed", "fp16", "fp32", "bf16"])
@@ -109,24 +113,13 @@ def test_lookups_that_decide_nothing_are_not_told_of() -> None:
 
 
 def test_equal_lanes_of_different_weights_are_told_of() -> None:
-    """What is computed once, as two weights are equal, must stay so."""
-    n = Net(x=(2, 4, 4))
-    halves = n("Split", "x", np.array([1, 1]), axis=0, outputs=2)
-    w = n.normal(4, 4)
-    rows = [n("MatMul", half, w.copy()) for half in halves]
-    old = n.out(n("Concat", *rows, axis=0)).model()
-    plan, new = plan_of(old), weights(old)
-    new["w2"] = new["w2"] * np.float32(1.1)
-    if "w2" in plan.origin.decided:
-        with pytest.raises(UsageError, match="'w2'"):
-            refitted(plan, new)
-    else:
-        made = refitted(plan, new)
-        model = onnx.ModelProto()
-        model.CopyFrom(old)
-        model.graph.initializer[2].CopyFrom(numpy_helper.from_array(new["w2"], "w2"))
-        want = reference(model, feeds(plan))
-        assert relative_error(outputs(made)[0], next(iter(want.values()))) < 1e-3
+    """What is computed once, as two weights are equal, must stay so; if they are not, nothing is decided by them."""
+    values = np.arange(4, dtype=np.float32)
+    for others, told in (([values.copy()], {"a0", "a1"}), ([values + 1], set())):
+        lanes = [Weight(f"a{i}", v, Source(f"a{i}", v.shape, "float32")) for i, v in enumerate((values, *others))]
+        with decisive() as decided:
+            stack = _constants(lanes)
+        assert stack is not None and stack.same == bool(told) and decided == told
 
 
 @pytest.mark.parametrize(
@@ -301,3 +294,17 @@ def test_a_large_constant_node_is_a_weight_too() -> None:
     plan = plan_of(old)
     made = refitted(plan, {"large": w * np.float32(1.1)})
     assert bits(made) != bits(plan)
+
+
+@thorough
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121", "unet_denoise", *RECURRENT])
+def test_networks(name: str) -> None:
+    """Nothing is decided by weights of any size, but for shapes, masks, and initial states of zeros."""
+    old = skeleton(name)
+    new, plan = tuned(old, by=0.01), plan_of(old, "fp16")
+    decided = [weights(old)[w] for w in plan.origin.decided]
+    assert all(v.dtype.kind in "ib" or v.size == 1 or not v.any() for v in decided)
+    given = weights(new) | {w: weights(old)[w] for w in plan.origin.decided}
+    made, fresh = bits(refitted(plan, given)), bits(plan_of(new, "fp16"))
+    assert [name for name in fresh if made[name] != fresh[name]] == []
+    assert any(made[name] != data for name, data in bits(plan).items())
