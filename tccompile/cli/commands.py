@@ -445,7 +445,12 @@ def _verify(
     return verify(model, plan, tolerance or bound, data, layers, ranges)
 
 
-def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:
+def _print_verification(
+    verification: Verification,
+    as_json: bool,
+    quiet: bool,
+    way_out: str = "--layers shows where it begins; --fp32 NODE is more exact",
+) -> int:
     """Print each output's error, and each tensor's if they were compared; the exit code."""
     from tccompile.verify.certificate import results_text
     from tccompile.verify.oracle import layers_text
@@ -458,7 +463,7 @@ def _print_verification(verification: Verification, as_json: bool, quiet: bool) 
         say(results_text(verification.results))
     if verification.passed:
         return 0
-    _fail("the plan differs from ONNX Runtime, and was not written: --layers shows where it begins; --fp32 NODE is more exact")
+    _fail(f"the plan differs from ONNX Runtime, and was not written: {way_out}")
     return VerificationError.exit_code
 
 
@@ -852,10 +857,12 @@ def tcrefit(
         if model is None:
             raise UsageError(f"--verify runs NEW in ONNX Runtime, and {new} holds weights alone; give the model")
         bounds = [expected.bound for c in loaded.certificates for expected in c.outputs]
-        verification = oracle.verify(model, made, tolerance or max(bounds, default=TOLERANCE["mixed"]), data)
+        ranges = {name: (r.low, r.high) for c in loaded.certificates for name, r in c.ranges.items() if not r.whole}
+        bound = tolerance or max(bounds, default=TOLERANCE["mixed"])
+        verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
         made = verification.plan
         if not verification.passed:
-            return _print_verification(verification, as_json, quiet)
+            return _print_verification(verification, as_json, quiet, "compile the model with these weights")
     write_plan(made, output)
     dropped = bool(loaded.certificates) and not made.certificates
     if as_json:

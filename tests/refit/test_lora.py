@@ -130,6 +130,17 @@ def test_adapters_find_their_weights(module: str, weight: str, transposed: bool)
     assert made[weight].dtype == np.float32
 
 
+def test_weights_that_the_model_transposes_itself() -> None:
+    """As some exporters write a linear layer: the initializer lies as the module has it."""
+    n = Net(x=(4, 16))
+    n.out(n("MatMul", "x", n("Transpose", n.normal(16, 16), perm=[1, 0])))
+    model = named(n, {1: "/fc/MatMul"}, {0: "fc.weight"}).model()
+    base, known = weights(model), places([plan_of(model).entries[0].program])
+    assert [(place.weight, place.transposed) for place in known] == [("fc.weight", False)]
+    made = merged(base, known, [Adapter("fc", DOWN, UP, 1.0)], 1.0)
+    np.testing.assert_allclose(made["fc.weight"], base["fc.weight"] + UP @ DOWN, rtol=1e-5, atol=1e-6)
+
+
 def test_a_map_says_where_names_do_not() -> None:
     model = products().model()
     plan, base = plan_of(model), weights(model)

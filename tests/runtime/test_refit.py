@@ -145,6 +145,21 @@ def test_adapters_with_a_map(tmp_path: Path) -> None:
         assert session._adapted == {"w2"}
 
 
+def test_adapters_of_weights_that_others_are_folded_into(tmp_path: Path) -> None:
+    """A convolution's weights are one constant with the normalization behind it: the base has those, too."""
+    old = KINDS["convolutions"]().model()
+    made, base = plan_of(old), weights(old)
+    arrays = {"n0.lora_A.weight": np.full((1, 8, 3, 3), 0.02, np.float32), "n0.lora_B.weight": np.ones((16, 1, 1, 1), np.float32)}
+    file = write_safetensors(tmp_path / "a.safetensors", arrays)
+    with Session(made, "cpu") as session:
+        before = session.run(None, feeds(made))
+        session.lora(file, base=base)
+        adapted = base | {"w0": base["w0"] + np.float32(0.02)}
+        same(session.run(None, feeds(made)), outputs(refitted(made, adapted)))
+        session.lora(None)
+        same(session.run(None, feeds(made)), before)
+
+
 def test_the_factor_is_alpha_over_rank() -> None:
     old = products().model()
     down, up = np.ones((2, 16), np.float32), np.ones((16, 2), np.float32)
