@@ -401,7 +401,7 @@ def check_plan(plan: Plan) -> None:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].nbytes
         require(plan.size(name) == size, f"weights of {name!r} of {plan.size(name)} bytes, its layout has {size}")
-    _check_left_out(plan)
+    check_left_out(plan)
     _check_origin(plan.origin, constants)
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
@@ -433,7 +433,7 @@ MADE, TIMES = 1 << 27, 64
 """Elements that filling in weights may make: so many, or so many times those that they come from."""
 
 
-def _check_left_out(plan: Plan) -> None:
+def check_left_out(plan: Plan) -> None:
     """Hold what `fill` would make of a model's weights, on the way and in the end, to a multiple of those."""
     made: dict[str, Extent] = {}
     given: dict[str | int, int] = {}

@@ -17,7 +17,7 @@ weights' values, for formats and scales, hold for others only as far as these ar
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -26,7 +26,7 @@ from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
-from tccompile.plan.format import NOT_EVALUATED, Held, Plan, pack_constant
+from tccompile.plan.format import NOT_EVALUATED, Held, Plan, check_left_out, pack_constant
 from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
 
 WAY_OUT = "compile the model with these weights"
@@ -50,6 +50,7 @@ def refitted_constants(
     known = sources(plan)
     if not plan.origin.weights:
         raise UsageError("the plan does not say what it was made from; compile the model again")
+    check_left_out(replace(plan, weights={}))  # what is made here is held to what filling a plan is held to
     for name, values in given.items():
         _check_weight(plan, known, name, np.asarray(values))
     out: dict[str, bytes] = {}

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tccompile.errors import PlanError, UsageError, VerificationError
-from tccompile.ir.weights import Source
+from tccompile.ir.weights import Source, Transform, sources_of
 from tccompile.load.constants import Weight, decisive
 from tccompile.load.identity import digests, first_other
 from tccompile.load.model import read
@@ -277,6 +277,19 @@ def test_what_a_plan_says_is_checked(change, why: str) -> None:
     plan = plan_of(products().model())
     with pytest.raises(PlanError, match=why):
         check_plan(replace(plan, origin=change(plan.origin)))
+
+
+def test_a_plan_that_would_make_too_much() -> None:
+    """As where weights are left out: a small file must not ask for all memory."""
+    old = products().model()
+    plan = plan_of(old)
+    entry = plan.entries[0]
+    name, recipe = next((n, r) for n, r in entry.program.constants.items() if sources_of(r) == {"w1"})
+    many = Transform("expand", (recipe,), (("shape", (1 << 30, 16)),))
+    bomb = Transform("slice", (many,), (("starts", (0,)), ("ends", (1,)), ("steps", (1,))))
+    program = replace(entry.program, constants={**entry.program.constants, name: bomb})
+    with pytest.raises(PlanError, match=r"the recipe of the constant .* makes .* elements, .* are not filled in"):
+        refitted(replace(plan, entries=(replace(entry, program=program),)), weights(old))
 
 
 def test_a_constant_of_which_nothing_is_known() -> None:
