@@ -48,7 +48,7 @@ def refitted_constants(
     is missing that a constant is made of as well; VerificationError for values that the plan's choices do not hold for.
     """
     known = sources(plan)
-    if not plan.origin.weights:
+    if not plan.origin.nodes:
         raise UsageError("the plan does not say what it was made from; compile the model again")
     check_left_out(replace(plan, weights={}))  # what is made here is held to what filling a plan is held to
     for name, values in given.items():

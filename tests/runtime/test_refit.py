@@ -177,7 +177,7 @@ def with_source(rows: tuple[int, ...] = (2,)) -> Plan:
         replace(e, program=replace(e.program, constants={"w": Source("bias", (3,), "float32")})) for e in made.entries
     )
     held = Held(float(WEIGHT.max()), float(np.linalg.norm(WEIGHT)))
-    return replace(made, entries=entries, origin=Origin({"bias": digest(WEIGHT)}, held={"w": held}))
+    return replace(made, entries=entries, origin=Origin({"bias": digest(WEIGHT)}, nodes=("00",), held={"w": held}))
 
 
 NEW = np.array([-2.0, 5.0, 7.0], np.float32)
