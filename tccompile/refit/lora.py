@@ -53,12 +53,12 @@ class Place:
     """An initializer that is the weights of a product.
 
     names       what adapters may call it: the initializer's name, or those of nodes that multiply by it
-    transposed  whether it lies as (inputs, outputs)
+    transposed  whether it lies as (inputs, outputs); None if it is read both ways, or in another order
     """
 
     weight: str
     names: tuple[str, ...]
-    transposed: bool
+    transposed: bool | None
 
 
 # --- The file --------------------------------------------------------------------------------------------------------
@@ -85,7 +85,13 @@ def _adapter(path: Path, module: str, part: Mapping[str, np.ndarray], config: Ma
     down, up = part.get("down"), part.get("up")
     if down is None or up is None:
         raise UsageError(f"{path}: of {module!r} only a part is there: {', '.join(sorted(part))}")
-    if down.ndim < 2 or up.ndim < 2 or down.shape[0] != up.shape[1] or any(n != 1 for n in up.shape[2:]) or not down.shape[0]:
+    if (
+        down.ndim < 2
+        or up.ndim < 2
+        or down.shape[0] != up.shape[1]
+        or any(n != 1 for n in up.shape[2:])
+        or not down.size * up.size
+    ):
         raise UsageError(f"{path}: {module!r} is no product of up {up.shape} and down {down.shape}")
     rank, alpha = down.shape[0], part.get("alpha")
     if alpha is not None and alpha.size != 1:
@@ -128,19 +134,22 @@ def places(programs: Iterable[Program]) -> list[Place]:
         for source, transposed in _sources(program.constants[name]):
             if len(source.shape) > 1:
                 known = found.get(source.name, Place(source.name, (source.name,), transposed))
-                found[source.name] = Place(source.name, (*known.names, *op.nodes), transposed)
+                both = transposed if known.transposed == transposed else None
+                found[source.name] = Place(source.name, (*known.names, *op.nodes), both)
     return list(found.values())
 
 
-def _sources(recipe: Recipe, turned: bool = False) -> Iterable[tuple[Source, bool]]:
-    """The weights that a constant is made of, and whether their last two axes are the other way round in it."""
+def _sources(recipe: Recipe, turned: bool | None = False) -> Iterable[tuple[Source, bool | None]]:
+    """The weights that a constant is made of, and whether their last two axes are the other way round in it; None for others."""
     if isinstance(recipe, Source):
         yield recipe, turned
     elif isinstance(recipe, Transform):
-        axes = dict(recipe.attributes).get("axes", ()) if recipe.fn == "transpose" else ()
-        swaps = len(axes) >= 2 and axes[-2:] == (len(axes) - 1, len(axes) - 2)
+        if recipe.fn == "transpose":
+            axes = dict(recipe.attributes)["axes"]
+            swaps = (*axes[:-2], *axes[:-3:-1]) == tuple(range(len(axes)))
+            turned = not turned if swaps and turned is not None else None  # nothing is known of others, as in ConvTranspose
         for arg in recipe.args:
-            yield from _sources(arg, turned != swaps)
+            yield from _sources(arg, turned)
 
 
 def _plain(name: str) -> str:
@@ -159,13 +168,9 @@ def assigned(adapters: Iterable[Adapter], known: Iterable[Place], called: Mappin
     """
     known = list(known)
     mapped = {there.name: weight for weight, there in called.items()}
-    by_name: dict[str, list[Place]] = {}
-    for place in known:
-        for name in {_plain(name) for name in place.names}:
-            by_name.setdefault(name, []).append(place)
     out = []
     for adapter in adapters:
-        fits = [place for place in known if place.weight == mapped.get(adapter.module)] or _by_name(adapter, by_name)
+        fits = [place for place in known if place.weight == mapped.get(adapter.module)] or _by_name(adapter, known)
         if len(fits) != 1:
             several = f"it may be for {', '.join(repr(p.weight) for p in fits)}" if fits else "no product's weight is called so"
             raise UsageError(f'the adapter {adapter.module!r}: {several}; say it with --map: {{"WEIGHT": "{adapter.module}"}}')
@@ -173,17 +178,19 @@ def assigned(adapters: Iterable[Adapter], known: Iterable[Place], called: Mappin
     return out
 
 
-def _by_name(adapter: Adapter, by_name: Mapping[str, list[Place]]) -> list[Place]:
-    """Places of the adapter's name; or, if there is none, those of which one name ends with the other."""
+def _by_name(adapter: Adapter, known: Iterable[Place]) -> list[Place]:
+    """The weights that are called as the adapter's module; or whose nodes are; or of which one name ends with the other."""
     wanted = _plain(adapter.module)
-    exact = by_name.get(wanted, [])
-    ends = (
-        place
-        for name, places in by_name.items()
-        for place in places
-        if name.endswith(f"_{wanted}") or wanted.endswith(f"_{name}")
-    )
-    return exact or list(dict.fromkeys(ends))
+    by_rank: tuple[list[Place], ...] = [], [], []
+    for place in known:
+        own, *nodes = map(_plain, place.names)
+        if own == wanted:
+            by_rank[0].append(place)
+        if wanted in nodes:
+            by_rank[1].append(place)
+        if any(name.endswith(f"_{wanted}") or wanted.endswith(f"_{name}") for name in (own, *nodes)):
+            by_rank[2].append(place)
+    return next(filter(None, by_rank), [])
 
 
 # --- Merging ---------------------------------------------------------------------------------------------------------
@@ -207,9 +214,13 @@ def merged(
         w = out.get(place.weight, weights[place.weight])
         if w.dtype.kind != "f":
             raise UnsupportedError(f"the adapter {adapter.module!r} is for {place.weight!r}, which is of {w.dtype.name}")
-        delta = (adapter.up.reshape(len(adapter.up), -1) @ adapter.down.reshape(len(adapter.down), -1)) * np.float32(
-            scale * adapter.factor
-        )
+        if place.transposed is None:
+            raise UnsupportedError(
+                f"the adapter {adapter.module!r} is for {place.weight!r}, of whose axes it is not known which are outputs: "
+                "merge it before the model is exported"
+            )
+        delta = adapter.up.reshape(len(adapter.up), -1) @ adapter.down.reshape(len(adapter.down), -1)
+        delta *= np.float32(scale * adapter.factor)
         own = (*w.shape[:-2], w.shape[-1], w.shape[-2]) if place.transposed else w.shape
         if delta.size != w.size or own[0] != len(adapter.up):
             raise UsageError(

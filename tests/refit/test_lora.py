@@ -141,6 +141,27 @@ def test_weights_that_the_model_transposes_itself() -> None:
     np.testing.assert_allclose(made["fc.weight"], base["fc.weight"] + UP @ DOWN, rtol=1e-5, atol=1e-6)
 
 
+def transposed_convolution() -> Net:
+    n = Net(x=(1, 16, 5, 5))
+    return n.out(n("ConvTranspose", "x", n.normal(16, 16, 3, 3, scale=0.1), strides=[2, 2]))
+
+
+def read_both_ways() -> Net:
+    n = Net(x=(4, 16))
+    w = n.normal(16, 16, scale=0.2)
+    return n.out(n("MatMul", n("MatMul", "x", w), n("Transpose", "w0", perm=[1, 0])))
+
+
+@pytest.mark.parametrize("net, shape", [(transposed_convolution, (16, 3, 3)), (read_both_ways, (16,))])
+def test_weights_whose_outputs_are_not_known(net, shape: tuple[int, ...]) -> None:
+    """They are square: their shape does not tell either."""
+    model = net().model()
+    known = places([plan_of(model).entries[0].program])
+    down = np.ones((2, *shape), np.float32)
+    with pytest.raises(UnsupportedError, match=r"'q' is for 'w0', of whose axes it is not known which are outputs: merge it"):
+        merged(weights(model), known, [Adapter("q", down, UP, 1.0)], 1.0, {"w0": Called("q")})
+
+
 def test_a_map_says_where_names_do_not() -> None:
     model = products().model()
     plan, base = plan_of(model), weights(model)
