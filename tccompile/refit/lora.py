@@ -164,16 +164,20 @@ def _plain(name: str) -> str:
 def assigned(adapters: Iterable[Adapter], known: Iterable[Place], called: Mapping[str, Called]) -> list[tuple[Adapter, Place]]:
     """Each adapter with the weights that it is for: by a map of what weights are called, or by their names.
 
-    Raises UsageError for an adapter that belongs to none, or may belong to several.
+    Raises UsageError for an adapter that belongs to none, or may belong to several, or to one that another is for as well.
     """
     known = list(known)
     mapped = {there.name: weight for weight, there in called.items()}
-    out = []
+    out: list[tuple[Adapter, Place]] = []
     for adapter in adapters:
         fits = [place for place in known if place.weight == mapped.get(adapter.module)] or _by_name(adapter, known)
         if len(fits) != 1:
             several = f"it may be for {', '.join(repr(p.weight) for p in fits)}" if fits else "no product's weight is called so"
             raise UsageError(f'the adapter {adapter.module!r}: {several}; say it with --map: {{"WEIGHT": "{adapter.module}"}}')
+        if twice := next((other.module for other, place in out if place is fits[0]), None):
+            raise UsageError(
+                f"the adapters {twice!r} and {adapter.module!r} seem to be for one weight, {fits[0].weight!r}; say it with --map"
+            )
         out.append((adapter, fits[0]))
     return out
 
@@ -211,7 +215,7 @@ def merged(
         raise UsageError(f"adapters cannot be merged {scale} times; give a finite number")
     out: dict[str, np.ndarray] = {}
     for adapter, place in assigned(adapters, known, called):
-        w = out.get(place.weight, weights[place.weight])
+        w = weights[place.weight]
         if w.dtype.kind != "f":
             raise UnsupportedError(f"the adapter {adapter.module!r} is for {place.weight!r}, which is of {w.dtype.name}")
         if place.transposed is None:
