@@ -9,11 +9,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from tccompile.dump import Dump
+from tccompile.emit.pack import pack
 from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.ir.weights import Source, Transform, sources_of
 from tccompile.load.constants import Weight, decisive
 from tccompile.load.identity import digests, first_other
 from tccompile.load.model import read
+from tccompile.options import Options
+from tccompile.pipeline import Told, origin_of, to_program
 from tccompile.plan.format import Plan, check_plan, from_bytes, to_bytes
 from tccompile.refit.constants import refitted_constants, sources
 from tccompile.refit.plan import REFITTED, refitted
@@ -321,3 +325,22 @@ def test_networks(name: str) -> None:
     made, fresh = bits(refitted(plan, given)), bits(plan_of(new, "fp16"))
     assert [name for name in fresh if made[name] != fresh[name]] == []
     assert any(made[name] != data for name, data in bits(plan).items())
+
+
+def test_entries_of_several_shapes() -> None:
+    """They share constants where these are the same, and have their own where they are not."""
+    n = Net(x=("n", 16))
+    h = n("Add", n("MatMul", "x", n.normal(16, 16, scale=0.25)), n.normal(16))
+    old = n.out(n("Div", h, n("ReduceSum", n("Abs", h), np.array([0]), keepdims=1))).model()
+
+    def made(model: onnx.ModelProto) -> Plan:
+        told, opened = Told(), read(model)
+        with decisive() as told.decided:
+            shapes = ({"x": (2, 16)}, {"x": (5, 16)})
+            programs = [to_program(opened, s, Options((s,)), Dump(None), told=told) for s in shapes]
+        origin = origin_of(opened, told)
+        return pack("two", {}, [(p, ()) for p in programs], {}, opened.weights, False, origin=origin, rooms=told.rooms)
+
+    plan, new = made(old), tuned(old)
+    assert len(plan.entries) == 2
+    assert bits(refitted(plan, weights(new))) == bits(made(new)) != bits(plan)
