@@ -45,7 +45,7 @@ def refitted_as(plan: Plan, asked: Asked) -> tuple[Plan, Model | None]:
         of_new = {weight: there for weight, there in called.items() if there.name in arrays}
     if asked.was is not None:
         of_new = by_content(plan, _arrays(asked.was)) | of_new
-    weights = named(plan, arrays, of_new)
+    weights = named(plan, arrays, of_new, whole=model is not None)
     if asked.lora is not None:
         known = places(entry.program for entry in plan.entries)
         changed = merged(weights, known, read_adapters(asked.lora), asked.scale, called)

@@ -70,11 +70,27 @@ def by_content(plan: Plan, was: Arrays) -> dict[str, Called]:
                     break
         if not fits:
             raise UsageError(f"no array has the values that the plan's weight {weight!r} was made of: say which with --map")
-        if len(fits) > 1 and fits[-1] != Called(weight):
-            several = ", ".join(f"{called.name!r}{' transposed' if called.transposed else ''}" for called in fits)
-            raise UsageError(f"the weight {weight!r} has the values of {several}: say which with --map")
-        found[weight] = fits[-1]
-    return found
+        found[weight] = _only(weight, fits)
+    return found | _decided(plan, was)
+
+
+def _only(weight: str, fits: list[Called]) -> Called:
+    """Which of the arrays that have a weight's values it is, its own name's being the last of them."""
+    if len(fits) > 1 and fits[-1] != Called(weight):
+        several = ", ".join(f"{called.name!r}{' transposed' if called.transposed else ''}" for called in fits)
+        raise UsageError(f"the weight {weight!r} has the values of {several}: say which with --map")
+    return fits[-1]
+
+
+def _decided(plan: Plan, was: Arrays) -> dict[str, Called]:
+    """The same of weights that were folded, as far as they are there: a checkpoint need not have them."""
+    known, found = sources(plan), dict[str, list[Called]]()
+    folded = {plan.origin.weights[weight]: weight for weight in plan.origin.decided if weight not in known}
+    for name, values in was.items() if folded else ():
+        wide = [values.astype(np.float32)] if values.dtype == np.float16 else []
+        for weight in {folded[d] for d in map(digest, (values, *wide)) if d in folded}:
+            found.setdefault(weight, []).append(Called(name))
+    return {weight: _only(weight, sorted(fits, key=lambda called: called.name == weight)) for weight, fits in found.items()}
 
 
 def _candidates(weight: str, source: Source, was: Arrays, names: Iterable[str]) -> Iterator[Called]:
@@ -102,22 +118,23 @@ def taken(arrays: Arrays, called: Called, source: Source) -> np.ndarray:
     return values.astype(source.dtype) if _widens(values.dtype, np.dtype(source.dtype)) else values
 
 
-def named(plan: Plan, new: Arrays, called: Mapping[str, Called]) -> dict[str, np.ndarray]:
-    """All of the plan's weights from a file's arrays, by the names that they have there, or else by their own."""
+def named(plan: Plan, new: Arrays, called: Mapping[str, Called], whole: bool) -> dict[str, np.ndarray]:
+    """The plan's weights from a file's arrays, by the names that they have there, or else by their own.
+
+    whole  whether they are all of a model's: then those that were folded must be there, too, so that it shows if they differ
+    """
     known = sources(plan)
     for weight in called:
         if weight not in known and weight not in plan.origin.weights:
             raise UsageError(f"the plan has no weight {weight!r}; tcinspect --weights lists those that it has")
     out: dict[str, np.ndarray] = {}
-    for weight, source in known.items():
+    for weight in (*known, *(weight for weight in plan.origin.decided if weight not in known)):
         there = called.get(weight, Called(weight))
-        if there.name not in new:
+        if there.name in new:
+            out[weight] = taken(new, there, known[weight]) if weight in known else new[there.name]
+        elif weight in known or weight in called or whole:
             raise UsageError(
                 f"the plan's weight {weight!r} is not there{f' as {there.name!r}' if there.name != weight else ''}: "
                 "give the old weights by the new names (--was OLD), or say what it is called (--map NAMES.json)"
             )
-        out[weight] = taken(new, there, source)
-    for weight in plan.origin.decided:  # what was folded: where it is there, it must be what it was
-        if weight not in known and weight in new:
-            out[weight] = new[weight]
     return out

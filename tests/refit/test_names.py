@@ -15,6 +15,7 @@ from tccompile.errors import UsageError
 from tccompile.refit.names import Called, by_content, named, read_map
 from tccompile.refit.plan import refitted
 from tests.refit.common import bits, plan_of, products, tuned, weights
+from tests.rewrites.common import Net
 
 
 def elsewhere(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -30,7 +31,7 @@ def test_weights_are_found_by_what_they_were() -> None:
     plan, new = plan_of(old), tuned(old)
     found = by_content(plan, elsewhere(weights(old)))
     assert found == CALLED
-    made = refitted(plan, named(plan, elsewhere(weights(new)), found))
+    made = refitted(plan, named(plan, elsewhere(weights(new)), found, False))
     assert bits(made) == bits(refitted(plan, weights(new)))
 
 
@@ -44,7 +45,7 @@ def test_narrower_types_are_widened() -> None:
     halves = {name: values.astype(np.float16) for name, values in elsewhere(w).items()}
     found = by_content(plan, halves)
     assert found == CALLED
-    assert bits(refitted(plan, named(plan, halves, found))) == bits(plan)
+    assert bits(refitted(plan, named(plan, halves, found, False))) == bits(plan)
 
 
 def test_the_own_name_comes_first_where_values_are_equal() -> None:
@@ -77,11 +78,11 @@ def test_weights_that_are_missing() -> None:
     old = products().model()
     plan, w = plan_of(old), weights(old)
     with pytest.raises(UsageError, match=r"'w0' is not there: give the old weights by the new names \(--was OLD\)"):
-        named(plan, elsewhere(w), {})
+        named(plan, elsewhere(w), {}, False)
     with pytest.raises(UsageError, match=r"'w0' is not there as 'fc1.weight'"):
-        named(plan, w, {"w0": Called("fc1.weight")})
+        named(plan, w, {"w0": Called("fc1.weight")}, False)
     with pytest.raises(UsageError, match="the plan has no weight 'none'"):
-        named(plan, w, {"none": Called("w0")})
+        named(plan, w, {"none": Called("w0")}, False)
 
 
 def test_a_map(tmp_path: Path) -> None:
@@ -106,3 +107,23 @@ def test_what_is_no_map(tmp_path: Path, content: Any, why: str) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UsageError, match=why):
         read_map(path)
+
+
+def test_what_was_folded_is_known_by_other_names_too() -> None:
+    """What was computed of it is a literal: where the file has it, under any name, it must be what it was."""
+    n = Net(x=(4, 16))
+    old = n.out(n("Mul", n("MatMul", "x", n.normal(16, 16)), n("Abs", n.normal(16)))).model()
+    plan = plan_of(old)
+    was = {"fc": weights(old)["w0"].T, "scale": weights(old)["w1"]}
+    found = by_content(plan, was)
+    assert found == {"w0": Called("fc", True), "w1": Called("scale")}
+    assert bits(refitted(plan, named(plan, was, found, True))) == bits(plan)
+    with pytest.raises(UsageError, match="the weight 'w1' has other values than when the plan was made"):
+        refitted(plan, named(plan, was | {"scale": 2 * was["scale"]}, found, True))
+    found = {"w0": Called("fc", True)}
+    assert by_content(plan, {"fc": was["fc"]}) == found
+    assert "w1" not in named(plan, was, found, False), "a checkpoint need not have it"
+    with pytest.raises(UsageError, match="'w1' is not there: give the old weights"):
+        named(plan, was, found, True)
+    with pytest.raises(UsageError, match="'w1' has the values of 'a', 'scale': say which with --map"):
+        by_content(plan, {"a": was["scale"]} | was)
