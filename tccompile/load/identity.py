@@ -18,9 +18,10 @@ BYTES = 8
 def digests(model: Opened) -> dict[str, str]:
     """A digest of each tensor that a node computes, by name, in the model's order of nodes.
 
-    It is of the operator, its attributes and the digests of what it reads: of an input its name and type, of a weight its shape
-    and type.
+    It is of the operator and its version, its attributes and the digests of what it reads: of an input its name and type, of a
+    weight its shape and type.
     """
+    versions = {o.domain: str(o.version) for o in model.proto.opset_import}
     found: dict[str, str] = {}
     for value in model.proto.graph.input:
         found[value.name] = _digest("input", value.name, str(value.type.tensor_type.elem_type))
@@ -32,7 +33,8 @@ def digests(model: Opened) -> dict[str, str]:
         attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.attribute)
         inner = [name for name in reads(node) if name not in node.input]  # what graphs inside it read of this one
         operands = [found.get(name, "") for name in (*node.input, *inner)]
-        own = _digest(node.domain, node.op_type, *attributes, *operands, *(functions if node.domain else ()))
+        version = versions.get("" if node.domain == "ai.onnx" else node.domain, "")
+        own = _digest(node.domain, version, node.op_type, *attributes, *operands, *(functions if node.domain else ()))
         for i, y in enumerate(node.output):
             if y:
                 found[y] = made[y] = _digest(own, str(i))

@@ -252,11 +252,12 @@ def test_graphs_are_compared_by_what_they_compute() -> None:
 
 
 def test_attributes_and_shapes_of_weights_count() -> None:
-    def digest_of(**attributes: float) -> str:
-        n = Net(x=(2, 8))
+    def digest_of(opset: int = 23, **attributes: float) -> str:
+        n = Net(opset=opset, x=(2, 8))
         return list(digests(read(n.out(n("LeakyRelu", n("MatMul", "x", n.normal(8, 4)), **attributes)).model())).values())[-1]
 
     assert digest_of(alpha=0.1) == digest_of(alpha=0.1) != digest_of(alpha=0.2)
+    assert digest_of(22, alpha=0.1) != digest_of(alpha=0.1), "an operator may mean something else"
 
 
 # --- What the plan keeps ---------------------------------------------------------------------------------------------
