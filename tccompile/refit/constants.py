@@ -108,11 +108,11 @@ class _Constant:
         with np.errstate(all="ignore"):
             try:
                 values = self._evaluated(exact(self.recipe), given)
+                new = of_values(self.recipe, values, self.tensor, self.terms, old.spread < np.inf)
+                self._check(old, new, plan.origin.factor)
+                return pack_constant(self.tensor, rounded(self.recipe, values))
             except NOT_EVALUATED as error:
                 raise UsageError(f"{self._what()} cannot take the values given: {error}") from error
-            new = of_values(self.recipe, values, self.tensor, self.terms, old.spread < np.inf)
-            self._check(old, new, plan.origin.factor)
-            return pack_constant(self.tensor, rounded(self.recipe, values))
 
     def _what(self) -> str:
         names = sorted(sources_of(self.recipe))

@@ -297,6 +297,18 @@ def test_a_plan_that_would_make_too_much() -> None:
         refitted(replace(plan, entries=(replace(entry, program=program),)), weights(old))
 
 
+def test_a_recipe_that_makes_something_else() -> None:
+    """Of a plan with its weights recipes are not evaluated when it is read: here they are held to the tensor."""
+    old = products().model()
+    plan = plan_of(old)
+    entry = plan.entries[0]
+    for recipe in (Source("w0", (16, 16), "float32"), Transform("cast", (Source("w1", (16,), "float32"),), (("dtype", "none"),))):
+        name = next(n for n, r in entry.program.constants.items() if sources_of(r) == {"w1"})
+        program = replace(entry.program, constants={**entry.program.constants, name: recipe})
+        with pytest.raises((UsageError, PlanError), match=r"cannot take the values given|cannot be evaluated"):
+            refitted(replace(plan, entries=(replace(entry, program=program),)), weights(old))
+
+
 def test_a_constant_of_which_nothing_is_known() -> None:
     old = products().model()
     plan = plan_of(old)
