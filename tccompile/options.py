@@ -39,6 +39,8 @@ class Options:
     calibration    the file in which what was chosen for that is kept: read if it is there, else written; or None
     max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
+    lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
+    lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -57,6 +59,9 @@ class Options:
     max_error: float | None = None
     quantize: str | None = None
     calibration: Path | None = None
+    lora: Path | None = None
+    lora_scale: float = 1.0
+    lora_names: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -72,6 +77,8 @@ class Options:
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
             raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        if self.lora is None and (self.lora_names is not None or self.lora_scale != 1.0):
+            raise UsageError("a scale and names of adapters say how to merge them; give the adapters, too")
         self._check_quantization()
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):

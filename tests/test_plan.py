@@ -295,10 +295,11 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_another_format_version_is_named():
-    other = FILE[:8] + struct.pack("<I", 9) + FILE[12:]
-    with pytest.raises(
-        PlanError, match=f"has plan format 9, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
-    ):
+    other = FILE[:8] + struct.pack("<I", FORMAT_VERSION + 1) + FILE[12:]
+    says = (
+        f"has plan format {FORMAT_VERSION + 1}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+    )
+    with pytest.raises(PlanError, match=says):
         from_bytes(other)
 
 

@@ -14,13 +14,14 @@ from tccompile.fuse import fuse
 from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.ir.weights import float8_scales
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
 from tccompile.pipeline import calibrated, compile, quantization_notes, read, to_program
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen
-from tccompile.quantize.grid import grid_of, rounded, weight_error, weight_scales
+from tccompile.quantize.grid import grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.observe import observe, outputs
 from tccompile.rewrites import rewrite
@@ -65,7 +66,7 @@ def test_the_largest_value_becomes_the_largest_number() -> None:
     assert grid.scale == pytest.approx(np.abs(x).max() / 448) and grid.zero == 0 and grid.signed
     assert grid.error == pytest.approx(relative_error(rounded(x, grid), x), rel=1e-3) and 0.02 < grid.error < 0.03
     rows = x.reshape(10, -1)
-    np.testing.assert_allclose(weight_scales(rows, float8=True), np.abs(rows).max(1) / 448, rtol=1e-6)
+    np.testing.assert_allclose(float8_scales(rows), np.abs(rows).max(1) / 448, rtol=1e-6)
     assert 0.02 < weight_error(rows, float8=True) < 0.03
     assert grid_of(np.zeros(5, np.float32), float8=True).scale == 1.0
 

@@ -12,12 +12,10 @@ import numpy as np
 
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
+from tccompile.ir.weights import byte_scales, float8_scale, float8_scales
 
 CUTS = np.geomspace(1.0, 0.05, 40)
 """Shares of the greatest magnitude beyond which values are cut off, of which the one with the least error is taken."""
-
-WEIGHT_CUTS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
-"""The same of weights: each output channel has its own."""
 
 BETTER = 0.5
 """What a zero point must leave of the error's square to be worth what it costs: a constant to be added to each sum."""
@@ -98,29 +96,9 @@ def grid_of(sample: np.ndarray, float8: bool = False) -> Grid:
     return shifted if shifted.error**2 < BETTER * symmetric.error**2 else symmetric
 
 
-def float8_scale(most: np.ndarray | np.floating) -> np.ndarray:
-    """The scale of float8 for values up to this magnitude."""
-    return np.maximum(most / np.float32(DType.E4M3.largest), np.finfo(np.float32).tiny).astype(np.float32)
-
-
-def weight_scales(rows: np.ndarray, float8: bool = False) -> np.ndarray:
-    """The scale of each row of weights that leaves the least error in signed bytes without a zero point; or that of float8."""
-    most = np.abs(rows).max(1, initial=0.0)
-    if float8:
-        return np.where(most > 0, float8_scale(most), 1.0).astype(np.float32)
-    best, least = np.ones(len(rows)), np.full(len(rows), np.inf)
-    for cut in WEIGHT_CUTS:
-        scale = np.maximum(most * cut / 127, np.finfo(np.float32).tiny).astype(np.float32)
-        q = np.clip(np.rint(rows / scale[:, None]), -127, 127)
-        errors = np.square(q * scale[:, None] - rows).sum(1, dtype=np.float64)
-        better = errors < least
-        best[better], least[better] = scale[better], errors[better]
-    return np.where(most > 0, best, 1.0).astype(np.float32)
-
-
 def weight_error(rows: np.ndarray, float8: bool = False) -> float:
     """What rounding weights to bytes moves them by, relative to them: the root mean square over all rows."""
-    scale = weight_scales(rows, float8)[:, None]
+    scale = (float8_scales(rows) if float8 else byte_scales(rows))[:, None]
     off = (to_float8(rows, scale) if float8 else np.clip(np.rint(rows / scale), -127, 127) * scale) - rows
     size = float(np.square(rows, dtype=np.float64).sum())
     return float(np.sqrt(np.square(off, dtype=np.float64).sum() / size)) if size else 0.0

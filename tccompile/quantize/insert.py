@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.errors import InputError
 from tccompile.load.constants import Weight, derived, literal
-from tccompile.quantize.grid import Grid, weight_scales
+from tccompile.quantize.grid import Grid
 from tccompile.quantize.products import Layer, layers
 from tccompile.rewrites.rule import Editor
 
@@ -31,7 +31,7 @@ class Tensor:
     tied: bool = False
 
 
-class Rounded(dict[tuple[str, bytes], tuple[Weight, np.ndarray]]):
+class Rounded(dict[tuple[str, bytes], tuple[Weight, Weight]]):
     """A model's weights in bytes and their scales, by their names and the means of what they multiply: rounding takes long."""
 
 
@@ -68,19 +68,20 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor, weights: Rounded) -> None:
         weights[key] = _rounded(layer, x)
     whole, scales = weights[key]
     stored = edit.named(whole.copy(), f"{w.name}/bytes")
+    scales = edit.named(scales.copy(), f"{w.name}/scale")
     node.inputs[1] = edit.add(
         "DequantizeLinear",
-        [stored, literal(edit.name(f"{w.name}/scale"), scales)],
+        [stored, scales],
         node,
         w.shape,
         axis=layer.columns,
     )
 
 
-def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, np.ndarray]:
+def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, Weight]:
     turned, w = layer.columns != 0, layer.weights
     rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
-    scales = weight_scales(layer.rows())
+    scales = derived("", "byte_scales", rows)
     whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
     return derived("", "transpose", whole, axes=(1, 0)) if turned else whole, scales
 
@@ -88,7 +89,9 @@ def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, np.ndarray]:
 def _in_float8(edit: Editor, layer: Layer) -> None:
     """The layer reads weights that are numbers of float8 times a scale for each output channel: see `rewrites/float8.py`."""
     w = layer.weights
-    scales = weight_scales(layer.rows(), True).reshape([-1 if a == layer.columns else 1 for a in range(w.values.ndim)])
+    rows = derived("", "transpose", w, axes=(1, 0)) if layer.columns else w
+    along = tuple(-1 if a == layer.columns else 1 for a in range(len(w.shape)))
+    scales = derived("", "reshape", derived("", "float8_scales", rows), shape=along)
     numbers = derived("", "float8", derived("", "div", w, scales))
     layer.node.inputs[1] = edit.named(derived("", "mul", numbers, scales), f"{w.name}/float8")
 

@@ -2,10 +2,11 @@
 
 Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts. Plans are made first, in
 `--jobs` processes, then run one by one. Times are medians by events around graph replays, in milliseconds; `error` is that of the
-quantized plan's outputs on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; the last column says
 quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; the last column says how many
 products are in bytes. A calibration is made once for a network, whatever its batch; --calibrations keeps it.
-ones for weights, with scales by channel), whose error is against ONNX Runtime on a CPU without its optimizations.
+
+With --onnxruntime a row for the network as ONNX Runtime's `quantize_static` writes it (QDQ; unsigned bytes for activations, and
+signed ones for weights, with scales by channel), whose error is against ONNX Runtime on a CPU without its optimizations.
 """
 
 from __future__ import annotations
