@@ -998,9 +998,9 @@ def test_a_bound_is_measured_in_batches_of_the_data(data: tuple[int, ...], real:
     assert own is real and all(r["x"].shape == (8, 32) for r in runs)
     if real:  # the last is filled up
         np.testing.assert_array_equal(np.concatenate([r["x"] for r in runs]), np.concatenate([x.reshape(-1, 32)] * 2)[:16])
-        opened, notes = read(net.model()), list[str]()
-        to_program(opened, {"x": (8, 32)}, options, Dump(None), notes=notes, calibration=calibrated(opened, options))
-        assert "nothing had to be raised" in notes[0]
+        opened, told = read(net.model()), Told()
+        to_program(opened, {"x": (8, 32)}, options, Dump(None), told=told, calibration=calibrated(opened, options))
+        assert "nothing had to be raised" in told.notes[0]
 
 
 def test_what_takes_too_long_in_a_batch_is_calibrated_one_by_one(tmp_path: Path, monkeypatch: Any) -> None:
@@ -1024,15 +1024,15 @@ def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
     found = calibrated(opened, options) if quantize else None
     monkeypatch.setattr(ranges, "TOO_MANY", 1000)
     monkeypatch.setattr(ranges, "MANY", 1000)
-    notes = list[str]()
-    program = to_program(opened, {}, options, Dump(None), notes=notes, calibration=found)
-    assert "in fp32: by estimates" in notes[0] and notes[0].endswith("since running it would write 0 million elements on the CPU")
+    told = Told()
+    program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+    assert "in fp32: by estimates" in told.notes[0] and told.notes[0].endswith("since running it would write 0 million elements on the CPU")
     assert all(program.tensors[op.y].dtype is DType.F32 for op in program.ops)
-    assert "measured at smaller shapes" in notes[0] and float(notes[0].split()[3]) < 1e-4
+    assert "measured at smaller shapes" in told.notes[0] and float(told.notes[0].split()[3]) < 1e-4
     loose = replace(options, max_error=2e-2)
     found = calibrated(opened, loose) if quantize else None
-    program = to_program(opened, {}, loose, Dump(None), notes=notes, calibration=found)
-    assert "nothing had to be raised for it; measured at smaller shapes" in notes[1] and not program.storage
+    program = to_program(opened, {}, loose, Dump(None), told=told, calibration=found)
+    assert "nothing had to be raised for it; measured at smaller shapes" in told.notes[1] and not program.storage
     monkeypatch.setattr(ranges, "TOO_MANY", 10)
     with pytest.raises(UsageError, match="--max-error runs the model on the CPU, and running it would write"):
         to_program(opened, {}, options, Dump(None), calibration=found)
