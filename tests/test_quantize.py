@@ -44,12 +44,14 @@ from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error, weight
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.known import ALL, FLOATS, NAMED, OPERANDS, Activation, Known, find
 from tccompile.quantize.observe import observe, outputs
-from tccompile.quantize.products import layers
+from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
-from tests.networks import reference, relative_error
+from tests import random_graphs
+from tests.networks import feeds, reference, relative_error
 from tests.rewrites.common import Net, check_recipes
+from tests.tiers import usually
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
 
@@ -335,6 +337,17 @@ def test_products_along_different_axes_of_an_activation(pixels: int) -> None:
     made = gs.export_onnx(found.applied(rewritten(net)))
     for got, exact in zip(*(reference(m, feeds).values() for m in (made, net.model())), strict=True):
         assert relative_error(got, exact) < 3e-2
+
+
+def test_channels_that_are_always_zero_have_no_size() -> None:
+    net, sizes = Net(x=(16, 64)), np.where(np.arange(64) % 5, 0, np.exp2(np.arange(64) % 9)).astype(np.float32)
+    h = net("LayerNormalization", "x", sizes, axis=-1)
+    net.out(net("MatMul", h, net.normal(64, 32)))
+    graph = rewritten(net)
+    seen = observe(lower(graph), runs_of(net, 2), sources(net.model()), {h: 1}, lambda done: None)
+    with np.errstate(all="raise"):
+        (f,) = factors(graph, seen.values).values()
+    assert (np.log2(f) % 1 == 0).all()
 
 
 # --- What is moved between products ------------------------------------------------------------------------------------
@@ -667,6 +680,24 @@ def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bou
     assert sorted(stored) == [8 if "t5" in names else 32, 32, 32, 32, 32]
 
 
+@pytest.mark.parametrize("seed", usually(range(60, 100), 2))
+def test_random_graphs_are_off_by_what_is_stated(seed: int, monkeypatch: Any) -> None:
+    """Whatever is beside products: ONNX Runtime finds the same error in what is quantized."""
+    monkeypatch.setattr(random_graphs, "CHANNELS", (16, 17, 24, 32, 48))
+    model = random_graphs.Graph(seed).model()
+    graph, runs = rewrite(load_model(model)), [feeds(model, 100 * seed + i) for i in range(4)]
+    known, measure = find(graph, runs, sources(model), lambda done, total: None)
+    found, _ = choose(known, [graph], 0.1, lambda g: steps(g, 2.0, 1.0), measure)
+    assert len(found.layers) + len(found.floats) == sum(n.op in OPS for n in graph.nodes)
+    made = gs.export_onnx(found.applied(graph))
+    errors = [0.0]
+    for run in runs:
+        exact, got = reference(model, run), reference(made, run)
+        errors += [relative_error(got[n], exact[n]) for n in exact if np.isfinite(exact[n]).all()]
+    assert found.error * 0.8 - 1e-3 <= max(errors) <= found.error * 1.2 + 1e-3
+    assert max(errors) <= 0.12
+
+
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
@@ -831,6 +862,17 @@ def test_quantizing_adds_no_copies_and_no_fp32(shared: bool, tmp_path: Path) -> 
     assert programs[0].storage.keys() == programs[1].storage.keys()
     written = [programs[1].tensors[op.y].dtype for op in programs[1].ops if type(op) is not Pointwise]
     assert written == [DType.I8, DType.F16, DType.I8, DType.U8, DType.F32]
+
+
+def test_bytes_are_padded_as_the_kernel_that_writes_them_pads() -> None:
+    """Heads of one number write channels of an image: 24 of them, which bytes pad to 32, and attention does not."""
+    net = Net(x=(3, 24, 1, 1))
+    q, v = (net("MatMul", "x", net.normal(1, 1)) for _ in range(2))
+    p = net("Softmax", net("MatMul", q, net("Transpose", "x", perm=[0, 1, 3, 2])), axis=-1)
+    net.out(net("Conv", net("MatMul", p, v), net.normal(40, 24, 1, 1)))
+    made = calibration(net, shared=False).applied(rewritten(net))
+    program = lay_out(precision(fuse(lower(rewrite(made))), "fp16", {}, ()))
+    assert len(schedule(program, ARCHS["sm_90a"])) == len(program.ops)
 
 
 def test_what_is_added_to_bytes_with_a_zero_point_may_be_halves(tmp_path: Path) -> None:

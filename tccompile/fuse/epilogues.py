@@ -15,12 +15,13 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Shape, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
+from tccompile.layout import padding
 from tccompile.lower.movement import depth_to_space_view
 
 SCATTERED_CHANNELS = 16
@@ -117,7 +118,10 @@ def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
         return None
     lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
-    if any(n != padded and axis != lane for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True))):
+    is_byte = y.dtype in (DType.I8, DType.U8) and e.is_private(y.name)
+    unit = padding(y.dtype, multiplied=True) if is_byte else 1  # to which layout pads it, if a product reads it
+    padded = [round_up(n, unit) if axis == y.inner else n for axis, n in enumerate(y.padded)]
+    if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, padded, strict=True))):
         return None  # its kernels write the padding along their lanes only
     return _joined(e, producer, consumer, producer.epilogue)
 

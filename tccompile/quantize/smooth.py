@@ -28,7 +28,7 @@ WORTH = 0.8
 """What smoothing must leave of the error's square."""
 
 DEAD = 2.0**-16
-"""The share of the largest weights up to which others count as that large: what is always zero has no size."""
+"""The share of the largest weights, or values, up to which others count as that large: what is always zero has no size."""
 
 HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu", "Identity", "MaxPool", "Flatten")
 """Functions that commute with a positive factor of each channel, whose axis stays where it is."""
@@ -162,7 +162,7 @@ def _best(values: Values, own: Sequence[Layer]) -> np.ndarray | None:
     rows = [layer.by_term() for layer in own]  # (columns, terms, taps)
     most = np.maximum(values.magnitudes, np.median(values.magnitudes))  # few inputs do not show how large a small one may get
     weight = np.max([np.abs(r).max((0, 2)) for r in rows], axis=0)
-    weight = np.maximum(weight, weight.max() * DEAD)
+    weight, most = (np.maximum(sizes, sizes.max() * DEAD) for sizes in (weight, most))
     if not (0 < most.max() < LARGEST and 0 < weight.max() < LARGEST):
         return None
 
