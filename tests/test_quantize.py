@@ -42,7 +42,7 @@ from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error, weight_scales
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, FLOATS, NAMED, OPERANDS, Activation, Known, find
+from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, Activation, Known, find
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
@@ -788,6 +788,25 @@ def test_a_calibration_of_another_model_is_refused() -> None:
     only = Chosen(found.tensors, {}, ("n0",), {}, 0.0, 1, 0, (0.0, 0.0))
     with pytest.raises(InputError, match="of another model: 'x' has 64 channels in this one"):
         only.applied(rewritten(wider))
+
+
+def test_products_that_are_not_there_at_all_shapes_are_in_floats() -> None:
+    net, fewer = Net(x=(4, 32)), Net(x=(2, 32))
+    h = net("MatMul", "x", net.normal(32, 32))
+    net.out(net("MatMul", net("Relu", h), net.normal(32, 16)))
+    fewer.out(fewer("MatMul", "x", fewer.normal(32, 32)))
+    graphs = [rewritten(net), rewritten(fewer)]
+    known, measure = find(graphs[0], runs_of(net, 2), sources(net.model()), lambda done, total: None)
+    usable = known.within(graphs, ())
+    assert usable.floats == {"n2": ELSEWHERE} and [a.layers for a in usable.alone] == [("n0",)]
+    found, _ = choose(usable, graphs, 1.0, lambda g: steps(g, 2.0, 1.0), measure)
+    assert found.layers == ("n0",) and found.times == (6.0, 4.0)
+    for graph in graphs:
+        assert any(n.op == "QuantizeLinear" for n in found.applied(graph).nodes)
+    other = Net(x=(4, 64))
+    other.out(other("MatMul", "x", other.normal(64, 8)))
+    with pytest.raises(InputError, match="of another model: this one has no product 'n0'"):
+        known.within([rewritten(other)], ())
 
 
 def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
