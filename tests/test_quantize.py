@@ -45,7 +45,7 @@ from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, FLOATS, NAMED, OPERANDS, Activation, Known, find
+from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, Activation, Known, find
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
@@ -795,6 +795,25 @@ def test_a_calibration_of_another_model_is_refused() -> None:
         only.applied(rewritten(wider))
 
 
+def test_products_that_are_not_there_at_all_shapes_are_in_floats() -> None:
+    net, fewer = Net(x=(4, 32)), Net(x=(2, 32))
+    h = net("MatMul", "x", net.normal(32, 32))
+    net.out(net("MatMul", net("Relu", h), net.normal(32, 16)))
+    fewer.out(fewer("MatMul", "x", fewer.normal(32, 32)))
+    graphs = [rewritten(net), rewritten(fewer)]
+    known, measure = find(graphs[0], runs_of(net, 2), sources(net.model()), lambda done, total: None)
+    usable = known.within(graphs, ())
+    assert usable.floats == {"n2": ELSEWHERE} and [a.layers for a in usable.alone] == [("n0",)]
+    found, _ = choose(usable, graphs, 1.0, lambda g: steps(g, 2.0, 1.0), measure)
+    assert found.layers == ("n0",) and found.times == (6.0, 4.0)
+    for graph in graphs:
+        assert any(n.op == "QuantizeLinear" for n in found.applied(graph).nodes)
+    other = Net(x=(4, 64))
+    other.out(other("MatMul", "x", other.normal(64, 8)))
+    with pytest.raises(InputError, match="of another model: this one has no product 'n0'"):
+        known.within([rewritten(other)], ())
+
+
 def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
     for net, name, count in ((residual(), "x", 32), (residual(), "t1", 32), (chained(), "t2", 3)):
         whole = calibration(net, shared=False)
@@ -1026,7 +1045,9 @@ def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
     monkeypatch.setattr(ranges, "MANY", 1000)
     told = Told()
     program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
-    assert "in fp32: by estimates" in told.notes[0] and told.notes[0].endswith("since running it would write 0 million elements on the CPU")
+    assert "in fp32: by estimates" in told.notes[0] and told.notes[0].endswith(
+        "since running it would write 0 million elements on the CPU"
+    )
     assert all(program.tensors[op.y].dtype is DType.F32 for op in program.ops)
     assert "measured at smaller shapes" in told.notes[0] and float(told.notes[0].split()[3]) < 1e-4
     loose = replace(options, max_error=2e-2)

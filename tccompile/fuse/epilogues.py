@@ -118,7 +118,8 @@ def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
         return None
     lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
-    unit = padding(y.dtype, multiplied=True)  # to which layout pads it, if a product reads it
+    is_byte = y.dtype in (DType.I8, DType.U8) and e.is_private(y.name)
+    unit = padding(y.dtype, multiplied=True) if is_byte else 1  # to which layout pads it, if a product reads it
     padded = [round_up(n, unit) if axis == y.inner else n for axis, n in enumerate(y.padded)]
     if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, padded, strict=True))):
         return None  # its kernels write the padding along their lanes only

@@ -19,7 +19,8 @@ from itertools import combinations
 
 import onnx_graphsurgeon as gs
 
-from tccompile.rewrites.rule import Editor, Rewrite, is_float, rank, shape_constant
+from tccompile.load.constants import Weight, derived
+from tccompile.rewrites.rule import Editor, Rewrite, is_float, rank, reshaped, shape_constant
 
 
 @dataclass
@@ -71,6 +72,8 @@ def _einsum(edit: Editor, m: Einsum, operands: list[tuple[str, gs.Tensor]], resu
 
 
 def _reshape(edit: Editor, node: gs.Node, x: gs.Tensor, shape: list[int]) -> gs.Tensor:
+    if isinstance(x, Weight):
+        return edit.named(reshaped(x, *shape), f"{x.name}/reshaped")
     attrs = {"allowzero": 1} if 0 in shape else {}
     return edit.add("Reshape", [x, shape_constant(edit, shape, node)], node, shape, **attrs)
 
@@ -167,6 +170,8 @@ def _apply(edit: Editor, m: Einsum) -> None:
 
     def ordered(x: gs.Tensor, letters: str, order: str, into: gs.Tensor | None = None) -> gs.Tensor:
         perm = [letters.index(c) for c in order]
+        if isinstance(x, Weight) and into is None:
+            return edit.named(derived("", "transpose", x, axes=tuple(perm)), f"{x.name}/transposed")
         return edit.add("Transpose", [x], node, [extent[c] for c in order], into=into, perm=perm)
 
     if len(m.terms) == 1:

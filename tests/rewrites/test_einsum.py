@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tccompile.load.constants import Weight
 from tccompile.load.model import load
 from tccompile.rewrites import rewrite
-from tests.rewrites.common import Net, check_same
+from tests.rewrites.common import Net, check_recipes, check_same
 
 EXTENTS = {"b": 2, "c": 3, "h": 4, "w": 5, "d": 6, "k": 7}
 
@@ -91,3 +92,16 @@ def test_of_integers_it_stays():
     net = Net(dtype=np.int64, x=(2, 3), y=(3, 4))
     model = net.out(net("Einsum", "x", "y", equation="ij,jk->ik")).model()
     assert [n.op for n in rewrite(load(model)).nodes] == ["Einsum"]
+
+
+def test_weights_are_constants_in_the_order_that_products_read() -> None:
+    """As those of attention's heads: such a product is one by constant weights."""
+    net = Net(x=(2, 6, 32))
+    h = net("Einsum", "x", net.normal(32, 4, 16), equation="bsd,dhe->bshe")
+    model = net.out(net("Einsum", h, net.normal(16, 4, 24), equation="bshe,ehd->bsd")).model()
+    graph = rewrite(load(model))
+    products = [n for n in graph.nodes if n.op == "MatMul"]
+    assert [list(n.inputs[1].shape) for n in products] == [[32, 64], [64, 24]]
+    assert all(isinstance(n.inputs[1], Weight) for n in products) and len(graph.nodes) == 4
+    check_recipes(graph, model)
+    check_same(graph, model, 3e-6)
