@@ -14,7 +14,7 @@ from typing import Any
 
 from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, walk
 from tccompile.ir.extent import Extent, ceil_div
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.spec import F32, I32, Value
 
 COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
@@ -42,6 +42,16 @@ def decode(text: Any) -> Expr:
     elif isinstance(value, str):
         value = float(value)
     return Expr(fn, tuple(map(decode, args)), value, DType(dtype))
+
+
+def unrounded(expr: Expr, dtype: DType) -> Expr:
+    """The expression without the rounding that storing it as a float of 8 bits does: to the nearest number, saturated."""
+    if dtype not in FLOAT8 or expr.fn != "on_grid":
+        return expr
+    inside, *steps = expr.args
+    limits = [inside.args[1], inside.args[0].args[1]] if inside.fn == "min" and inside.args[0].fn == "max" else []
+    own = [dtype.eps, dtype.least_normal * dtype.eps, dtype.largest, dtype.lowest]
+    return inside.args[0].args[0] if [e.value for e in (*steps, *limits)] == own else expr
 
 
 # --- Constants as arguments ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, const, coord
 from tccompile.ir.ops import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Softmax
 from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import compute, evaluate
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import from_storage, nearest, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import Literal, Source
@@ -340,6 +340,7 @@ def test_rounding_to_floats_of_8_bits(dtype: DType, known: type):
     bits = to_storage(x, dtype)
     assert bits.dtype == np.uint8
     np.testing.assert_array_equal(bits, np.where(np.isnan(x), 0x7F, expected))
+    np.testing.assert_array_equal(nearest(x, dtype), from_storage(bits, dtype))
 
 
 def test_floats_to_integers_truncate_and_saturate():

@@ -53,6 +53,16 @@ def from_storage(stored: np.ndarray, dtype: DType) -> np.ndarray:
     return convert(stored, dtype.compute.numpy)
 
 
+def nearest(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """The numbers of a float of 8 bits that float32 values are stored as: `from_storage` of `to_storage`, in less time."""
+    inside = np.clip(values, np.float32(dtype.lowest), np.float32(dtype.largest))
+    step = (np.ascontiguousarray(inside).view(np.int32) & 0x7F800000).view(np.float32)  # its power of two
+    with np.errstate(invalid="ignore"):  # infinite where it is no number
+        step = np.maximum(step * np.float32(dtype.eps), np.float32(dtype.least_normal * dtype.eps))
+        found: np.ndarray = np.rint(inside / step) * step
+    return found
+
+
 def _to_float8(values: np.ndarray, dtype: DType) -> np.ndarray:
     """The bits of float32 as a float of 8 bits: its bias is taken from the exponent, and its last digits are rounded off."""
     dropped = 24 - dtype.digits

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import nearest
 from tccompile.ir.types import DType
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -243,7 +243,7 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "byte_scales": byte_scales,
     "float8_scales": float8_scales,
     "in_bytes": _in_bytes,
-    "float8": lambda x: from_storage(to_storage(x, DType.E4M3), DType.E4M3),
+    "float8": lambda x: nearest(x, DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
     "pad": _pad,

@@ -13,6 +13,7 @@ from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
 from tccompile.lower import narrow
 from tccompile.lower.builder import Builder, Reads, dtype_of, shape_of
+from tccompile.rewrites.float8 import float8_of
 
 Attribute = tuple[str, float]
 """An attribute's name and its default."""
@@ -116,11 +117,24 @@ def any_type(node: gs.Node, b: Builder) -> None:
     check_uint64(node, b)
     reads = Reads(b, shape_of(node.outputs[0]))
     operands = list(map(reads.broadcast, node.inputs))
+    if node.op == "Div" and _is_quantized(node.outputs[0]) and moderate(operands[1]):
+        _write(node, b, call("ratio", *operands), reads)
+        return
     if node.op not in ORDERED or dtype_of(node.inputs[0]) is not DType.U64:
         _write(node, b, ANY[node.op](*operands), reads)
         return
     value = ANY[node.op](*map(_shifted, operands))
     _write(node, b, value if value.dtype is DType.BOOL else _shifted(value), reads)
+
+
+def _is_quantized(t: gs.Tensor) -> bool:
+    """Whether it is only rounded to a float of 8 bits."""
+    return len(t.outputs) == 1 and t.outputs[0].op == "Cast" and float8_of(t.outputs[0].outputs[0]) is not None
+
+
+def moderate(scale: Expr) -> bool:
+    """Whether a scale is constant, and numbers may be divided by it by way of its reciprocal."""
+    return scale.fn == "const" and scale.dtype is DType.F32 and 2.0**-60 < abs(scale.value or 0) < 2.0**60
 
 
 def _shifted(x: Expr) -> Expr:

@@ -17,7 +17,7 @@ from tccompile.load.constants import held
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.byte_products import EXACT
 from tccompile.lower.integers import centred, convolution, integer, matmul
-from tccompile.lower.pointwise import wrapped
+from tccompile.lower.pointwise import moderate, wrapped
 
 
 def quantize(node: gs.Node, b: Builder) -> None:
@@ -25,8 +25,7 @@ def quantize(node: gs.Node, b: Builder) -> None:
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
     scale = floats(_parameter(b, reads, 1))
-    moderate = scale.fn == "const" and 2.0**-60 < abs(scale.value or 0) < 2.0**60
-    scaled = call("ratio" if moderate else "div", floats(reads.broadcast(x)), scale)
+    scaled = call("ratio" if moderate(scale) else "div", floats(reads.broadcast(x)), scale)
     zero = _parameter(b, reads, 2) if b.input(2) is not None else None
     b.compute(b.result(y, b.order_for(shape_of(y), x)), _stored(b, scaled, zero, y), reads)
 

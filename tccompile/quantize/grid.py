@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import nearest
 from tccompile.ir.types import DType
 from tccompile.ir.weights import byte_scales, float8_scale, float8_scales
 
@@ -54,7 +54,7 @@ def rounded(x: np.ndarray, grid: Grid) -> np.ndarray:
 
 def to_float8(x: np.ndarray, scale: np.ndarray | np.floating) -> np.ndarray:
     """The values as numbers of E4M3 times the scale."""
-    return from_storage(to_storage(x / scale, DType.E4M3), DType.E4M3) * scale
+    return nearest(x / scale, DType.E4M3) * scale
 
 
 def _rounded(x: np.ndarray, scale: float, zero: int, signed: bool) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import nearest
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.load.constants import Weight, derived
 from tccompile.rewrites.quantized import MOVES, moves
@@ -227,19 +227,37 @@ def rows(node: gs.Node) -> np.ndarray:
 
 def scales_of(rows: np.ndarray) -> np.ndarray | None:
     """For each row of weights a scale by which all of them are numbers of E4M3, or None where one has none."""
-    near, more = NEAR[rows.dtype]
-    largest = np.abs(rows.astype(np.float32)).max(1, initial=0)
+    largest = np.abs(rows).max(1, initial=0).astype(np.float32)
     some = rows[:, :: max(1, rows.shape[1] // SOME)]
-    for part in (some, rows) if some.shape != rows.shape else (rows,):
-        scales = np.zeros(len(part), np.float32)
-        for scale in _candidates(largest):
-            q = part / scale[:, None]
-            off = np.abs(from_storage(to_storage(q, DType.E4M3), DType.E4M3) - q)
-            fits = (off <= near * np.abs(q) + more / scale[:, None]).all(1)
-            scales = np.where((scales == 0) & fits, scale, scales)
-        if not scales.all():
+    scales = _first_of(some, largest)
+    if scales is None or some.shape == rows.shape:
+        return scales
+    wrong = ~_fits(rows, scales)
+    if wrong.any():  # by some weights of a row there may be several
+        others = _first_of(rows[wrong], largest[wrong])
+        if others is None:
             return None
+        scales[wrong] = others
     return scales
+
+
+def _first_of(rows: np.ndarray, largest: np.ndarray) -> np.ndarray | None:
+    """For each row the first scale that fits, or None where none does."""
+    scales, left = np.zeros(len(rows), np.float32), np.arange(len(rows))
+    for scale in _candidates(largest):
+        fits = _fits(rows[left], scale[left])
+        scales[left[fits]] = scale[left[fits]]
+        left = left[~fits]
+    return None if left.size else scales
+
+
+def _fits(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Of which rows all weights are numbers of E4M3 times the row's scale."""
+    near, more = NEAR[rows.dtype]
+    q = np.divide(rows, scales[:, None], dtype=np.float32)
+    off = np.abs(nearest(q, DType.E4M3) - q)
+    found: np.ndarray = (off <= near * np.abs(q) + more / scales[:, None]).all(1)
+    return found
 
 
 def _candidates(largest: np.ndarray) -> Iterator[np.ndarray]:

@@ -2,10 +2,10 @@
 
 Rows are y (M, N) = a (M, K) · b (N, K)ᵀ of random numbers of E4M3: by wgmma, by mma.sync and by CUDA cores, scaled by column, in
 float16 and in E4M3; and by PyTorch's `_scaled_mm`, which is cuBLASLt, in float16 with one scale for each operand: with sums that
-are added up in float32 (`use_fast_accum=False`), as all kernels here do it, and with those of the Tensor Cores alone. Of each
-kernel the fastest of its cheapest configs counts. Errors are those of the first row, in float16, against exact sums; operands are
-not negative, so that what is cut off adds up. Times are of the step alone, by events around graph replays, operands and result on
-the device.
+are added up in float32 (`use_fast_accum=False`), as all kernels here do it, and with those of Tensor Cores alone. Of each
+kernel the fastest of its cheapest configs counts. Errors are those of the first row against exact sums; operands are not
+negative, so that what is cut off adds up. Times are of the step alone, by events around graph replays, operands and result on the
+device.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
@@ -14,12 +15,14 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import KERNELS
+from tccompile.kernels.codegen import unrounded
 from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.gemm_sm90_tile import MOST_SUMS
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.spec import Config, Kernel
+from tccompile.lower.narrow import rounded
 from tests.gpu.cases import Builder, of_float8, pointwise
 from tests.kernels import machine
 from tests.kernels.memory import Memory
@@ -62,6 +65,17 @@ def test_conversions_of_every_number(dtype: DType, arch: str, columns: int) -> N
     x = np.concatenate([finite, halfway, *beside, [1e30, -1e9, 1e-30, np.inf, -np.inf, np.nan, 0.0, -0.0]]).astype(np.float32)
     x = np.resize(x, -(-x.size // 40) * 40)
     np.testing.assert_array_equal(converted(x, F32, dtype, arch, columns), to_storage(-x, dtype))
+
+
+@pytest.mark.parametrize(("dtype", "elem"), [(E4M3, TensorProto.FLOAT8E4M3FN), (E5M2, TensorProto.FLOAT8E5M2)])
+def test_what_storing_rounds_is_not_rounded_before(dtype: DType, elem: int) -> None:
+    """In what a model says of it, kernels leave out the same rounding, and no other."""
+    value = call("relu", load(0))
+    assert unrounded(rounded(value, elem, saturate=True), dtype) == value
+    for other in (rounded(value, elem, saturate=False), rounded(value, TensorProto.FLOAT8E4M3FNUZ, saturate=True), value):
+        assert unrounded(other, dtype) == other
+    for stored in (F16, *(t for t in FLOAT8 if t is not dtype)):
+        assert unrounded(rounded(value, elem, saturate=True), stored).fn == "on_grid"
 
 
 # --- Products ----------------------------------------------------------------------------------------------------------

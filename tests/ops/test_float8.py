@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization
 
 import tccompile
 from tccompile.ir.ops import Conv, Gemm, Pool
@@ -20,6 +22,7 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.pipeline import without_code
 from tccompile.rewrites.float8 import scales_of
 from tests.networks import relative_error
+from tests.tiers import thorough
 
 E4M3, E5M2 = FLOAT8
 KINDS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
@@ -192,3 +195,27 @@ def test_scales_are_found_from_values() -> None:
     rows[3, 7] *= 1.03
     assert scales_of(rows) is None
     assert scales_of(rng.standard_normal((4, 20)).astype(np.float32)) is None
+
+
+@thorough
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_what_onnx_runtimes_quantizer_writes(per_channel: bool, tmp_path: Path) -> None:
+    made = Made()
+    x = made.node("Relu", [made.node("Conv", ["x", made.weight("a", made.rng.standard_normal((32, 16, 3, 3)) * 0.1)], "b")], "c")
+    x = made.node("Flatten", [made.node("GlobalAveragePool", [made.node("MaxPool", [x], "d", kernel_shape=[2, 2])], "e")], "f")
+    made.node("Gemm", [x, made.weight("g", made.rng.standard_normal((32, 24)) * 0.2), made.weight("h", np.ones(24))], "y")
+    onnx.save(made.model((1, 16, 8, 8), "y"), tmp_path / "floats.onnx")
+
+    class Data(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter([{"x": made.rng.standard_normal((1, 16, 8, 8)).astype(np.float32)} for _ in range(4)])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.left, None)
+
+    kinds_ = dict.fromkeys(("activation_type", "weight_type"), quantization.QuantType.QFLOAT8E4M3FN)
+    method = quantization.CalibrationMethod.Distribution
+    quantization.quantize_static(
+        tmp_path / "floats.onnx", tmp_path / "made.onnx", Data(), per_channel=per_channel, calibrate_method=method, **kinds_
+    )
+    assert kinds(lowered(onnx.load(tmp_path / "made.onnx")), Conv, Gemm) == [{E4M3}] * 2
