@@ -701,6 +701,20 @@ def test_random_graphs_are_off_by_what_is_stated(seed: int, monkeypatch: Any) ->
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
+def test_outputs_that_bytes_make_infinite_are_kept_in_floats_and_out_of_the_file(tmp_path: Path) -> None:
+    """Logarithms of what is hardly above zero in floats, and below it in bytes."""
+    net = Net(x=(16, 64))
+    w = net.normal(64, 32)
+    least = np.min([run["x"] @ w for run in runs_of(net, 4)], (0, 1))
+    net.out(net("Log", net("Sub", net("MatMul", "x", w), (least - 1e-4).astype(np.float32))))
+    graph = rewritten(net)
+    known, measure = find(graph, runs_of(net, 4), sources(net.model()), lambda done, total: None)
+    found, tried = choose(known, [graph], 1.0, lambda g: steps(g, 2.0, 1.0), measure)
+    assert not known.tried and not tried and found.floats == {"n0": "the error would be above the bound"}
+    files.write(known, PURPOSE, found, tmp_path / "c.json")
+    files.read(tmp_path / "c.json")
+
+
 PURPOSE = Purpose(({"x": (1, 32, 12, 12)},), "sm_90a", 5e-2, ("n*",))
 
 
@@ -749,7 +763,7 @@ WRONG = {
     "an infinite square": ("known", "alone", 0, "squares", [0, "inf", 0]),
     "bytes that floats are": ("known", "alone", 0, "how", 0, {"x": {"grid": {}}}),
     "a way more": ("known", "alone", 0, "how", [{}, {}, {}, {}]),
-    "a negative number of runs": ("known", "runs", -1),
+    "a negative number of runs": ("chosen", "runs", -1),
     "a field more": ("known", "more", 1),
     "shapes that are none": ("purpose", "shapes", [{"x": [1.5]}]),
 }
@@ -1079,7 +1093,10 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     assert not calibrated(opened, replace(some, max_error=found.error / 2)).layers
     assert len(calibrated(opened, replace(some, fp32=("n0",))).layers) == 1
     again = calibrated(opened, replace(some, calibrate=tmp_path / "d.npz"))
-    assert again.runs == 8 and again.error == pytest.approx(found.error, rel=0.2)
+    assert again.runs == 8 and again.held == 3 and again.error == pytest.approx(found.error, rel=0.2)
+    np.savez(tmp_path / "one.npz", x=net.normal(1, 32))
+    again = calibrated(opened, some := replace(some, calibrate=tmp_path / "one.npz"))
+    assert " on 1 set of inputs, none of them held back from calibration" in quantization_notes(again, some)[0]
     times.clear()
     calibrated(opened, later)
     assert not times
