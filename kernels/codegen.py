@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tccompile.ir.expr import FUNCTIONS, Expr, const, walk
+from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, walk
 from tccompile.ir.extent import Extent, ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import F32, I32, Value
@@ -157,7 +157,7 @@ class Lines:
                 given = [self.value(a, leaf) for a in expr.args]
                 if expr.fn == "ratio":
                     given.append(self.let(f"f32(1) / {given[1]}"))
-                    if _is_sum(expr.args[0]):
+                    if is_sum(expr.args[0]):
                         return self.let(f"{given[0]} * {given[2]}")
                 return self.let(f"{expr.fn}({', '.join(given)})")
         function = FUNCTIONS[expr.fn]
@@ -166,11 +166,20 @@ class Lines:
         name, dtype = self._node(body, dict(zip(function.params, args, strict=True)), args[-1][1], expr.fn in APPROXIMATE)
         return self.cast(name, dtype, expr.dtype)
 
+    def byte(self, expr: Expr, leaf: Callable[[Expr], str]) -> str:
+        """The name that holds the value of an expression in int64, or something else whose lowest byte is the same."""
+        if expr.fn == "cast" and expr.args[0].fn == "saturate" and (name := self._rounded(expr.args[0], leaf, "bits")):
+            return name
+        return self.value(expr, leaf)
+
     def _rounded(self, expr: Expr, leaf: Callable[[Expr], str], how: str) -> str | None:
-        """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded") or int64 ("whole"): rounding
-        comes last, as the limits are integers. None where `expr` is something else."""
+        """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded"), int64 ("whole"), or an int64 of
+        which the lowest byte counts ("bits"): rounding comes last, as the limits are integers. None where `expr` is something
+        else."""
         x, *limits = expr.args
         x, zero = x.args if x.fn == "add" else (x, None)
+        if zero == const(0.0):
+            zero = None
         if x.fn != "round" or any(abs(e.value) > 1024 for e in limits) or (zero and zero.fn not in ("const", "scalar")):  # type: ignore[arg-type]
             return None
         ends = [self.value(e, leaf) for e in limits]
@@ -180,7 +189,7 @@ class Lines:
         name = self.let(f"{how}_within({', '.join([self.value(x.args[0], leaf), *ends])})")
         if not zero:
             return name
-        return self.let(f"{name} + narrow_to_int({by})" if how == "whole" else f"{name} + {by}")
+        return self.let(f"{name} + {by}" if how == "rounded" else f"{name} + narrow_to_int({by})")
 
     def cast(self, name: str, source: DType, target: DType) -> str:
         if source is target:
@@ -274,11 +283,6 @@ def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
     if op is ast.Div and quick:
         return f"quick_div({a}, {b})"
     return f"{a} {_BINARY[op]} {b}"
-
-
-def _is_sum(x: Expr) -> bool:
-    """Whether a float is made of a sum that no rounding to integers has come after: a quotient's last bit says nothing of it."""
-    return x.fn == "acc" or (x.fn not in ("round", "saturate", "floor", "ceil") and any(map(_is_sum, x.args)))
 
 
 def constant(value: Any, dtype: DType) -> str:

@@ -7,6 +7,9 @@ left operand, and the next row of the image is the next group. So a tap is the s
 pixels further on: swizzles follow addresses, and lie the same way wherever a matrix begins. The weights of a block's output
 channels stay in shared memory for all of its tiles, and are copied while the launches before this one still run.
 
+All of this is counted in bytes of the channels: 64 halves are 128 bytes, which hold 128 integers of 8 bits. Boxes of so few bytes
+that half of a row would be empty have rows of 64.
+
 A block has two warpgroups, each with a tile of its own: while one stores its results, the other one multiplies. One thread of a
 further warp has boxes copied, a tile's 64 channels after the other, into the rings of buffers that the warpgroups have; two
 barriers of each buffer say when it is full, and when it has been read.
@@ -33,24 +36,21 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.implicit_gemm import Problem, describe, unfit
+from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.loops import entry, refusal
 from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
-from tccompile.kernels.parts.operands import ROW
-from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
-from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.parts.operands import ROW, STEP, UNIT
+from tccompile.kernels.parts.staging import BOXES, BYTES, RESULT, Staging
+from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
-SIZE = 2
-"""Bytes of an element of the image and the weights."""
+TYPES = (DType.F16, DType.I8, DType.U8)
+"""Of the image and the weights: both are halves, or both integers of 8 bits."""
 
 SIDE = 8
 """Pixels along both sides of what one wgmma takes."""
-
-DEPTH = ROW // SIZE
-"""Channels of a box: a pixel is 128 bytes, the widest swizzle."""
 
 TILES = ((8, 8), (16, 8), (8, 16), (16, 16))
 """Columns and rows of the image in a tile."""
@@ -92,6 +92,8 @@ class Patch:
     boxed           whether results leave in boxes
     added           whether something that differs by pixel is added to them there
     spread          whether taps are columns of a product, which takes the box's pixels as they lie
+    kinds           PTX's types of the elements of the image and of the weights, which have the same size
+    result          bytes of a result in a box
     """
 
     across: int
@@ -103,6 +105,23 @@ class Patch:
     boxed: bool
     added: bool
     spread: bool
+    kinds: tuple[str, str] = ("f16", "f16")
+    result: int = RESULT
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of the image and the weights."""
+        return BITS[self.kinds[0]] // 8
+
+    @property
+    def row(self) -> int:
+        """Bytes of a pixel in a box, as swizzles take them: of halves always 128, the widest one."""
+        return ROW // 2 if self.size * self.channels <= ROW // 2 and self.size < 2 else ROW
+
+    @property
+    def depth(self) -> int:
+        """Channels of a box."""
+        return self.row // self.size
 
     @property
     def pixels(self) -> int:
@@ -132,7 +151,7 @@ class Patch:
     @property
     def chunks(self) -> int:
         """Boxes of channels."""
-        return ceil_div(self.channels, DEPTH)
+        return ceil_div(self.channels, self.depth)
 
     @property
     def taps(self) -> int:
@@ -140,8 +159,12 @@ class Patch:
 
     @property
     def last(self) -> int:
-        """Products of 16 channels in the last box of channels."""
-        return ceil_div(self.channels - (self.chunks - 1) * DEPTH, 16)
+        """Products of 32 bytes in the last box of channels; `whole`, in those before."""
+        return ceil_div(self.size * (self.channels - (self.chunks - 1) * self.depth), STEP)
+
+    @property
+    def whole(self) -> int:
+        return self.row // STEP
 
     @property
     def pitch(self) -> int:
@@ -156,22 +179,22 @@ class Patch:
     @property
     def box(self) -> int:
         """Bytes."""
-        return self.pitch * self.rows * ROW
+        return self.pitch * self.rows * self.row
 
     @property
     def slot(self) -> int:
         """Bytes of a buffer, all that products read: swizzles repeat after 1 KiB."""
-        return self.blocks * SIDE**2 * ROW if self.spread else round_up(self.box, KIB)
+        return self.blocks * SIDE**2 * self.row if self.spread else round_up(self.box, KIB)
 
     @property
     def tap(self) -> int:
-        """Bytes of a tap's weights, of 64 channels."""
-        return self.columns * ROW
+        """Bytes of a tap's weights, of a box of channels."""
+        return self.columns * self.row
 
     @property
     def filters(self) -> int:
-        """Bytes of all taps' weights, of 64 channels."""
-        return self.wide * ROW if self.spread else self.taps * self.tap
+        """Bytes of all taps' weights, of a box of channels."""
+        return self.wide * self.row if self.spread else self.taps * self.tap
 
     @property
     def weights(self) -> int:
@@ -179,9 +202,14 @@ class Patch:
         return self.chunks * self.filters
 
     @property
+    def line(self) -> int:
+        """Bytes of a pixel in a box of results."""
+        return self.result * self.columns
+
+    @property
     def box_out(self) -> int:
         """Bytes of a box of results: 16 pixels."""
-        return 16 * RESULT * self.columns
+        return 16 * self.line
 
     @property
     def boxes_out(self) -> int:
@@ -221,7 +249,7 @@ class Patch:
 
 
 class ConvHalo(Kernel):
-    """Conv with stride 1 and a filter of several taps, of an fp16 image in NHWC, by TMA and wgmma."""
+    """Conv with stride 1 and a filter of several taps, of an image of halves or bytes in NHWC, by TMA and wgmma."""
 
     name = "conv_halo"
     realises: type[Op] = Conv
@@ -237,8 +265,10 @@ class ConvHalo(Kernel):
         problem = describe(op, program)
         if isinstance(problem, str):
             return problem
-        if reason := unfit(problem):
+        if reason := unfit(problem, TYPES):
             return reason
+        if problem.integers and not is_boxed(op, program):
+            return f"{y.name}, with what is added to it, is not stored by the copy engine; sums of integers leave no other way"
         for t in (x, w):
             if _may_move(t, program):
                 return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
@@ -270,7 +300,7 @@ class ConvHalo(Kernel):
         ]
         for config in [*tiled, *spread]:
             patch = patch_of(op, program, config)
-            short = boxed or patch.blocks == 1 or len(steps(patch, DEPTH // 16 if patch.chunks > 1 else patch.last)) <= MOST_STEPS
+            short = boxed or patch.blocks == 1 or len(steps(patch, patch.whole if patch.chunks > 1 else patch.last)) <= MOST_STEPS
             fits = patch.blocks * patch.wide // 2 <= patch.most and patch.stages(arch)
             if short and fits and ceil_div(stored, patch.columns) <= arch.sms and max(patch.pitch, patch.rows) <= 256:
                 yield config
@@ -282,10 +312,12 @@ class ConvHalo(Kernel):
         shares, n, down, across = tiles_of(op, program, patch)
         tiles = n * down * across
         each = ceil_div(tiles, min(tiles, arch.sms // shares))
-        depth = ((patch.chunks - 1) * 4 + patch.last) * (1 if patch.spread else patch.taps)
+        depth = ((patch.chunks - 1) * patch.whole + patch.last) * (1 if patch.spread else patch.taps)
         cycles, narrow = measured(arch).cycles_us, own.narrow if patch.boxed else own.narrow_stored
         multiplying = patch.blocks * depth * max(patch.wide, narrow) * own.multiplying / cycles
-        copying = patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % DEPTH else 0)) / cycles
+        copying = (
+            patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % patch.depth else 0)) / cycles
+        )
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
         # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
         adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
@@ -307,10 +339,11 @@ class ConvHalo(Kernel):
         assert isinstance(problem, Problem)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
         results = patch.columns, SIDE, 2, 1
-        maps = [_map(x, problem.channels, (DEPTH, patch.pitch, patch.rows, 1), 128), _map_weights(problem, patch)]
+        maps = [_map(x, problem.channels, (patch.depth, patch.pitch, patch.rows, 1), patch.row), _map_weights(problem, patch)]
         if patch.boxed:
-            maps.append(_map(y, y.padded[1], results, 2 * patch.columns))
-            maps += [_map_added(load, y, results, 2 * patch.columns) for load in epilogue.loads_by_row(op, program)]
+            swizzle = patch.line if patch.line > UNIT else 0
+            maps.append(_map(y, y.padded[1], results, swizzle))
+            maps += [_map_added(load, y, results, swizzle) for load in epilogue.loads_by_row(op, program)]
         numbers = (
             *(*image_order.numbers(n, down, across, shares), *op.pads[:2]),
             *(problem.padded, *problem.pixels[1 : 2 if patch.boxed else 3]),
@@ -319,8 +352,8 @@ class ConvHalo(Kernel):
         launch = Launch(
             code(
                 self.name, across=patch.across, down=patch.down, columns=patch.columns, height=patch.height, width=patch.width,
-                channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, stages=stages,
-                constant=w.storage in program.constants, epilogue=spec.params,
+                channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, kinds=patch.kinds,
+                result=patch.result, stages=stages, constant=w.storage in program.constants, epilogue=spec.params,
             ),
             grid=(shares * min(tiles, arch.sms // shares), 1, 1),
             block=THREADS,
@@ -340,15 +373,18 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 
 def is_boxed(op: Conv, program: Program) -> bool:
-    """Whether the copy engine can store y, and read what is added to it: one tensor of float16 at most, in vectors of 8 channels
-    and with its pixels at one stride, as those of y."""
+    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
+    its pixels at one stride, as those of y. Both are of halves, or both of bytes."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
         return False
     if any(load.step is None or not load.vector for load in loads):
         return False
-    return all(t.dtype is DType.F16 and not _may_move(t, program) for t in (y, *(load.tensor for load in loads)))
+    boxes = y, *(load.tensor for load in loads)
+    if any(_may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
+        return False
+    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES))
 
 
 def _may_move(t: Tensor, program: Program) -> bool:
@@ -357,10 +393,11 @@ def _may_move(t: Tensor, program: Program) -> bool:
 
 
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:
-    w, boxed = program.tensors[op.w], is_boxed(op, program)
+    x, w, y, boxed = (*(program.tensors[name] for name in (op.x, op.w, op.y)), is_boxed(op, program))
     tile = config["across"], config["down"], config["columns"]
-    added = boxed and bool(epilogue.loads_by_row(op, program))
-    return Patch(*tile, w.shape[2], w.shape[3], program.tensors[op.x].shape[1], boxed, added, "spread" in config)
+    added, kinds = boxed and bool(epilogue.loads_by_row(op, program)), (OPERANDS[x.dtype], OPERANDS[w.dtype])
+    result = y.dtype.size if boxed else RESULT
+    return Patch(*tile, w.shape[2], w.shape[3], x.shape[1], boxed, added, "spread" in config, kinds, result)
 
 
 def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, int]:
@@ -370,37 +407,38 @@ def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, i
     return shares, n, ceil_div(p, patch.down), ceil_div(q, patch.across)
 
 
-def steps(patch: Patch, sixteens: int) -> tuple[tuple[int, int], ...]:
-    """Of the products of a box of channels, where their operands begin: at a tap's pixel, and at its weights."""
+def steps(patch: Patch, products: int) -> tuple[tuple[int, int], ...]:
+    """Where the operands of a box of channels' products begin, at a tap's pixel and at its weights: so many for each tap."""
     if patch.spread:
-        return tuple((32 * i, 32 * i) for i in range(sixteens))
-    places = [(r, s, i) for r in range(patch.height) for s in range(patch.width) for i in range(sixteens)]
-    return tuple(((r * patch.pitch + s) * ROW + 32 * i, (r * patch.width + s) * patch.tap + 32 * i) for r, s, i in places)
+        return tuple((STEP * i, STEP * i) for i in range(products))
+    places = [(r, s, STEP * i) for r in range(patch.height) for s in range(patch.width) for i in range(products)]
+    return tuple(((r * patch.pitch + s) * patch.row + at, (r * patch.width + s) * patch.tap + at) for r, s, at in places)
 
 
 def _map(t: Tensor, channels: int, box: tuple[int, ...], swizzle: int) -> TiledMap:
     """Of (channels, columns, rows, images)."""
     extents = (channels, t.shape[3], t.shape[2], t.shape[0])
-    strides = tuple(2 * t.strides[a] if t.shape[a] > 1 else 16 for a in (3, 2, 0))
+    strides = tuple(t.dtype.size * t.strides[a] if t.shape[a] > 1 else UNIT for a in (3, 2, 0))
     return TiledMap(t.name, 0, extents, strides, box, (1, 1, 1, 1), swizzle)
 
 
 def _map_weights(problem: Problem, patch: Patch) -> TiledMap:
     """Of (taps · channels, output channels), or of (channels, taps, output channels)."""
     w, ones = problem.w, (1, 1, 1)
-    step = 2 * w.strides[0] if w.shape[0] > 1 else 16
+    step = patch.size * w.strides[0] if w.shape[0] > 1 else UNIT
     if patch.spread:
         extents = problem.padded, patch.taps, w.shape[0]
-        return TiledMap(w.name, 0, extents, (2 * problem.padded, step), (DEPTH, patch.taps, patch.columns), ones)
-    return TiledMap(w.name, 0, (patch.taps * problem.padded, w.shape[0], 1), (step, 16), (DEPTH, patch.columns, 1), ones)
+        return TiledMap(w.name, 0, extents, (2 * problem.padded, step), (patch.depth, patch.taps, patch.columns), ones)
+    extents, box = (patch.taps * problem.padded, w.shape[0], 1), (patch.depth, patch.columns, 1)
+    return TiledMap(w.name, 0, extents, (step, UNIT), box, ones, patch.row)
 
 
 def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle: int) -> TiledMap:
     """The same of what is added to y, whose pixels lie `step` elements apart, one after the other."""
-    _, channels, p, q = y.shape
+    (_, channels, p, q), size = y.shape, load.tensor.dtype.size
     assert load.step is not None
-    strides = tuple(2 * n * load.step for n in (1, q, p * q))
-    return TiledMap(load.tensor.name, 2 * load.offset, (channels, q, p, y.shape[0]), strides, box, (1, 1, 1, 1), swizzle)
+    strides = tuple(size * n * load.step for n in (1, q, p * q))
+    return TiledMap(load.tensor.name, size * load.offset, (channels, q, p, y.shape[0]), strides, box, (1, 1, 1, 1), swizzle)
 
 
 # --- The code --------------------------------------------------------------------------------------------------------
@@ -414,10 +452,13 @@ def _accumulators(patch: Patch) -> tuple[Any, Any]:
     from tccompile.kernels.parts.accumulator import BlocksAccumulator
     from tccompile.kernels.ptx import hopper as hw
 
-    descriptors = hw.descriptor(ROW, 0, (SIDE if patch.spread else patch.pitch) * ROW), hw.descriptor(ROW, 0, SIDE * ROW)
+    row = patch.row
+    descriptors = hw.descriptor(row, 0, (SIDE if patch.spread else patch.pitch) * row), hw.descriptor(row, 0, SIDE * row)
     pixels = [n * SIDE**2 if patch.spread else below * patch.pitch + along for n, (along, below) in enumerate(patch.places)]
-    places = tuple(pixel * ROW for pixel in pixels)
-    whole, last = (BlocksAccumulator(patch.wide, descriptors, places, steps(patch, n)) for n in (DEPTH // 16, patch.last))
+    places = tuple(pixel * row for pixel in pixels)
+    whole, last = (
+        BlocksAccumulator(patch.wide, descriptors, places, steps(patch, n), patch.kinds) for n in (patch.whole, patch.last)
+    )
     return whole, last
 
 
@@ -426,7 +467,8 @@ def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> A
     from tccompile.kernels.parts import image_results as results
 
     each = patch.staged * (WARPS // GROUPS if patch.spread else 1)
-    staging = Staging(layout["results"], each, layout["landed"] if patch.added else None)
+    sums = group_atom(*patch.kinds).acc
+    staging = Staging(layout["results"], each, layout["landed"] if patch.added else None, patch.result, sums)
     if patch.boxed:
         return results.ImageBoxes(patch.columns, patch.places, WARPS, staging, params)
     if patch.spread:
@@ -446,10 +488,10 @@ def _produce(patch: Patch, ring: Any, weights: Any, constant: bool) -> Any:
     from tccompile.kernels.ptx.core import i32, inline
 
     if patch.spread:
-        ask = halo.weights_of_all_taps(weights, DEPTH, patch.taps * patch.tap)
+        ask = halo.weights_of_all_taps(weights, patch.depth, patch.taps * patch.tap)
     else:
-        ask = halo.weights_by_tap(weights, DEPTH, patch.taps, patch.tap)
-    fill, place = halo.Halo(ring, patch.chunks, DEPTH, patch.box).fill, image_order.placing(patch.across, patch.down)
+        ask = halo.weights_by_tap(weights, patch.depth, patch.taps, patch.tap)
+    fill, place = halo.Halo(ring, patch.chunks, patch.depth, patch.box).fill, image_order.placing(patch.across, patch.down)
 
     @inline
     def produce(maps, buffers, order, geometry, start):
@@ -529,7 +571,7 @@ def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
         while tile < order[0]:
             image, row, column = place(tile, order)
             where = image, row, column, bounds
-            results.ask(own, where, e)
+            results.ask(own, where, turn, e)
             acc, slot, parity = sum_up(buffers, group, slot, parity, leads)
             turn = results.finish(acc, own, where, turn, e)
             tile = i32(tile + GROUPS * stride)

@@ -33,7 +33,8 @@ from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout
-from tccompile.kernels.parts.staging import BOXES, RESULT
+from tccompile.kernels.parts.operands import UNIT
+from tccompile.kernels.parts.staging import BOXES, BYTES
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
@@ -72,6 +73,7 @@ class Stem:
     vector         whether a pixel is read at once, as 4 halves; else channel by channel
     columns        output channels of a block
     groups         its warpgroups
+    y              type of the results
     """
 
     taps: tuple[int, int]
@@ -80,6 +82,12 @@ class Stem:
     vector: bool
     columns: int
     groups: int
+    y: DType = DType.F16
+
+    @property
+    def line(self) -> int:
+        """Bytes of a pixel in a box of results."""
+        return self.y.size * self.columns
 
     @property
     def threads(self) -> int:
@@ -131,7 +139,7 @@ class Stem:
     @property
     def box(self) -> int:
         """Bytes of a box of results: 16 pixels."""
-        return 16 * RESULT * self.columns
+        return 16 * self.line
 
     @cached_property
     def layout(self) -> SharedLayout:
@@ -170,7 +178,7 @@ class Stem:
 
 
 class ConvStem(Kernel):
-    """Conv of an image with at most 4 channels, with a stride of 1 or 2 along rows, to NHWC in fp16, by wgmma."""
+    """Conv of an image with at most 4 channels, with a stride of 1 or 2 along rows, to NHWC in fp16 or bytes, by wgmma."""
 
     name = "conv_stem"
     realises = Conv
@@ -195,8 +203,10 @@ class ConvStem(Kernel):
             return "an extent is 0"
         if y.shape[3] < 2:
             return f"{y.name} has one column"
-        if y.dtype is not DType.F16:
-            return f"{y.name} is {y.dtype.value}; the copy engine stores float16"
+        if y.dtype not in (DType.F16, *BYTES):
+            return f"{y.name} is {y.dtype.value}; the copy engine stores float16, int8 and uint8"
+        if any(y.dtype.size * n % UNIT for n in (y.strides[3], y.offset, y.padded[1])):
+            return f"the pixels of {y.name} do not begin and end at multiples of {UNIT} bytes"
         frame = epilogue.frame_of(op, program)
         if (reason := refusal(op, program, frame)) is not None:
             return reason
@@ -254,7 +264,8 @@ class ConvStem(Kernel):
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, taps=stem.taps, strides=stem.strides, channels=stem.channels, vector=stem.vector,
-                columns=stem.columns, groups=stem.groups, constant=w.storage in program.constants, epilogue=spec.params,
+                columns=stem.columns, groups=stem.groups, y=stem.y.value, constant=w.storage in program.constants,
+                epilogue=spec.params,
             ),
             grid=(shares * min(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
             block=stem.threads,
@@ -269,7 +280,7 @@ class ConvStem(Kernel):
         from tccompile.kernels.ptx.core import types
 
         stem, x = stem_of(params), DType(params["x"])
-        results, extra = epilogue.build_results(params["epilogue"])
+        results, extra = epilogue.build_results(params["epilogue"], groups=2 if stem.y in BYTES else 1)
         descriptors = hopper.descriptor(0, 16, stem.strides[0] * stem.pitch), hopper.descriptor(0, 16 * stem.columns, 16 * SIDE)
         next_block = stem.copy if stem.phases == 2 else 16 * SIDE
         scope = {
@@ -282,6 +293,7 @@ class ConvStem(Kernel):
             "read_quad": memory.load_words(2, space="global.nc"),
             "read_x": memory.load(x, guarded=True, space="global.nc"),
             "put": mma.store_shared_words(2),
+            "put_pair": memory.store(stem.y, 2, space="shared"),
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},
@@ -306,12 +318,14 @@ def _stem(op: Conv, program: Program, config: Config) -> Stem:
     x, w = program.tensors[op.x], program.tensors[op.w]
     vector = x.dtype is DType.F16 and vectors_of(x, PIXEL)
     (r, s), (down, along) = w.shape[2:], op.strides
-    return Stem((r, s), (down, along), w.shape[1], vector, int(config["columns"]), int(config["warpgroups"]))  # type: ignore[call-overload]
+    y = program.tensors[op.y].dtype
+    return Stem((r, s), (down, along), w.shape[1], vector, int(config["columns"]), int(config["warpgroups"]), y)  # type: ignore[call-overload]
 
 
 def stem_of(params: dict[str, Any]) -> Stem:
     """The stem of a code's parameters."""
-    return Stem(**{name: params[name] for name in ("taps", "strides", "channels", "vector", "columns", "groups")})
+    sizes = {name: params[name] for name in ("taps", "strides", "channels", "vector", "columns", "groups")}
+    return Stem(**sizes, y=DType(params["y"]))
 
 
 def _tiles(op: Conv, program: Program, stem: Stem) -> tuple[int, int, int, int]:
@@ -323,12 +337,12 @@ def _tiles(op: Conv, program: Program, stem: Stem) -> tuple[int, int, int, int]:
 def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
     """Of (channels, columns, rows, images): of every column, or of every other one from the first or second on."""
     n, _, p, q = y.shape
-    apart = tuple(2 * y.strides[a] if y.shape[a] > 1 else 16 for a in (3, 2, 0))
+    apart = tuple(y.dtype.size * y.strides[a] if y.shape[a] > 1 else UNIT for a in (3, 2, 0))
     extents = (y.padded[1], max(1, ceil_div(q - phase, stem.phases)), p, n)
     strides = (stem.phases * apart[0], *apart[1:])
     box = stem.columns, SIDE, 2, 1
-    offset = 2 * phase * y.strides[3] if q > phase else 0
-    return TiledMap(y.name, offset, extents, strides, box, (1, 1, 1, 1), 2 * stem.columns)
+    offset = y.dtype.size * phase * y.strides[3] if q > phase else 0
+    return TiledMap(y.name, offset, extents, strides, box, (1, 1, 1, 1), stem.line if stem.line > UNIT else 0)
 
 
 # --- The code --------------------------------------------------------------------------------------------------------
@@ -364,7 +378,7 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         *([] if constant else ["wait_for_earlier_grids()"]),
         *_weights(stem),
         f"own = i32(memory + i32({stem.layout['results']}) + warp * i32({BOXES * stem.box}))",
-        _key(stem.columns),
+        _key(stem),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         *(["wait_for_earlier_grids()"] if constant else []),
         "let_later_grids_start()",
@@ -447,29 +461,45 @@ def _results(stem: Stem) -> list[str]:
         column = "i32(column0 >> i32(1))" if stem.phases == 2 else f"i32(column0 + i32({block * SIDE}))"
         out += ["if row0 < P:", "    if lane == 0:", "        one_box_left()", "    sync_warp()"]
         out.append(f"    box = i32(own + i32({block * stem.box}))")
-        out += [f"    {line}" for line in _fill(f"acc[{block}]", stem.columns)]
+        out += [f"    {line}" for line in _fill(f"acc[{block}]", stem)]
         out.append("    if lane == 0:")
         out.append(f"        store_box4(y{block if stem.phases == 2 else 0}, box, first, {column}, row0, image0)")
     return out
 
 
-def _key(columns: int) -> str:
+def _key(stem: Stem) -> str:
     """Text: which of a row's 16 bytes a lane writes first, by what the swizzle makes of the row."""
-    alike = 7 - columns.bit_length()  # rows of which so many low bits are left out look alike
-    return f"key = i32(((lane & i32(15)) >> i32({alike})) & i32({columns // 8 - 1}))"
+    alike = 8 - stem.line.bit_length()  # rows of which so many low bits are left out look alike
+    row = "(lane >> i32(2))" if stem.y in BYTES else "(lane & i32(15))"
+    return f"key = i32(({row} >> i32({alike})) & i32({stem.line // 16 - 1}))"
 
 
-def _fill(acc: str, columns: int) -> list[str]:
-    """Text that fills the box at `box` with the results of the sums `acc`, of 16 rows of so many columns. The copy engine stores
-    it, whose rows are swizzled by as many bytes as they have, 32 to 128.
+def _fill(acc: str, stem: Stem) -> list[str]:
+    """Text that fills the box at `box` with the results of the sums `acc`, of 16 rows of some columns. The copy engine stores it,
+    whose rows are swizzled by as many bytes as they have, 32 to 128; of 16, not.
 
     As `ImageBoxes` does it, of which ptxas makes one to two instructions more a tile here.
     """
-    text = [f"at = i32(box + (lane & i32(15)) * i32({2 * columns}) + ((lane >> i32(4)) ^ key) * i32(16))"]
-    for sixteen in range(columns // 16):
+    fill = _fill_bytes if stem.y in BYTES else _fill_halves
+    return [*fill(acc, stem), "fence_copies()", "sync_warp()"]
+
+
+def _fill_halves(acc: str, stem: Stem) -> list[str]:
+    text = [f"at = i32(box + (lane & i32(15)) * i32({stem.line}) + ((lane >> i32(4)) ^ key) * i32(16))"]
+    for sixteen in range(stem.columns // 16):
         for half, name in enumerate("vu"):
             values = f"{acc}[{8 * sixteen + 4 * half}:{8 * sixteen + 4 * half + 4}]"
             text.append(f"{name} = results({values}, i32(c + i32({16 * sixteen + 8 * half})), e)")
         numbers = ", ".join(f"{name}[{k}]" for name in "vu" for k in range(4))
         text.append(f"store_matrices(i32(at ^ i32({32 * sixteen})), {numbers})")
-    return [*text, "fence_copies()", "sync_warp()"]
+    return text
+
+
+def _fill_bytes(acc: str, stem: Stem) -> list[str]:
+    """A lane has two neighbours of every 8 columns, in two rows."""
+    text = [f"at = i32(box + (lane >> i32(2)) * i32({stem.line}) + key * i32(16) + (lane & i32(3)) * i32(2))"]
+    for sixteen in range(stem.columns // 16):
+        text.append(f"v = results({acc}[{8 * sixteen}:{8 * sixteen + 8}], i32(c + i32({16 * sixteen})), e)")
+        for k, beyond in enumerate((0, 8 * stem.line, 8, 8 * stem.line + 8)):
+            text.append(f"put_pair(i32((at ^ i32({16 * sixteen})) + i32({beyond})), v[{2 * k}], v[{2 * k + 1}])")
+    return text

@@ -193,6 +193,12 @@ def whole_within(x, low, high):
     return i64(i32(_whole(x, low, high) - 0x4B400000))
 
 
+@inline
+def bits_within(x, low, high):
+    """An int64 whose lowest byte is that of the same."""
+    return i64(_whole(x, low, high))
+
+
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
@@ -251,6 +257,7 @@ NAMES: dict[str, Any] = {
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
     "larger": larger, "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
+    "bits_within": bits_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

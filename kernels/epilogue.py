@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.expr import Expr, View, cast, substitute, walk
+from tccompile.ir.expr import Expr, View, cast, load, substitute, walk
 from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
@@ -317,16 +317,27 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     return device_function(found.function), types_of(found.kinds)
 
 
-def build_results(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, tuple[Any, ...]]:
+def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> tuple[Any, tuple[Any, ...]]:
     """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
-                               rounded to nothing yet; zeros in y's padding, anything beyond it
-    results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `memory.load` gives
+                               rounded to nothing yet; zeros in y's padding, anything beyond it. With `groups`, the same of
+                               channels c + 8, c + 16 … after them: then y's padded extent is a multiple of 8 · groups
+    results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `load_added` gives
                                them
     """
-    found = source(Form.decoded(params), rows, stores=False)
+    found = source(Form.decoded(params), rows, stores=False, groups=groups)
     return device_function(found.function), types_of(found.kinds)
+
+
+def load_added(params: tuple[Value, ...], n: int, space: str) -> Any:
+    """The device function address → n values of what differs by row, as `results` of `build_results` takes them."""
+    from tccompile.kernels.ptx import memory
+
+    form = Form.decoded(params)
+    (k,) = (k for k, read in enumerate(form.loads) if read.by_row)
+    of = memory.load_floats if k in _bytes_as_floats(form)[1] else memory.load
+    return of(form.loads[k].dtype, n, space=space)
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -356,10 +367,24 @@ class Source(NamedTuple):
     kept: DeviceText | None
 
 
-def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global") -> Source:
+def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global", groups: int = 1) -> Source:
     """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
-    assert stores or form.loads_by_row <= 1
-    return _Writer(form, rows, stores, keeps, space).source()
+    assert (stores or form.loads_by_row <= 1) and (groups == 1 or not (stores or keeps))
+    return _Writer(form, rows, stores, keeps, space, groups).source()
+
+
+GROUP = 8
+"""Channels from one group of a lane's to the next, as the sums of Tensor Cores lie."""
+
+
+def _bytes_as_floats(form: Form) -> tuple[Expr, frozenset[int]]:
+    """The expression with bytes read as float32 where nothing reads them otherwise, and the numbers of those loads."""
+    uses = [(e.fn == "cast" and e.dtype is DType.F32, x.value) for e in walk(form.expr) for x in e.args if x.fn == "load"]
+    others = {number for alone, number in uses if not alone}
+    of_bytes = {k for k, read in enumerate(form.loads) if read.dtype in (DType.I8, DType.U8)}
+    found = of_bytes & {number for _, number in uses} - others
+    leaf = {cast(load(k, DType.I64), DType.F32): load(k) for k in found}  # type: ignore[arg-type]
+    return (substitute(form.expr, leaf) if leaf else form.expr), frozenset(found)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -383,8 +408,9 @@ class _Target:
 class _Writer:
     """Puts the text together, and takes the launch's arguments in the order in which `describe` gives them."""
 
-    def __init__(self, form: Form, rows: int, stores: bool, keeps: bool, space: str) -> None:
-        self.form, self.rows, self.stores, self.keeps, self.space = form, rows, stores, keeps, space
+    def __init__(self, form: Form, rows: int, stores: bool, keeps: bool, space: str, groups: int) -> None:
+        self.form, self.rows, self.stores, self.keeps, self.space, self.groups = form, rows, stores, keeps, space, groups
+        self.expr, self.floats = _bytes_as_floats(form)
         self.accesses: dict[str, Intrinsic] = {}
         self.arguments = Parameters("e[{}]")
         self.out, self.kept = Lines(), Lines()
@@ -423,11 +449,12 @@ class _Writer:
     # --- Loads ---
 
     def _loads(self) -> tuple[DeviceText, list[list[list[str]]]]:
-        """The text of `ahead`, and the names of what is read: [r][k][i] is load k in lane i of row r.
+        """The text of `ahead`, and the names of what is read: [r][k][i] is load k in lane i of row r; rows of the next group of
+        channels come after all of those before.
 
         What does not depend on the row is read once.
         """
-        values: list[list[list[str]]] = [[] for _ in range(self.rows)]
+        values: list[list[list[str]]] = [[] for _ in range(self.rows * self.groups)]
         ahead = [f"if c < {self.target.channels}:", "    pass"]
         for k, read in enumerate(self.form.loads):
             size = read.dtype.size
@@ -439,27 +466,35 @@ class _Writer:
             if not self.stores and read.by_row:
                 for r, loaded in enumerate(values):
                     names = [f"added[{r * self.form.lanes + i}]" for i in range(self.form.lanes)]
-                    loaded.append([self.out.loaded(name, read.dtype) for name in names])
+                    loaded.append([self._as_taken(k, name) for name in names])
                 continue
             together = self.form.lanes if read.mode == "vector" else 1
-            self.accesses[f"load{k}"] = intrinsic("ptx.memory.load", read.dtype, together, read.mode == "guarded")
-            for base, loaded in zip(bases, values, strict=True):
-                lanes = [self.reading.loaded(name, read.dtype) for name in self._load(k, base, step)]
+            how = "load_floats" if k in self.floats else "load"
+            self.accesses[f"load{k}"] = intrinsic(f"ptx.memory.{how}", read.dtype, together, read.mode == "guarded")
+            for r, loaded in enumerate(values):
+                found = self._load(k, bases[r % self.rows], step, GROUP * (r // self.rows))
+                lanes = [self._as_taken(k, name) for name in found]
                 self.found += [name for name in lanes if name not in self.found]
                 loaded.append([f"read[{self.found.index(name)}]" for name in lanes] if self.keeps else lanes)
         return DeviceText("ahead", "c, e", ahead, {"prefetch": intrinsic("ptx.memory.prefetch")}), values
 
-    def _load(self, k: int, base: str, step: str) -> list[str]:
-        """The names of what load k gives for each lane of one row; `base` is the address of the row's first element."""
+    def _as_taken(self, k: int, name: str) -> str:
+        """What was loaded in the type in which the expression takes load k."""
+        return name if k in self.floats else self.reading.loaded(name, self.form.loads[k].dtype)
+
+    def _load(self, k: int, base: str, step: str, further: int) -> list[str]:
+        """The names of what load k gives for each lane of one row, of a group of channels that is so many further; `base` is the
+        address of the row's first element."""
         lanes, read = self.form.lanes, self.form.loads[k]
         let, size = self.reading.let, read.dtype.size
         if read.mode == "same":
             return [let(f"load{k}({base})")] * lanes
         if read.mode == "vector":
-            group = let(f"load{k}({base} + i64(c) * {size})")
+            at = f"{base} + i64(c) * {size}"
+            group = let(f"load{k}({let(at)} + {further * size})" if further else f"load{k}({at})")
             return [let(f"{group}[{i}]") if lanes > 1 else group for i in range(lanes)]
         each = []
-        for i in range(lanes):
+        for i in range(further, further + lanes):
             at = f"c + {i}" if i else "c"
             guard = f", {at} < {self.target.channels}" if read.mode == "guarded" else ""
             each.append(let(f"load{k}({base} + i64({at}) * (i64({step}) * {size}){guard})"))
@@ -470,15 +505,16 @@ class _Writer:
     def _row(self, r: int, values: list[list[str]]) -> list[str]:
         """The names of row r's results, as the store takes them."""
         form, out = self.form, self.out
-        lanes, y = range(form.lanes), form.y
+        lanes, y, further = range(form.lanes), form.y, GROUP * (r // self.rows)
+        value = out.byte if y.dtype in (DType.I8, DType.U8) else out.value
 
         def leaf(i: int) -> Callable[[Expr], str]:
             return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-        results = [out.stored(out.value(form.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
+        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
         if y.masked:
             within = out.let(f"i32({self.target.channels} - c)")  # in 32 bits, as `c + i` would not be
-            results = [out.let(f"select({within} > i32({i}), {v}, {self._zero})") for i, v in enumerate(results)]
+            results = [out.let(f"select({within} > i32({further + i}), {v}, {self._zero})") for i, v in enumerate(results)]
         return results
 
     @property
@@ -487,7 +523,7 @@ class _Writer:
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
-        ready = [name for r in range(self.rows) for name in self._row(r, values[r])]
+        ready = [name for r, read in enumerate(values) for name in self._row(r, read)]
 
         def function(name: str, params: str, body: list[str], values: list[str]) -> DeviceText:
             lines = [f"c = select(c < {self.target.padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]

@@ -7,7 +7,8 @@ rows, and turned round by ldmatrix. Warps multiply 16×16 blocks from there. Fro
 run `stages` - 1 steps ahead; before, they pass through registers, one step ahead.
 
 Integers of 8 bits have sums of int32, which stay so until the epilogue takes them, in parts of K, too: as int64, exactly, or each
-rounded once to float32. What the epilogue's expression says of its `acc` decides.
+rounded once to float32. What the epilogue's expression says of its `acc` decides. Of floats of 8 bits each instruction's sums are
+added up in float32; where Tensor Cores do not take them from registers they are multiplied as halves.
 
 Where the tiles are too few to fill the GPU, K is split over blocks: each writes its part of the tile to a workspace, and the
 last one to arrive, by a counter, adds the parts in their order and goes on to the epilogue, so results do not depend on timing.
@@ -24,7 +25,7 @@ from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.implicit_gemm import (
     CHUNK,
@@ -152,6 +153,13 @@ FLOATS = (DType.F32.value, DType.F32.value)
 
 PART = "bf16"
 
+MOST_ROUGH = 8
+"""Blocks of 16 × 16 of a warp at most where each has its sums twice: see `fragments`."""
+
+AS_HALVES = (9, 10)
+"""Major compute capabilities that do not multiply floats of 8 bits from registers: the assembler makes other instructions of such
+an mma.sync, and registers are spilled."""
+
 TERMS = 32
 """Terms of a sum from which on float32 is multiplied in parts: shorter ones are rotations and the like, exact on CUDA cores."""
 
@@ -177,15 +185,17 @@ def resident_of(tile: Tile, arch: Arch) -> int:
 def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, dtype: DType) -> Rates:
     """What the kernel reaches: as on an H100, but at most 0.9 of what the generation's Tensor Cores can do.
 
-    Where copies are not asynchronous a step waits for memory. Bytes are multiplied twice as fast as halves.
+    Where copies are not asynchronous a step waits for memory. Bytes are multiplied twice as fast as halves. Floats of 8 bits that
+    become halves take as long again (by count of instructions: not measured yet).
 
     loads  of the epilogue, those that differ by row; dtype: the operands' type
     """
-    own = measured(arch).gemm_mma
+    own, atom = measured(arch).gemm_mma, None if dtype is DType.F32 else atom_of(dtype, dtype, arch)
+    faster = 1.0 if dtype.bits > 8 else 0.5 if atom and atom.a == "f16" else 2.0
     flops, step = (own.float_tiles if dtype is DType.F32 else own.tiles)[tile.mi * tile.nj]
     peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if dtype is DType.F32 else 1)
     return Rates(
-        flops_us=min(flops, 0.9 * peak) * (2 if dtype.bits == 8 else 1),
+        flops_us=min(flops, 0.9 * peak) * faster,
         step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
         least_us=own.memory_us / (stages_of(tile, arch) - 1),
         start_us=0.7,
@@ -206,7 +216,7 @@ class Form:
     k_major   of x and of w, as `Problem.k_major`
     split     whether K is split over blocks
     floats    whether operands are float32, which an atom of bf16 multiplies in parts
-    kinds     types of x and of w, where an atom's row stands for several
+    kinds     types of x and of w, where an atom's row stands for several or takes what they are widened to
     """
 
     atom: Atom
@@ -222,7 +232,7 @@ class Form:
     @property
     def chunk(self) -> int:
         """Elements of an operand that are copied at once."""
-        return CHUNK_BYTES // 4 if self.floats else CHUNK_BYTES * 8 // BITS[self.atom.a]
+        return CHUNK_BYTES // 4 if self.floats else CHUNK_BYTES * 8 // BITS[self.kinds[0] or self.atom.a]
 
     def multiply_stage(self, a_turned: int, b_turned: int) -> Any:
         """The device function that multiplies a stage's operands, of whose lines of K some have so many bytes."""
@@ -359,9 +369,9 @@ class _Mma(OneWay):
             return f"parts in {PART} would leave out the last digits of its products, which count: {stored.reason}"
         if reason := _unfit_floats(problem, arch) if _floats(problem) else unfit(problem, OPERANDS):
             return reason
-        if not _floats(problem) and warp_atom(arch, OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype], quads=True) is None:
+        if not _floats(problem) and atom_of(problem.x.dtype, problem.w.dtype, arch) is None:
             return f"{arch.name} has no products of {problem.x.dtype.value}"
-        if not all(problem.k_major) and problem.integers:
+        if not all(problem.k_major) and not _floats(problem) and not problem.across:
             return f"{problem.x.name} or {problem.w.name} is transposed, which ldmatrix does for 16 bits only"
         if not all(problem.k_major) and warp_atom(arch) is None:
             return f"{arch.name} has no ldmatrix to transpose {problem.x.name} or {problem.w.name} by"
@@ -372,8 +382,11 @@ class _Mma(OneWay):
         assert isinstance(problem, Problem)
         ranked: list[tuple[float, dict[str, Value]]] = []
         loads, moving = len(epilogue.loads_by_row(way, program)), traffic_us(way, program, arch)
+        atom = None if _floats(problem) else atom_of(problem.x.dtype, problem.w.dtype, arch)
         for tile in FLOAT_TILES if _floats(problem) else TILES:
             if not stages_of(tile, arch) or not (problem.k_major[0] or tile.copies_lines):
+                continue
+            if atom and atom.rough and tile.mi * tile.nj > MOST_ROUGH:
                 continue
             steps = _steps(problem, tile)
             options = {split_steps(steps, s)[0] for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, MOST_SPLITS)}
@@ -426,13 +439,20 @@ class _Mma(OneWay):
         return Work((launch,), _scratch(problem, tile, splits), count * 4)
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        floats, integers = params["types"] == FLOATS, DType(params["types"][0]).bits == 8
-        a, b = (PART, PART) if floats else (OPERANDS[DType(kind)] for kind in params["types"])
-        atom = warp_atom(arch, a, b, quads=True)
+        x, w = map(DType, params["types"])
+        floats = params["types"] == FLOATS
+        atom = warp_atom(arch, PART, PART) if floats else atom_of(x, w, arch)
         assert atom is not None
         how = {name: params[name] for name in ("stages", "linear", "k_major", "split")} | {"floats": floats}
-        how["kinds"] = (a, b) if integers else (None, None)
+        how["kinds"] = (OPERANDS[x], OPERANDS[w]) if x.bits == 8 else (None, None)
         return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
+
+
+def atom_of(x: DType, w: DType, arch: Arch) -> Atom | None:
+    """What multiplies operands of these types: floats of 8 bits as halves where there is nothing for them."""
+    own = warp_atom(arch, OPERANDS[x], OPERANDS[w], quads=True)
+    widened = {x, w} <= {*FLOAT8} and (own is None or arch.cc[0] in AS_HALVES)
+    return warp_atom(arch, quads=True) if widened else own
 
 
 def _floats(problem: Problem) -> bool:

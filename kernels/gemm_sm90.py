@@ -6,7 +6,9 @@ row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be t
 or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
-them, as int64 or each rounded once to float32. All that is counted in bytes of K is the same for both.
+them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
+kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most. All
+that is counted in bytes of K is the same for all of them.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
@@ -18,9 +20,10 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is. Boxes are of halves, or of bytes that integers give, residuals included. With swapped
-operands stmatrix turns the results back, which must be halves: a warpgroup fills one box of 64 channels, and what differs by
-channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
+while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
+of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, which must be
+halves: a warpgroup fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the
+products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, tile
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -44,8 +47,8 @@ from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8)
-"""Of operands: both are halves, or both integers of 8 bits."""
+TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
+"""Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
 
 CHEAPEST = 16
 """Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""
@@ -102,7 +105,7 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, bn, added = tile_order.placing(), t.bn, t.added
+    place, bn, added, at_once = tile_order.placing(), t.bn, t.added, product.at_once
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
@@ -114,16 +117,19 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
         while k < end:
             ring.wait(buffers, slot, parity)
             acc = product.multiply(acc, operands, slot, k, first)
-            if added and k == first:
-                results.ask(thread, tile, e)
+            if added and not results.early and k == first:
+                results.ask(thread, tile, i32(0), e)
             product.wait_last()
-            if k > first and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
+            if at_once:
+                if tid & 127 == 0:
+                    ring.release(ring.hold(buffers, slot))
+            elif k > first and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
                 ring.release(before)
             before = ring.hold(buffers, slot)
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
         product.wait()
-        if tid & 127 == 0:
+        if not at_once and tid & 127 == 0:
             ring.release(before)
         return acc, slot, parity
 
@@ -138,13 +144,19 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
             results.ahead(i32(column * bn + lane * 8), e)
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
+        if results.early and index < order[0]:
+            row, column, batch = place(index, order)
+            results.ask(thread, (batch, rows, row, column), turn, e)
         while index < order[0]:
             row, column, batch = place(index, order)
             read = results.keep(i32(column * bn + warp * 16 + (lane >> 2)), e)
             tile = batch, rows, row, column
             acc, slot, parity = sum_up(share, buffers, operands, slot, parity, thread, tile, e)
-            turn = results.finish(acc, read, thread, tile, turn, e)
             index = i32(index + stride)
+            if results.early and index < order[0]:
+                row, column, batch = place(index, order)
+                results.ask(thread, (batch, rows, row, column), i32(turn + 1), e)
+            turn = results.finish(acc, read, thread, tile, turn, e)
         results.drain(lane)
 
     return consume
@@ -158,7 +170,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
-    from tccompile.kernels.parts.accumulator import Accumulator
+    from tccompile.kernels.parts.accumulator import accumulator
     from tccompile.kernels.parts.producers import Im2col, Tiled
     from tccompile.kernels.parts.ring import Ring
     from tccompile.kernels.ptx import hopper as hw
@@ -167,7 +179,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.consumers // 128)
-    product = Accumulator(*((b, a) if t.swapped else (a, b)), ring)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
@@ -233,18 +245,19 @@ class Hopper(OneWay):
             return problem
         if reason := unfit(problem, TYPES):
             return reason
-        if problem.integers and not all(problem.k_major):
-            return f"{problem.x.name} or {problem.w.name} is transposed; wgmma takes integers along K only"
+        if not problem.across and not all(problem.k_major):
+            return f"{problem.x.name} or {problem.w.name} is transposed; wgmma takes numbers of 8 bits along K only"
         found = copies(problem, program)
         return found if isinstance(found, str) else None
 
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
+        room = room_for(how.kinds)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
             for bm, every in TILES.items()
-            for columns in [[n for n in every if n % whole == 0 and takes(n)]]
+            for columns in [[n for n in every if n % whole == 0 and takes(n) and room(bm, n)]]
             for bn in columns
             for split in (1, 2, 4, 8)
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
@@ -255,6 +268,7 @@ class Hopper(OneWay):
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn, every in (SWAPPED if how.k_major[0] else {}).items()
             for bm in filter(takes, every)
+            if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
             if (boxed and boxed.size == RESULT if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)

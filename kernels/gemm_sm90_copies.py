@@ -8,20 +8,15 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
-from tccompile.kernels.parts.operands import BLOCK, ROW
+from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
+from tccompile.kernels.parts.staging import BYTES
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
-
-BYTES = (DType.I8, DType.U8)
-"""What results of integers, and what is added to them, may be in boxes; of others halves."""
-
-UNIT = 16
-"""Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
 
 
 @dataclass(frozen=True)
@@ -221,11 +216,11 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
     boxes = y, *(load.tensor for load in by_row)
     if any(t.storage in outside for t in boxes):
         return None
-    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES if problem.integers else ())):
+    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), FLOAT8, BYTES)):
         return None
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
-    if size * step % UNIT or size * y.offset % UNIT:
+    if any(size * n % UNIT for n in (step, y.offset, y.padded[lane])):
         return None
 
     def rows_of(t: Tensor, offset: int, columns: int, step: int) -> TiledMap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,16 @@ SWAPPED = {
 }
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
+
+
+MOST_SUMS = {64: 192, 128: 128, 192: 96}
+"""Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
+
+
+def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
+    """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
+    rough = group_atom(*kinds).rough
+    return lambda rows, columns: not rough or columns <= MOST_SUMS[rows]
 
 
 @dataclass(frozen=True)
@@ -130,9 +140,14 @@ class Tile:
         return self.product[0] // (64 if self.swapped else 16)
 
     @property
+    def ahead(self) -> int:
+        """Tiles that have room in such a place: two where what is added takes little of it."""
+        return 2 if self.added and self.result < RESULT else 1
+
+    @property
     def staged(self) -> int:
         """Bytes of such a place."""
-        boxes = 1 if self.swapped else self.bn // self.columns if self.added else BOXES
+        boxes = 1 if self.swapped else self.ahead * self.bn // self.columns if self.added else BOXES
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property
@@ -143,14 +158,14 @@ class Tile:
             Region("ring", self.stages * self.stage_bytes, KIB),
             Region("results", results, KIB if self.boxed else 16, over="ring" if self.split > 1 else None),
             *ring_barriers("ring", self.stages),
-            barriers("landed", self.writers if self.added else 0),
+            barriers("landed", self.writers * self.ahead if self.added else 0),
         )
 
     @property
     def staging(self) -> Staging:
         """Where the results of a warp, or with swapped operands of a warpgroup, are on their way to memory."""
         landed = self.layout["landed"] if self.added else None
-        return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc)
+        return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc, self.ahead)
 
     @property
     def smem(self) -> int:
@@ -181,6 +196,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    registers = min(255, t.product[1] // 2 + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
+    sums = t.product[1] // 2 * (2 if t.atom.rough else 1)
+    registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

@@ -19,7 +19,7 @@ from tccompile.ir.forms import Grouped
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import Config, Kernel, Work
 
@@ -29,8 +29,13 @@ CHUNK_BYTES = 16
 CHUNK = 8
 """Halves that are copied at once."""
 
-OPERANDS = {DType.F16: "f16", DType.BF16: "bf16", DType.I8: "s8", DType.U8: "u8"}
+OPERANDS = {
+    DType.F16: "f16", DType.BF16: "bf16", DType.I8: "s8", DType.U8: "u8", DType.E4M3: "e4m3", DType.E5M2: "e5m2",
+}  # fmt: skip
 """Types of tensors that Tensor Cores can be fed with as they are stored, and what instructions call them."""
+
+MIXED = (frozenset({DType.I8, DType.U8}), frozenset(FLOAT8))
+"""Types that are multiplied in any mix; of all others both operands are of one."""
 
 MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
@@ -89,6 +94,11 @@ class Problem:
     def integers(self) -> bool:
         """Whether operands are integers of 8 bits, whose sums are int32."""
         return {self.x.dtype, self.w.dtype} <= {DType.I8, DType.U8}
+
+    @property
+    def across(self) -> bool:
+        """Whether operands may lie across K, as transposed ones do, for Tensor Cores: those of 16 bits."""
+        return self.x.dtype.bits == self.w.dtype.bits == 16
 
     @property
     def batches(self) -> Extent:
@@ -287,12 +297,13 @@ def _chosen(op: Op, program: Program, config: Config) -> Op:
 def unfit(problem: Problem, kinds: Collection[DType] = (DType.F16,)) -> str | None:
     """None if 16-byte copies of operands of one of these types can feed Tensor Cores, else the rule that does not hold.
 
-    Two operands are of one type, or of int8 and uint8.
+    Two operands are of one type, or of two of `MIXED`.
     """
     for t in (problem.x, problem.w):
         if t.dtype not in kinds:
             return f"{t.name} is {t.dtype.value}; Tensor Cores are fed with {' or '.join(kind.value for kind in kinds)}"
-    if problem.x.dtype is not problem.w.dtype and not problem.integers:
+    types = {problem.x.dtype, problem.w.dtype}
+    if len(types) > 1 and not any(types <= mix for mix in MIXED):
         return f"{problem.x.name} is {problem.x.dtype.value} and {problem.w.name} {problem.w.dtype.value}; they must be alike"
     return unaligned(problem)
 

@@ -143,7 +143,8 @@ class _Writer:
         body = [*out.lines, *self._window(), *(self._mean() if shape.kind == "mean" else [])]
         body.append(f"store(({''.join(f'{s}, ' for s in self.acc)}), {m}, {self.c}, e)")
         lines = [f"t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)", f"if t < {total}:", *indented(body)]
-        load = intrinsic("ptx.memory.load", self.x, shape.lanes if shape.vector else 1, True)
+        how = "load" if self.x.is_float else "load_floats"
+        load = intrinsic(f"ptx.memory.{how}", self.x, shape.lanes if shape.vector else 1, True)
         scope = {"load": load, "store": self.stored.function}
         return KernelText({**taken.signature, "e": self.stored.kinds}, lines, scope, THREADS)
 
@@ -170,7 +171,6 @@ class _Writer:
     def _tap(self, r: str, s: str) -> list[str]:
         """Adds element (r, s) of the window."""
         shape, axes, steps, size = self.shape, self.axes, self.steps, self.x.size
-        floats = "{v}" if self.x.is_float else "byte_to_float({v})"
         step = "maximum({s}, select(inside != 0, {v}, f32(-inf)))" if shape.kind == "max" else "{s} + {v}"
         lines = [f"h = i32({self.starts[0]} + {r} * {axes[0][2]})", f"w = i32({self.starts[1]} + {s} * {axes[1][2]})"]
         lines.append(f"inside = within(h, 0, {axes[0][3]}) & within(w, 0, {axes[1][3]})")
@@ -181,7 +181,7 @@ class _Writer:
             lines.append(f"x{i} = load(at{element}, inside{guard})")
         for i, acc in enumerate(self.acc):
             value = f"x0[{i}]" if shape.vector else f"x{i}"
-            lines.append(f"{acc} = " + step.format(s=acc, v=floats.format(v=value)))
+            lines.append(f"{acc} = " + step.format(s=acc, v=value))
         return lines
 
     def _mean(self) -> list[str]:

@@ -5,6 +5,7 @@
 
     session = tccompile.Session("model.plan")  # needs NumPy and a driver
     y, = session.run(None, {"input": x})
+    session.refit(tccompile.weights("tuned.onnx"))
 
 What is imported here is imported when it is first used, so that running a plan imports no compiler.
 """
@@ -15,19 +16,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tccompile.load.model import sources as weights
     from tccompile.pipeline import compile as compile
     from tccompile.plan.format import Plan as Plan
     from tccompile.runtime.session import Session as Session
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Session", "compile"]
+__all__ = ["Plan", "Session", "compile", "weights"]
 
 _WHERE = {
     "Plan": ("tccompile.plan.format", "Plan"),
     "Session": ("tccompile.runtime.session", "Session"),
     "compile": ("tccompile.pipeline", "compile"),
+    "weights": ("tccompile.load.model", "sources"),
 }
+
+
+NEED_COMPILER = {"compile": "compiling", "weights": "reading a model's weights"}
 
 
 def __getattr__(name: str) -> Any:
@@ -37,9 +43,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if name != "compile" or (error.name or "").startswith("tccompile"):
+        if name not in NEED_COMPILER or (error.name or "").startswith("tccompile"):
             raise
-        message = f"compiling needs {error.name}, which is not installed: pip install 'tccompile[compiler]'"
+        message = f"{NEED_COMPILER[name]} needs {error.name}, which is not installed: pip install 'tccompile[compiler]'"
         raise ModuleNotFoundError(message, name=error.name) from error
 
 

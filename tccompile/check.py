@@ -17,7 +17,7 @@ from tccompile.load.contrib import DOMAINS
 from tccompile.load.cut import Graph, Part, quoted
 from tccompile.load.fold import CONTROL_FLOW, FUNCTIONS
 from tccompile.load.issues import Findings, Issue
-from tccompile.load.model import Model, load, parsed, read
+from tccompile.load.model import Model, Tuned, load, parsed, read
 from tccompile.load.nodes import subgraphs
 from tccompile.lower.graph import check_together, lower, missing, unsupported
 from tccompile.lower.registry import CONVERTERS
@@ -333,6 +333,7 @@ class Candidate:
 
 def _way_round(model: Model, entries: Sequence[Shapes], found: Findings, block: int | None) -> Cut | None:
     """The cut of a model that keeps most of it and of which all is supported, as far as can be told, or None."""
+    model = model.model if isinstance(model, Tuned) else model  # what is supported depends on no values
     whole = model if isinstance(model, Part) else Part(model)
     graph = Graph(parsed(model)[0].graph)
     left = CHECKS

@@ -38,10 +38,12 @@ class Dump:
             from onnx.external_data_helper import set_external_data
             from onnx_graphsurgeon.logger import G_LOGGER
 
+            from tccompile.load.constants import decisive
+
             path = self.folder / f"{number:02}-{stage}{self.suffix}.onnx"
             weights = path.with_suffix(".onnx.weights")
             weights.unlink(missing_ok=True)  # onnx would append to those of an earlier dump
-            with G_LOGGER.suppress():
+            with G_LOGGER.suppress(), decisive():  # nothing is decided by what is written
                 model = gs.export_onnx(graph)
             for tensor in model.graph.initializer:
                 if len(tensor.raw_data) >= 1024:

@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "fp8")
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,13 @@ class Options:
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
     fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
     calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
-    quantize       "int8": products in bytes where that is faster; the rest of the model as "mixed" has it. None: nowhere
-    calibration    the file in which what "int8" was chosen for is kept: read if it is there, else written; or None
+    quantize       "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster; the rest of the model as
+                   "mixed" has it. None: nowhere
+    calibration    the file in which what was chosen for that is kept: read if it is there, else written; or None
     max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
+    lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
+    lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -56,6 +59,9 @@ class Options:
     max_error: float | None = None
     quantize: str | None = None
     calibration: Path | None = None
+    lora: Path | None = None
+    lora_scale: float = 1.0
+    lora_names: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.archs:
@@ -71,6 +77,8 @@ class Options:
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
             raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        if self.lora is None and (self.lora_names is not None or self.lora_scale != 1.0):
+            raise UsageError("a scale and names of adapters say how to merge them; give the adapters, too")
         self._check_quantization()
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
@@ -87,7 +95,7 @@ class Options:
     def _check_quantization(self) -> None:
         if self.quantize is None:
             if self.calibration is not None:
-                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8, too")
+                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8 or fp8, too")
             return
         if self.quantize not in QUANTIZATIONS:
             raise UsageError(f"unknown format {self.quantize!r} to quantize to; choose from {', '.join(QUANTIZATIONS)}")

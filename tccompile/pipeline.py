@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -43,20 +44,23 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
+from tccompile.ir.weights import digest
 from tccompile.kernels.rates import MEASURED
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
+from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
-from tccompile.load.model import load, read
+from tccompile.load.identity import digests
+from tccompile.load.model import Tuned, load, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
-from tccompile.plan.format import Plan, Section, Step
+from tccompile.plan.format import Origin, Plan, Section, Step
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
-from tccompile.precision.ranges import Spread, activations, is_long, operands, smaller, why_too_long
+from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes, in_batches
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.calibration import read as read_calibration
@@ -64,6 +68,8 @@ from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose
 from tccompile.quantize.known import Measure, find, tested
 from tccompile.quantize.smooth import smoothed
+from tccompile.refit.lora import merged, places, read_adapters
+from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
@@ -102,6 +108,9 @@ def compile(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
+    lora: str | Path | None = None,
+    lora_scale: float = 1.0,
+    lora_names: str | Path | None = None,
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
@@ -111,10 +120,13 @@ def compile(
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
-    quantize      "int8": products in bytes where that is faster, as real inputs show (`calibrate`, or an earlier `calibration`)
+    quantize      "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster, as real inputs show
+                  (`calibrate`, or an earlier `calibration`)
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
+    lora          a file of adapters to merge into the weights, lora_scale times; `lora_names`: a file that says what modules it
+                  calls weights, where their own names do not show it
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
@@ -140,8 +152,25 @@ def compile(
         quantize=quantize,
         calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
+        lora=Path(lora) if lora is not None else None,
+        lora_scale=lora_scale,
+        lora_names=Path(lora_names) if lora_names is not None else None,
     )
-    return compile_model(part(model, inputs, outputs), options)
+    return compile_model(adapted(part(model, inputs, outputs), options), options)
+
+
+def adapted(model: Model, options: Options) -> Model:
+    """The model with the adapters merged that the options name; the model itself where they name none.
+
+    Raises UsageError for adapters that belong to no weights of it.
+    """
+    if options.lora is None:
+        return model
+    assert not isinstance(model, Tuned)
+    opened = read(model, options.nchwc_block)
+    known = places([lower(rewrite(load(opened, options.entries[0])))])
+    called = read_map(options.lora_names) if options.lora_names is not None else {}
+    return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
@@ -153,10 +182,12 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     try:
         opened = read(model, options.nchwc_block)
         calibration = calibrated(opened, options, progress) if options.quantize else None
-        programs = [
-            to_program(opened, shapes, options, dump, progress, notes, calibration)
-            for shapes, dump in zip(options.entries, dumps, strict=True)
-        ]
+        told = Told(notes)
+        with decisive() as told.decided:
+            programs = [
+                to_program(opened, shapes, options, dump, progress, told, calibration)
+                for shapes, dump in zip(options.entries, dumps, strict=True)
+            ]
     except (UnsupportedError, ModelError) as error:
         advise(error, model, options.entries, options.nchwc_block)
         raise
@@ -182,7 +213,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
             refused |= spilled
     dumps[0].images(list(images.values()))
 
-    whole = model.model if isinstance(model, Part) else model
+    whole = model.model if isinstance(model, Tuned) else model
+    whole = whole.model if isinstance(whole, Part) else whole
     name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain.versions()}
     entries = list(zip(programs, builds, strict=True))
@@ -196,7 +228,36 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
-    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing)
+    origin = origin_of(opened, told)
+    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+
+
+IN_FP16, IN_BYTES = 2.0, 1.25
+"""How much larger or smaller weights may become than those that tensors' ranges were measured with: fp16 has room for 8 times
+what was seen, bytes for none."""
+
+
+@dataclass
+class Told:
+    """What stages found out beside the program that they made.
+
+    notes    lines on what was done for an error budget
+    decided  the names of weights whose values something depends on
+    rooms    what magnitudes constants may have in any case
+    factor   how much larger or smaller constants may be, as precision was chosen by what values tensors take; 0 if not
+    """
+
+    notes: list[str] = field(default_factory=list)
+    decided: set[str] = field(default_factory=set)
+    rooms: dict[str, float] = field(default_factory=dict)
+    factor: float = 0.0
+
+
+def origin_of(model: Opened, told: Told) -> Origin:
+    """What a plan tells of its model."""
+    with ThreadPoolExecutor() as threads:
+        weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
+    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
 
 
 def _doubles(program: Program) -> list[str]:
@@ -208,11 +269,14 @@ def without_code(model: Model, shapes: Shapes | None = None, precision: str = Op
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
     options = Options((dict(shapes or {}),), precision=precision)
     opened = read(model)
-    program = to_program(opened, options.entries[0], options, Dump(None))
+    told = Told()
+    with decisive() as told.decided:
+        program = to_program(opened, options.entries[0], options, Dump(None), told=told)
     layout = place(program, [Work(())] * len(program.ops))
     steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
     section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
-    plan = pack("cpu", {"tccompile": tccompile.__version__}, [(program, ())], {}, opened.weights, False)
+    producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, told)
+    plan = pack("cpu", producer, [(program, ())], {}, opened.weights, False, origin=origin, rooms=told.rooms)
     return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
 
 
@@ -222,12 +286,12 @@ def to_program(
     options: Options,
     dump: Dump,
     progress: Progress = quiet,
-    notes: list[str] | None = None,
+    told: Told | None = None,
     calibration: Chosen | None = None,
 ) -> Program:
     """From the model to typed ops: the stages that do not depend on a GPU generation.
 
-    notes        gets a line on what was done for an error budget
+    told         gets what the program does not say
     calibration  what is multiplied in bytes
     """
     progress("load", 0, 5)
@@ -261,8 +325,8 @@ def to_program(
     else:
         raised, note = _raised(program, floats, chosen, spreads, options, opened, calibration)
         program = raised.program
-        if notes is not None:
-            notes.append(note)
+        if told is not None:
+            told.notes.append(note)
     program = join_groups(absorb_shuffles(program))
     verify(program)
     dump.program(4, "precision", program)
@@ -270,6 +334,11 @@ def to_program(
     program = lay_out(program)  # what it pads to depends on the formats
     verify(program)
     dump.program(5, "layout", program)
+    if told is not None:
+        if spreads:
+            told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
+        for name, room in rooms(program, spreads).items():
+            told.rooms[name] = min(told.rooms.get(name, room), room)
     return program
 
 
@@ -349,7 +418,7 @@ def _within_budget(
     return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.error
 
 
-DEFAULT_ERROR = {"int8": 5e-2}
+DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
@@ -367,6 +436,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     purpose = _purpose(graphs, options)
     file = options.calibration
     kept = read_calibration(file) if file is not None and file.exists() else None
+    if kept is not None and kept.known.float8 != (options.quantize == "fp8"):
+        other = "int8" if options.quantize == "fp8" else "fp8"
+        raise UsageError(f"{file} was found for {other}, not for {options.quantize}: give another file")
     if kept is not None and kept.purpose == purpose:
         return kept.chosen
     with blamed_on("the model"):
@@ -374,7 +446,7 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         measure = None
         if kept is None:
             assert real is not None
-            known, measure = find(*real, model.weights, partial(progress, "calibrate"))
+            known, measure = find(*real, model.weights, partial(progress, "calibrate"), options.quantize == "fp8")
         else:
             known = kept.known
             if real is not None:

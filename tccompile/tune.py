@@ -57,7 +57,7 @@ REPETITIONS = 16
 SAMPLE = 1 << 16
 """Elements of a result that are compared."""
 
-TOLERANCE = {DType.F16: 4e-3, DType.BF16: 2e-2, DType.F32: 1e-3}
+TOLERANCE = {DType.F16: 4e-3, DType.BF16: 2e-2, DType.F32: 1e-3, DType.E4M3: 2e-2, DType.E5M2: 4e-2}
 """Relative L2 distance from the candidates' median: what another order of additions, or fp16 operands, can bring about."""
 
 Progress = Callable[[str, int, int], None]

@@ -9,9 +9,10 @@ import onnx
 
 from tccompile.dump import Dump
 from tccompile.emit.pack import pack
-from tccompile.load.model import sources
+from tccompile.load.constants import decisive
+from tccompile.load.model import read
 from tccompile.options import Options, Shapes
-from tccompile.pipeline import jobs_of, to_builds, to_program
+from tccompile.pipeline import Told, jobs_of, origin_of, to_builds, to_program
 from tccompile.plan.format import Plan
 from tests.small import image
 
@@ -26,8 +27,11 @@ def without_code(
 ) -> Plan:
     """The model's plan for these generations, each kernel's machine code left empty."""
     options = Options((dict(shapes or {}),), archs, precision, input_ranges=input_ranges, max_error=max_error)
-    program = to_program(model, options.entries[0], options, Dump(None))
+    opened, told = read(model), Told()
+    with decisive() as told.decided:
+        program = to_program(opened, options.entries[0], options, Dump(None), told=told)
     builds = to_builds(program, options, Dump(None))
     jobs = dict.fromkeys(job for build in builds for job in jobs_of(build))
     images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
-    return pack("test", {}, [(program, builds)], images, sources(model), False)
+    origin = origin_of(opened, told)
+    return pack("test", {}, [(program, builds)], images, opened.weights, False, origin=origin, rooms=told.rooms)

@@ -21,35 +21,40 @@ from hypothesis import strategies as st
 from tccompile import pipeline
 from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
-from tccompile.errors import InputError, UsageError
+from tccompile.emit.pack import pack
+from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
 from tccompile.ir.ops import Mlp, Pointwise
 from tccompile.ir.types import DType
-from tccompile.ir.weights import TRANSFORMS
+from tccompile.ir.weights import TRANSFORMS, byte_scales
 from tccompile.layout import lay_out
+from tccompile.load.constants import decisive
 from tccompile.load.model import load as load_model
 from tccompile.load.model import sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import calibrated, inputs_of, quantization_notes, read, to_program
+from tccompile.pipeline import Told, calibrated, inputs_of, origin_of, quantization_notes, read, to_program
+from tccompile.plan.format import Plan
 from tccompile.precision import ranges
 from tccompile.precision.formats import precision
 from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Timed, Times, choose, joined, select, share_out, within
-from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error, weight_scales
+from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, Activation, Known, find
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
+from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
+from tests.refit.common import bits, tuned, weights
 from tests.rewrites.common import Net, check_recipes
 from tests.tiers import usually
 
@@ -93,7 +98,7 @@ def test_rounded_weights_keep_the_sums_that_activations_make_on_average(o: int, 
     w = rng.standard_normal((o, c, taps)).astype(np.float32)
     w[0] *= rng.integers(0, 2)
     means = (rng.standard_normal(c) * rng.integers(0, 2, c)).astype(np.float32)
-    scales = weight_scales(w.reshape(o, -1))
+    scales = byte_scales(w.reshape(o, -1))
     stored = TRANSFORMS["in_bytes"](w, scales, means)
     assert stored.dtype == np.int8 and stored.shape == w.shape and stored.min() >= -127
     exact = w / scales[:, None, None]
@@ -112,7 +117,7 @@ def test_rounded_weights_keep_the_sums_that_activations_make_on_average(o: int, 
 def test_weights_are_cut_where_that_costs_less() -> None:
     w = np.random.default_rng(0).standard_normal((4, 40_000)).astype(np.float32)
     w[1, 7] = 6.0
-    scales = weight_scales(w)
+    scales = byte_scales(w)
     assert scales[1] * 127 < 5.9 and (scales > 0).all()
     assert 5e-3 < weight_error(w) < 1.5e-2
     assert weight_error(np.zeros((3, 5), np.float32)) == 0.0
@@ -207,7 +212,7 @@ def test_groups_keep_their_own_channels_means() -> None:
     made = found.applied(graph)
     (stored,) = (n.inputs[1].inputs[0].inputs[0].values for n in made.nodes if n.name == "n2")
     w = next(n.inputs[1].values for n in graph.nodes if n.name == "n2")
-    scales, means = weight_scales(w.reshape(48, -1)), found.tensors["t1"].means.astype(np.float32)
+    scales, means = byte_scales(w.reshape(48, -1)), found.tensors["t1"].means.astype(np.float32)
     halves = [TRANSFORMS["in_bytes"](w[i : i + 24], scales[i : i + 24], means[j : j + 32]) for i, j in ((0, 0), (24, 32))]
     np.testing.assert_array_equal(stored, np.concatenate(halves))
     x = rng.standard_normal((1, 32, 8, 8)).astype(np.float32)
@@ -952,17 +957,17 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
 def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch: Any) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
     monkeypatch.setattr(pipeline, "_times", lambda graph, arch, known, ranked: steps(graph, 2.0, 1.0))
-    net, kept, notes = perceptron(64, 256), tmp_path / "kept.json", list[str]()
+    net, kept, told = perceptron(64, 256), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
     found = calibrated(opened, options)
-    program = to_program(opened, {}, options, Dump(None), notes=notes, calibration=found)
-    assert len(found.layers) == 2 and not program.storage and "nothing had to be raised" in notes[0]
-    stated = float(notes[0].split()[3])
+    program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+    assert len(found.layers) == 2 and not program.storage and "nothing had to be raised" in told.notes[0]
+    stated = float(told.notes[0].split()[3])
     assert stated == pytest.approx(found.error, rel=0.1)
     later = replace(options, calibrate=None, max_error=5e-2)
-    to_program(opened, {}, later, Dump(None), notes=notes, calibration=calibrated(opened, later))
-    assert float(f"{found.error:.1e}") <= float(notes[1].split()[3]) <= 5e-2
+    to_program(opened, {}, later, Dump(None), told=told, calibration=calibrated(opened, later))
+    assert float(f"{found.error:.1e}") <= float(told.notes[1].split()[3]) <= 5e-2
 
 
 def test_of_several_entries_data_need_to_fit_one(tmp_path: Path) -> None:
@@ -1027,9 +1032,9 @@ def test_a_bound_is_measured_in_batches_of_the_data(data: tuple[int, ...], real:
     assert own is real and all(r["x"].shape == (8, 32) for r in runs)
     if real:  # the last is filled up
         np.testing.assert_array_equal(np.concatenate([r["x"] for r in runs]), np.concatenate([x.reshape(-1, 32)] * 2)[:16])
-        opened, notes = read(net.model()), list[str]()
-        to_program(opened, {"x": (8, 32)}, options, Dump(None), notes=notes, calibration=calibrated(opened, options))
-        assert "nothing had to be raised" in notes[0]
+        opened, told = read(net.model()), Told()
+        to_program(opened, {"x": (8, 32)}, options, Dump(None), told=told, calibration=calibrated(opened, options))
+        assert "nothing had to be raised" in told.notes[0]
 
 
 def test_what_takes_too_long_in_a_batch_is_calibrated_one_by_one(tmp_path: Path, monkeypatch: Any) -> None:
@@ -1053,15 +1058,17 @@ def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
     found = calibrated(opened, options) if quantize else None
     monkeypatch.setattr(ranges, "TOO_MANY", 1000)
     monkeypatch.setattr(ranges, "MANY", 1000)
-    notes = list[str]()
-    program = to_program(opened, {}, options, Dump(None), notes=notes, calibration=found)
-    assert "in fp32: by estimates" in notes[0] and notes[0].endswith("since running it would write 0 million elements on the CPU")
+    told = Told()
+    program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+    assert "in fp32: by estimates" in told.notes[0] and told.notes[0].endswith(
+        "since running it would write 0 million elements on the CPU"
+    )
     assert all(program.tensors[op.y].dtype is DType.F32 for op in program.ops)
-    assert "measured at smaller shapes" in notes[0] and float(notes[0].split()[3]) < 1e-4
+    assert "measured at smaller shapes" in told.notes[0] and float(told.notes[0].split()[3]) < 1e-4
     loose = replace(options, max_error=2e-2)
     found = calibrated(opened, loose) if quantize else None
-    program = to_program(opened, {}, loose, Dump(None), notes=notes, calibration=found)
-    assert "nothing had to be raised for it; measured at smaller shapes" in notes[1] and not program.storage
+    program = to_program(opened, {}, loose, Dump(None), told=told, calibration=found)
+    assert "nothing had to be raised for it; measured at smaller shapes" in told.notes[1] and not program.storage
     monkeypatch.setattr(ranges, "TOO_MANY", 10)
     with pytest.raises(UsageError, match="--max-error runs the model on the CPU, and running it would write"):
         to_program(opened, {}, options, Dump(None), calibration=found)
@@ -1126,3 +1133,26 @@ def test_data_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((0, 256, 1024), np.float32))
     with pytest.raises(InputError, match="hold no set of inputs, being empty"):
         calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
+
+
+def test_other_weights_take_the_scales_that_they_need(tmp_path: Path) -> None:
+    """A plan of bytes with weights fine-tuned is what the same choices make of these; activations keep their grids."""
+    net, kept = perceptron(), tmp_path / "kept.json"
+    old = net.model()
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=saved(net, tmp_path / "d.npz"), calibration=kept)
+    found = calibrated(read(old), options)
+
+    def made(model: onnx.ModelProto) -> Plan:
+        told, opened = Told(), read(model)
+        with decisive() as told.decided:
+            program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
+        return pack("bytes", {}, [(program, ())], {}, opened.weights, False, origin=origin_of(opened, told), rooms=told.rooms)
+
+    plan, new = made(old), tuned(old, by=0.02)
+    assert len(found.layers) == 2 and not plan.origin.decided and plan.origin.factor == 1.25
+    fitted, fresh = refitted(plan, weights(new)), made(new)
+    assert fresh.entries[0].program.ops == plan.entries[0].program.ops
+    assert bits(fitted) == bits(fresh) != bits(plan)
+    assert any(h.sums for h in plan.origin.held.values())
+    with pytest.raises(VerificationError, match=r"precision was chosen with .*, and holds for"):
+        refitted(plan, weights(old) | {"w0": weights(old)["w0"] * np.float32(1.4)})

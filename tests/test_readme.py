@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
 from tests.gpu.cases import CASES
 from tests.plans import without_code
+from tests.refit.common import write_safetensors
 from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[1]
@@ -28,17 +30,22 @@ README = README_FILE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 SHELL = [line.partition(" #")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines() if line]
 CHEAP = "sm_86"
+PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands are about: model.onnx, whose only weights are a small convolution's, inputs, and an older plan."""
+    """What commands are about: model.onnx, whose only weights are a small convolution's, others, inputs, an older plan."""
     folder = tmp_path_factory.mktemp("readme")
     w = np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32)
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 8, 4, 4)) for n in ("input", "output"))
-    node = helper.make_node("Conv", ["input", "w"], ["output"])
-    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx")
+    node = helper.make_node("Conv", ["input", "w"], ["output"], "layer")
+    for name, values in (("model", w), ("tuned", w * np.float32(1.1))):
+        graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(values, "w")])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
+    down, up = np.full((2, 8, 1, 1), 0.1, np.float32), np.full((8, 2, 1, 1), 0.1, np.float32)
+    adapters = {"layer.lora_A.weight": down, "layer.lora_B.weight": up}
+    write_safetensors(folder / "adapters.safetensors", adapters)
     inputs = np.random.default_rng(1).standard_normal((5, 1, 8, 4, 4)).astype(np.float32)
     np.save(folder / "input.npy", inputs[0])
     np.savez(folder / "data.npz", input=inputs)
@@ -50,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands(folder):
     """In order, in one folder. Every generation takes minutes, so a build takes the first of those named, or a cheap one."""
     commands = [shlex.split(line) for line in SHELL if line.startswith("tc")]
-    assert {c[0] for c in commands} == {"tccompile", "tcrun", "tcinspect"} and len(commands) >= 7
+    assert {c[0] for c in commands} == {"tccompile", "tcrun", "tcinspect", "tcrefit"} and len(commands) >= 7
     for command in commands:
         if "--arch" in command:
             where = command.index("--arch") + 1
@@ -58,8 +65,12 @@ def test_commands(folder):
             command[where] = CHEAP
         elif command[0] == "tccompile" and "--check" not in command:
             command += ["--arch", CHEAP]
-        program = Path(sys.executable).parent / command[0]
-        done = subprocess.run([program, *command[1:]], cwd=folder, capture_output=True, text=True)
+        module, _, function = PROGRAMS[command[0]].partition(":")  # as the installed script does
+        start = f"import sys; from {module} import {function}; sys.argv[0] = {command[0]!r}; sys.exit({function}())"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", start, *command[1:]], cwd=folder, capture_output=True, text=True, env=environment
+        )
         assert done.returncode == 0, (command, done.stderr)
         assert done.stdout or "-o" in command, command
     assert np.load(folder / "output.npy").shape == (1, 8, 4, 4)

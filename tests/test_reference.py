@@ -325,6 +325,23 @@ def test_rounding_to_fp16_and_bf16():
     assert np.isnan(from_storage(to_storage(np.array([np.nan, -np.nan], np.float32), DType.BF16), DType.BF16)).all()
 
 
+@pytest.mark.parametrize(("dtype", "known"), [(DType.E4M3, ml_dtypes.float8_e4m3fn), (DType.E5M2, ml_dtypes.float8_e5m2)])
+def test_rounding_to_floats_of_8_bits(dtype: DType, known: type):
+    every = np.arange(256, dtype=np.uint8)
+    numbers = from_storage(every, dtype)
+    np.testing.assert_array_equal(numbers, every.view(known).astype(np.float32))
+    halfway = np.unique(numbers[np.isfinite(numbers)])
+    halfway = ((halfway[1:] + halfway[:-1]) / 2).astype(np.float32)
+    around = [np.nextafter(halfway, np.float32(end)) for end in (-np.inf, np.inf)]
+    others = rng(1).standard_normal(4000) * 2.0 ** rng(2).integers(-30, 20, 4000)
+    x = np.concatenate([halfway, *around, others, numbers, [1e30, -1e30, -np.inf, -0.0, -1e-20]]).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = np.clip(x, -dtype.largest, dtype.largest).astype(known).view(np.uint8)
+    bits = to_storage(x, dtype)
+    assert bits.dtype == np.uint8
+    np.testing.assert_array_equal(bits, np.where(np.isnan(x), 0x7F, expected))
+
+
 def test_floats_to_integers_truncate_and_saturate():
     x = np.array([1.9, -1.9, 300.0, -300.0, np.inf, -np.inf, np.nan, 3e18, 1e19, -1e19], np.float32)
     assert to_storage(x, DType.I8).tolist() == [1, -1, 127, -128, 127, -128, 0, 127, 127, -128]

@@ -17,6 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("layout",),
     ("kernels",),
     ("plan", "load"),
+    ("refit",),
     ("rewrites", "runtime"),
     ("lower",),
     ("fuse",),

@@ -8,6 +8,7 @@ from tccompile.kernels.parts.operands import Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
+from tccompile.kernels.ptx import mma
 from tccompile.kernels.ptx.atoms import group_atom
 from tccompile.kernels.ptx.core import i32, inline, u64
 
@@ -23,12 +24,16 @@ class Accumulator(Part):
     multiply(acc, operands, slot, k, first)  the sums with those of the ring's stage `slot`, multiplied from here on: stage k of a
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
+    at_once                                  whether a stage has been multiplied when `multiply` returns
     """
+
+    at_once = False
 
     def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
         super().__init__()
         steps, kinds = tuple(zip(left.steps, right.steps, strict=True)), (left.kind, right.kind)
-        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds)
+        sums = group_atom(*kinds).acc
+        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
         left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
@@ -44,16 +49,43 @@ class Accumulator(Part):
             at = u64(slot * stage_units)
             return multiplied(acc, operands[0] + at, operands[1] + at, i32(k - first))
 
-        self.zero = hw.accumulators(right.extent, group_atom(*kinds).acc)
-        self.operands, self.multiply = operands, multiply
+        self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
 
 
-class BlocksAccumulator(Part):
-    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32: a tuple for each block, of which each
-    thread has its part in registers.
+class Promoted(Accumulator):
+    """The same for products whose sums are rough (`Atom.rough`): a stage's are made by themselves, and added to the others in
+    fp32. That takes twice the registers. While a warpgroup waits for its products and adds them up, another one multiplies.
+    """
 
-    columns      of the product
+    at_once = True
+
+    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
+        super().__init__(left, right, ring)
+        nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
+
+        @inline
+        def multiply(acc, operands, slot, k, first):
+            return add(acc, of_stage(nothing(), operands, slot, first, first))
+
+        @inline
+        def there():
+            pass
+
+        self.zero, self.multiply = mma.zeros(right.extent // 2), multiply
+        self.wait_last = self.wait = there
+
+
+def accumulator(left: Operand, right: Operand, ring: Ring) -> Accumulator:
+    """What holds the sums of two operands' product."""
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring)
+
+
+class BlocksAccumulator(Part):
+    """The sums of several blocks of 64 rows of a warpgroup, each by all columns, in fp32 or of integers in int32: a tuple for
+    each block, of which each thread has its part in registers.
+
+    columns      of the product; kinds, types of the operands' elements
     descriptors  the constant parts of those of both operands, which are K-major: see `hopper.descriptor`
     places       bytes from the left operand's address to the first row of each block
     steps        for each wgmma, the bytes from the start of both operands to its 32 bytes of K
@@ -65,17 +97,22 @@ class BlocksAccumulator(Part):
     """
 
     def __init__(
-        self, columns: int, descriptors: tuple[int, int], places: tuple[int, ...], steps: tuple[tuple[int, int], ...]
+        self,
+        columns: int,
+        descriptors: tuple[int, int],
+        places: tuple[int, ...],
+        steps: tuple[tuple[int, int], ...],
+        kinds: tuple[str, str] = ("f16", "f16"),
     ) -> None:
         super().__init__()
         left_half, right_half = descriptors
-        multiplied = _by_blocks(hw.multiply(columns, steps, (True, True)), places)
+        multiplied = _by_blocks(hw.multiply(columns, steps, (True, True), kinds), places)
 
         @inline
         def multiply(acc, left, right, more):
             return multiplied(acc, hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), more)
 
-        self.zero, self.multiply = _zeros(hw.accumulators(columns), len(places)), multiply
+        self.zero, self.multiply = _zeros(hw.accumulators(columns, group_atom(*kinds).acc), len(places)), multiply
         self.wait_before, self.wait = hw.wgmma_wait(len(places)), hw.wgmma_wait_all
 
 

@@ -1,7 +1,8 @@
 """Fragments of mma.sync: how an instruction's operands lie over a warp's lanes, their loads from shared memory, products of them.
 
-A warp multiplies blocks of 16 rows by 16 columns by 32 bytes of K (16 halves, 32 integers of 8 bits), whatever the instruction's
-own shape is, so that one kernel body serves all of them.
+A warp multiplies blocks of 16 rows by 16 columns by 32 bytes of K (16 halves, 32 numbers of 8 bits), whatever the instruction's
+own shape is, so that one kernel body serves all of them. Where sums are rough (`Atom.rough`), those of a stage are made by
+themselves and added to the others by CUDA cores, which takes twice the registers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from functools import cache
 from typing import Any
 
 from tccompile.kernels.ptx.atoms import Atom
-from tccompile.kernels.ptx.core import f32, i32, intrinsic, ir, packed, types, u32, unpacked, void
+from tccompile.kernels.ptx.core import f32, i32, intrinsic, ir, packed, since, types, u32, unpacked, void
+from tccompile.kernels.ptx.memory import WITH_FLOAT8
 from tccompile.kernels.ptx.mma import SUMS, Kinds, along_k, asm
 
 I32, F32 = ir.IntType(32), ir.FloatType()
@@ -82,8 +84,36 @@ def chunks_of(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset:
     return unpacked(builder, asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
+WIDEN = {
+    "e5m2": "{ .reg .b32 t; shl.b32 t, $2, 8; and.b32 $0, t, 0xff00ff00; and.b32 $1, $2, 0xff00ff00; }",
+    "e4m3": "{ .reg .b32 m, n, s; mov.b32 s, 0x5c005c00;"
+    " and.b32 m, $2, 0x007f007f; shl.b32 m, m, 7; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
+    " and.b32 n, $2, 0x00800080; shl.b32 n, n, 8; or.b32 m, m, n; mul.rn.f16x2 $0, m, s;"
+    " and.b32 m, $2, 0x7f007f00; shr.u32 m, m, 1; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
+    " and.b32 n, $2, 0x80008000; or.b32 m, m, n; mul.rn.f16x2 $1, m, s; }",
+}
+"""A word of four floats of 8 bits as two of halves, numbers 0 and 2, then 1 and 3. One of e5m2 is the upper byte of a half. Where
+e4m3's digits lie in a half they mean 2^-8 times as much, but for the last ones, which get the exponent of NaN. From sm_89 on
+instructions convert numbers 0 and 1, then 2 and 3."""
+
+
+def _widened(builder: ir.IRBuilder, kind: str, words: list, of_a: bool) -> list:
+    """A block's words of floats of 8 bits as twice as many of halves, as instructions take them. K is in another order then, the
+    same for both operands."""
+    both = ir.LiteralStructType([I32] * 2)
+    text = WIDEN[kind]
+    if since(WITH_FLOAT8):
+        text = f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, $2; cvt.rn.f16x2.{kind}x2 $0, l; cvt.rn.f16x2.{kind}x2 $1, h; }}"
+    pairs = [unpacked(builder, asm(builder, text, "=&r,=r,r", both, [w], False), 2) for w in words]
+    if of_a:  # of 8 rows and of the 8 below
+        return [pair[k] for i in range(0, len(pairs), 2) for k in range(2) for pair in pairs[i : i + 2]]
+    return [word for pair in pairs for word in pair]
+
+
 def _multiply(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list, kinds: Kinds = (None, None)) -> list:
-    """acc += a @ bᵀ for one block of 16 rows, 16 columns and 32 bytes of K: eight accumulators; a and b four words each."""
+    """acc += a @ bᵀ for one block of 16 rows, 16 columns and 32 bytes of K: eight accumulators; a and b four words each, or eight
+    that these were widened to."""
+    of_half = len(b) // 2
     if atom.threads == 8:  # words of K lie one after the other
         return along_k(builder, atom, acc, a, b)
     if atom.m == 8:  # rows 0-7 and 8-15 of each half of the columns; words of a are those of both, chunk after chunk
@@ -91,7 +121,7 @@ def _multiply(builder: ir.IRBuilder, atom: Atom, acc: list, a: list, b: list, ki
                 for x in along_k(builder, atom, acc[4 * half + 2 * eight : 4 * half + 2 * eight + 2], a[eight::2],
                                  b[2 * half : 2 * half + 2], kinds)]  # fmt: skip
     return [x for half in range(2)  # columns 0-7 and 8-15
-            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[2 * half : 2 * half + 2], kinds)]  # fmt: skip
+            for x in along_k(builder, atom, acc[4 * half : 4 * half + 4], a, b[of_half * half :][:of_half], kinds)]  # fmt: skip
 
 
 @cache
@@ -107,12 +137,22 @@ def multiply_stage(
 
     a_turned, b_turned: of an operand that lies in lines of K, the bytes of a line; the address is that of the lane's line in the
     first step, in the chunk of rows that `half` says, xor with 32*i goes to block i. Lanes take the other operand's places.
+
+    kinds: types of the operands where the atom's row stands for several, or where it takes halves that floats of 8 bits become
     """
     fragments, steps = fragments_of(atom), pitch // STEP
+    wide = kinds if atom.a == "f16" else (None, None)
+    kinds = (None, None) if atom.a == "f16" else kinds
     count = mi * nj * 8
     ty = types.UniTuple(SUMS[atom.acc][0], count)
 
-    def read(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
+    def read(
+        builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int, widened: str | None, of_a: bool
+    ) -> list[list]:
+        found = read_words(builder, base, step, blocks, turned)
+        return [_widened(builder, widened, words, of_a and fragments.ldmatrix) for words in found] if widened else found
+
+    def read_words(builder: ir.IRBuilder, base: Any, step: int, blocks: int, turned: int) -> list[list]:
         if turned:
             at = [builder.xor(base, ir.Constant(I32, 32 * i)) if i else base for i in range(blocks)]
             return [chunks_of(builder, fragments, a, step * 16 * turned, True) for a in at]
@@ -123,16 +163,20 @@ def multiply_stage(
     @intrinsic
     def multiply(typingctx, acc, a, b):
         def codegen(context, builder, sig, args):
-            values = unpacked(builder, args[0], count)
-            ready = read(builder, args[1], 0, mi, a_turned), read(builder, args[2], 0, nj, b_turned)
+            before = unpacked(builder, args[0], count)
+            values = [ir.Constant(F32, 0.0)] * count if atom.rough else before
+            sides = (args[1], mi, a_turned, wide[0], True), (args[2], nj, b_turned, wide[1], False)
+            ready = [read(builder, at, 0, *how) for at, *how in sides]
             for step in range(steps):
                 left, right = ready
                 if step + 1 < steps:
-                    ready = read(builder, args[1], step + 1, mi, a_turned), read(builder, args[2], step + 1, nj, b_turned)
+                    ready = [read(builder, at, step + 1, *how) for at, *how in sides]
                 for i in range(mi):
                     for j in range(nj):
                         at = 8 * (i * nj + j)
                         values[at : at + 8] = _multiply(builder, atom, values[at : at + 8], left[i], right[j], kinds)
+            if atom.rough:
+                values = [builder.fadd(x, y) for x, y in zip(before, values, strict=True)]
             return packed(builder, values)
 
         return ty(ty, u32, u32), codegen

@@ -5,7 +5,7 @@ what those of `results` have, but
 
 own(thread, first)                where a thread's part is in every tile, which `ask` and `finish` take. A kernel calls it ahead
                                   of its loop: there the compiler does not move by itself all that does not change
-ask(own, tile, e)                 have what is added to the results copied, while the tile is multiplied
+ask(own, tile, turn, e)           have what is added to the results copied, while the tile is multiplied
 finish(acc, own, tile, turn, e)   the tile's results through the epilogue, and on their way to memory; the next `turn`, which
                                   begins with 0
 
@@ -22,9 +22,10 @@ from typing import Any
 
 from tccompile.ir.extent import round_up
 from tccompile.kernels import epilogue
-from tccompile.kernels.parts.results import Params, Results, drain_boxes, landing, put_rows
-from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
+from tccompile.kernels.parts.results import Params, Results, drain_boxes, landing, rows_of_boxes, taken_of
+from tccompile.kernels.parts.staging import BOXES, Staging
 from tccompile.kernels.ptx import hopper as hw
+from tccompile.kernels.ptx import mma
 from tccompile.kernels.ptx.core import cuda, f32, i32, inline, instruction, u32
 
 SIDE = 8
@@ -62,23 +63,27 @@ class ImageBoxes(Results):
     """
 
     def __init__(self, columns: int, places: tuple[tuple[int, int], ...], warps: int, staging: Staging, params: Params) -> None:
-        compute, extra = epilogue.build_results(params)
+        place_of, put_16, extra = rows_of_boxes(staging, columns, params)
         added = staging.landed is not None
         maps = 1 + added
         super().__init__(params, maps, extra)
         at_results, each, landed = staging.at, staging.each, staging.landed or 0
-        rows_alike = 7 - columns.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
-        box_bytes, boxes_read = 16 * RESULT * columns, hw.boxes_read(0)
-        put = _put_columns(put_rows(compute, added), columns)
-        put_all = _each([_put_box(put, columns, place, n, added) for n, place in enumerate(places)])
+        line = staging.result * columns  # bytes of a box's row
+        rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
+        box_bytes, boxes_read = 16 * line, hw.boxes_read(0)
+        put = _put_columns(put_16, columns, staging.result)
+        if staging.sums != "f32":
+            put = _put_taken(put, mma.taken(taken_of(params), columns // 2))
+        put_all = _each([_put_box(put, box_bytes, place, n, added) for n, place in enumerate(places)])
         copy_all = _copy_boxes([(n * box_bytes, *place) for n, place in enumerate(places)])
 
         @inline
         def own(thread, first):
             base, warp, lane, _ = thread
             boxes, barrier = u32(base + at_results + warp * each), u32(base + landed + warp * 8)
-            key = i32(((lane & 15) >> rows_alike) & (columns // 8 - 1))
-            at = u32((lane & 15) * (2 * columns) + ((lane >> 4) ^ key) * 16)
+            row, of_row, inside = place_of(lane)
+            key = i32((row >> rows_alike) & (line // 16 - 1))
+            at = u32(row * line + (of_row ^ key) * 16 + inside)
             return boxes, barrier, at, lane, i32((warp & 3) * 2), first, i32(first + (lane & 3) * 2)
 
         @inline
@@ -93,7 +98,7 @@ class ImageBoxes(Results):
             return turn
 
         @inline
-        def ask(own, tile, e):
+        def ask(own, tile, turn, e):
             """Once the boxes of the tile before have been read."""
             boxes, barrier, _, lane, below, first, _ = own
             image, row, column, _ = tile
@@ -107,7 +112,17 @@ class ImageBoxes(Results):
             self.init, self.ask = landing(warps, landed), ask
 
 
-def _put_columns(put_16: Any, columns: int) -> Any:
+def _put_taken(put: Any, taken: Any) -> Any:
+    """`put` of sums of integers, as the epilogue takes them."""
+
+    @inline
+    def put_sums(sums, at, c, e):
+        put(taken(sums), at, c, e)
+
+    return put_sums
+
+
+def _put_columns(put_16: Any, columns: int, result: int) -> Any:
     """The device function (values, at, c, e): `put_rows` of all columns of a box, 16 at a time, with `at` of the first ones."""
 
     def put(first: int) -> Any:
@@ -115,11 +130,11 @@ def _put_columns(put_16: Any, columns: int) -> Any:
 
         @inline
         def last(values, at, c, e):
-            put_16(values, u32(at ^ (2 * first)), i32(c + first), e)
+            put_16(values, u32(at ^ (result * first)), i32(c + first), e)
 
         @inline
         def more(values, at, c, e):
-            put_16(values[:8], u32(at ^ (2 * first)), i32(c + first), e)
+            put_16(values[:8], u32(at ^ (result * first)), i32(c + first), e)
             rest(values[8:], at, c, e)
 
         return more if first + 16 < columns else last
@@ -127,10 +142,10 @@ def _put_columns(put_16: Any, columns: int) -> Any:
     return put(0)
 
 
-def _put_box(put: Any, columns: int, place: tuple[int, int], block: int, added: bool) -> Any:
+def _put_box(put: Any, box_bytes: int, place: tuple[int, int], block: int, added: bool) -> Any:
     """The step of `ImageBoxes` for a block: into a box, which the copy engine then stores."""
     (along, below), maps = place, 1 + added
-    box_bytes, box_read = 16 * RESULT * columns, hw.boxes_read(BOXES - 1)
+    box_read = hw.boxes_read(BOXES - 1)
 
     @inline
     def step(acc, where, turn, e):

@@ -12,6 +12,9 @@ ROW = 128
 STEP = 32
 """Bytes of K that one wgmma takes, whatever their type."""
 
+UNIT = 16
+"""Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
+
 BLOCK = 64
 """Rows or columns of a box that is not K-major, which is of 16-bit elements: `ROW` bytes."""
 

@@ -7,7 +7,8 @@ types                              Numba's types of what `e` holds
 init(base)                         by one thread, before all others use them: barriers
 ahead(c, e)                        what is read for channels from c on is to come to the L2 cache
 keep(c, e)                         what the epilogue reads for a lane's channels, if the lane keeps it for the whole tile
-ask(thread, tile, e)               have what is added to the results copied, while the tile is multiplied
+early                              whether what is added to a tile's results is asked for before those of the one before are made
+ask(thread, tile, turn, e)         have what is added to the results copied: of the tile that has this `turn`
 finish(acc, read, thread, tile, turn, e)   the tile's results through the epilogue, and on their way to memory; the next `turn`,
                                    which begins with 0
 drain(lane)                        before the block ends
@@ -19,6 +20,7 @@ tile    (batch, rows of a batch, the tile's number among those of the batch's ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tccompile.ir.extent import ceil_div
@@ -56,11 +58,12 @@ class Results(Part):
             pass
 
         @inline
-        def nothing_asked(thread, tile, e):
+        def nothing_asked(thread, tile, turn, e):
             pass
 
         self.ahead, self.keep, self.ask = ahead, nothing_kept, nothing_asked
         self.init = self.drain = nothing
+        self.early = False
 
 
 def taken_of(params: Params) -> DType:
@@ -172,20 +175,63 @@ class Boxes(Results):
     Results are halves, or integers of 8 bits; what is added to them has a type of the same size.
 
     shape  rows and columns of the tile; span, columns that are taken from the accumulators at once
-    `turn` is the box that is next; with something added, the parity of its barrier's phase.
+    `turn` is the box that is next; with something added, which of a place's parts is next, plus so many if its barrier's phase is
+    odd.
     """
 
     def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
-        compute, extra = epilogue.build_results(params)
+        place, put_16, extra = rows_of_boxes(staging, columns, params)
         added = staging.landed is not None
         maps = 1 + added
         super().__init__(params, maps, extra)
-        (bm, wide), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
+        (bm, wide), each, landed = shape, staging.each, staging.landed or 0
         result, line = staging.result, staging.result * columns  # bytes of a result, and of a box's row
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
+        early, part_bytes = staging.tiles > 1, each // staging.tiles
         rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
         take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        place, put_16 = (_place_of_halves, put_rows(compute, added)) if result == RESULT else _put_bytes(compute, line, added, params)
+        part_of, barrier_of, phase, after = _turns(staging)
+
+        def put_span(number: int) -> Any:
+            """Columns from `span` times the number on, of all of the tile's: their place in a box is known here."""
+            inside, column = number % spans * (result * span), number * span
+
+            @inline
+            def put_16_columns(acc, at, c, e):
+                put_16(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
+
+            @inline
+            def put_32_columns(acc, at, c, e):
+                values = take(acc, i32(number))
+                put_16(values, u32(at ^ inside), i32(c + column), e)
+                put_16(values[8:], u32(at ^ (inside + 16 * result)), i32(c + column + 16), e)
+
+            return put_32_columns if span == 32 else put_16_columns
+
+        def put_box(number: int) -> Any:
+            """The box of these columns, and its way to memory."""
+            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
+
+            @inline
+            def put(acc, own, at, where, lane, turn, e):
+                first, n, batch = where
+                box = u32((number if added else turn) * box_bytes)
+                if not added:
+                    if lane == 0:
+                        box_read()
+                    cuda.syncwarp()
+                spans_of_box(acc, u32(at + box), i32(n + (lane & 3) * 2), e[maps:])
+                hw.fence_copies()
+                cuda.syncwarp()
+                if lane == 0:
+                    hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
+                if not added:
+                    turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+                return turn
+
+            return put
+
+        put_all = in_turn([put_box(number) for number in range(chunks)])
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -194,50 +240,113 @@ class Boxes(Results):
             m, n = i32(row_tile * bm), i32(column_tile * wide)
             row, of_row, inside = place(lane)
             first, key = i32(m + warp * 16), i32((row >> rows_alike) & (line // 16 - 1))
-            own = u32(base + at_results + warp * each)
+            own = part_of(base, warp, turn)
             at = u32(own + row * line + (of_row ^ key) * 16 + inside)
             if first < rows:
                 if added:
-                    hw.barrier_wait(u32(base + landed + warp * 8), turn)
-                for chunk in range(chunks):
-                    box = u32((chunk if added else turn) * box_bytes)
-                    c = i32(n + chunk * columns + (lane & 3) * 2)
-                    if not added:
-                        if lane == 0:
-                            box_read()
-                        cuda.syncwarp()
-                    for i in range(spans):
-                        values = take(acc, i32(chunk * spans + i))
-                        put_16(values, u32((at + box) ^ (i * (result * span))), i32(c + i * span), e[maps:])
-                        if span == 32:
-                            there = u32((at + box) ^ (i * (result * span) + 16 * result))
-                            put_16(values[8:], there, i32(c + i * span + 16), e[maps:])
-                    hw.fence_copies()
-                    cuda.syncwarp()
-                    if lane == 0:
-                        hw.store_box(e[0], u32(own + box), i32(n + chunk * columns), first, number)
-                    if not added:
-                        turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
-                if added:
-                    turn = i32(turn ^ 1)
+                    hw.barrier_wait(barrier_of(base, warp, turn), phase(turn))
+                turn = put_all(acc, own, at, (first, n, number), lane, turn, e)
+                if added and not early:
+                    turn = after(turn)
+            if early:
+                turn = after(turn)
             return turn
 
         @inline
-        def ask(thread, tile, e):
+        def ask(thread, tile, turn, e):
             """Once the boxes of the tile before have been read."""
             base, warp, lane, _, _ = thread
             number, rows, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * wide)
-            first, own, barrier = i32(m + warp * 16), u32(base + at_results + warp * each), u32(base + landed + warp * 8)
+            first, own, barrier = i32(m + warp * 16), part_of(base, warp, turn), barrier_of(base, warp, turn)
             if lane == 0 and first < rows:
                 boxes_read()
-                hw.barrier_expect(barrier, each)
+                hw.barrier_expect(barrier, part_bytes)
                 for chunk in range(chunks):
                     hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
+            elif early and lane == 0:  # a tile without rows for the warp has its turn, too
+                hw.barrier_arrive(barrier)
 
         self.finish, self.drain = finish, drain_boxes()
         if added:
-            self.init, self.ask = landing(bm // 16, landed), ask
+            self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
+
+
+def all_of(steps: Sequence[Any]) -> Any:
+    """The device function that calls all of these of (acc, at, c, e), without a loop."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], all_of(steps[1:])
+
+    @inline
+    def every(acc, at, c, e):
+        first(acc, at, c, e)
+        rest(acc, at, c, e)
+
+    return every
+
+
+def in_turn(steps: Sequence[Any]) -> Any:
+    """The same of (acc, own, at, where, lane, turn, e) → turn."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], in_turn(steps[1:])
+
+    @inline
+    def every(acc, own, at, where, lane, turn, e):
+        return rest(acc, own, at, where, lane, first(acc, own, at, where, lane, turn, e), e)
+
+    return every
+
+
+def _turns(staging: Staging) -> tuple[Any, Any, Any, Any]:
+    """What a `turn` says of a place that has parts for one or two tiles, as device functions: (base, warp, turn) → where the part
+    is, and where its barrier; turn → the parity of that one's phase; turn → the next one."""
+    at, each, landed = staging.at, staging.each, staging.landed or 0
+
+    @inline
+    def the_place(base, warp, turn):
+        return u32(base + at + warp * each)
+
+    @inline
+    def the_barrier(base, warp, turn):
+        return u32(base + landed + warp * 8)
+
+    @inline
+    def itself(turn):
+        return turn
+
+    @inline
+    def other(turn):
+        return i32(turn ^ 1)
+
+    @inline
+    def part(base, warp, turn):
+        return u32(base + at + warp * each + (turn & 1) * (each // 2))
+
+    @inline
+    def barrier(base, warp, turn):
+        return u32(base + landed + warp * 16 + (turn & 1) * 8)
+
+    @inline
+    def phase(turn):
+        return i32((turn >> 1) & 1)
+
+    @inline
+    def after(turn):
+        return i32((turn + 1) & 3)
+
+    return (the_place, the_barrier, itself, other) if staging.tiles == 1 else (part, barrier, phase, after)
+
+
+def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
+    """How 16 rows of 16 columns go through the epilogue into a box of so many columns: the device functions place(lane) and
+    put(values, at, c, e), of `put_rows` or `_put_bytes`, and the types of the epilogue's arguments."""
+    halves, added = staging.result == RESULT, staging.landed is not None
+    compute, extra = epilogue.build_results(params, groups=1 if halves else 2)
+    if halves:
+        return _place_of_halves, put_rows(compute, added), extra
+    return *_put_bytes(compute, staging.result * columns, added, params), extra
 
 
 def put_rows(compute: Any, added: bool) -> Any:
@@ -268,29 +377,28 @@ def _place_of_halves(lane):
 def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """What `_place_of_halves` and `put_rows` are for results of a byte, in a box's rows of `line` bytes: a lane's address is that
     of its two neighbours in the first 8 rows and columns, from which it stores four times two."""
-    form = epilogue.Form.decoded(params)
-    store, below = memory.store(form.y.dtype, 2, space="shared"), 8 * line
-    load = memory.load(next(r.dtype for r in form.loads if r.by_row), 2, space="shared") if added else None
+    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
+    load = epilogue.load_added(params, 2, "shared") if added else None
 
     @inline
     def place(lane):
         return i32(lane >> 2), 0, (lane & 3) * 2
 
     @inline
-    def put(at, a, b):
-        store(at, a[0], a[1])
-        store(u32(at + below), a[2], a[3])
-        store(u32(at + 8), b[0], b[1])
-        store(u32(at + below + 8), b[2], b[3])
+    def put(at, v):
+        store(at, v[0], v[1])
+        store(u32(at + below), v[2], v[3])
+        store(u32(at + 8), v[4], v[5])
+        store(u32(at + below + 8), v[6], v[7])
 
     @inline
     def put_plain(values, at, c, e):
-        put(at, compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e))
+        put(at, compute(values[:8], c, e))
 
     @inline
     def put_added(values, at, c, e):
-        first, second = load(at) + load(u32(at + below)), load(u32(at + 8)) + load(u32(at + below + 8))
-        put(at, compute(values[:4], first, c, e), compute(values[4:8], second, i32(c + 8), e))
+        there = load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
+        put(at, compute(values[:8], there, c, e))
 
     return place, put_added if added else put_plain
 
@@ -354,7 +462,7 @@ class Turned(Results):
             return i32(turn ^ 1)
 
         @inline
-        def ask(thread, tile, e):
+        def ask(thread, tile, turn, e):
             base, warp, lane, _, _ = thread
             number, _, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * bn)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tccompile.ir.types import DType
+
 RESULT = 2
 """Bytes of a result in a box that stmatrix fills: 16 bits."""
 
+BYTES = (DType.I8, DType.U8)
+"""Types of results that may be in boxes beside halves, and of what is added to them."""
+
 BOXES = 2
-"""Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile."""
+"""Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile, or
+as its parts of two tiles."""
 
 
 class Staging(NamedTuple):
@@ -16,10 +22,11 @@ class Staging(NamedTuple):
 
     at      offset of the first place
     each    bytes of a place
-    landed  offset of a barrier for each place, which completes when what is added to the results has come there; None where
-            nothing is added
+    landed  offset of the places' barriers, which complete when what is added to the results has come there; None where nothing
+            is added
     result  bytes of a result in a box
     sums    PTX's type of the sums that become results
+    tiles   parts of a place, each for one tile and with a barrier of its own: with two, what is added comes a tile ahead
     """
 
     at: int
@@ -27,3 +34,4 @@ class Staging(NamedTuple):
     landed: int | None
     result: int = RESULT
     sums: str = "f32"
+    tiles: int = 1

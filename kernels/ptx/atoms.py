@@ -58,6 +58,12 @@ class Atom:
         return self.threads == 128
 
     @property
+    def rough(self) -> bool:
+        """Whether its sums have some 14 digits, cut off and not rounded: those of floats of 8 bits. Long sums are made of its
+        short ones elsewhere."""
+        return self.a == "e4m3"
+
+    @property
     def words_a(self) -> int:
         """Registers that a thread has of a."""
         return self.m * self.k * BITS[self.a] // (32 * self.threads * (2 if self.sparse else 1))

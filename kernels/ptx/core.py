@@ -10,11 +10,13 @@ intrinsic  decorates a function that builds LLVM IR by `ir` for each call
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import cuda
 from numba.cuda import types
+from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.extending import intrinsic
 
 __all__ = ["cuda", "intrinsic", "ir", "types"]
@@ -36,9 +38,16 @@ _REGISTER = {
 }
 
 
-def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any:
+def since(capability: tuple[int, int]) -> bool:
+    """Whether the code that is being made is for a generation of at least this compute capability."""
+    found: bool = ConfigStack().top().compute_capability >= capability
+    return found
+
+
+def instruction(text: str | Callable[[], str], result: Any, *params: Any, pure: bool = False) -> Any:
     """A device function that emits `text` with operands $0, $1 … : first the results, then the parameters.
 
+    text    or what gives it, asked when code is made, for a text that depends on the generation: see `since`
     result  a Numba type, `void`, or a tuple of types (the function then returns a tuple)
     pure    arithmetic on registers: may be moved or removed. Everything else keeps its place and orders memory
     """
@@ -52,7 +61,8 @@ def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any
             llvm = [_REGISTER[r][0] for r in results]
             out = ir.VoidType() if not llvm else llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm)
             function = ir.FunctionType(out, [_REGISTER[p][0] for p in params])
-            value = builder.call(ir.InlineAsm(function, text, ",".join(constraints), side_effect=not pure), args)
+            written = text if isinstance(text, str) else text()
+            value = builder.call(ir.InlineAsm(function, written, ",".join(constraints), side_effect=not pure), args)
             if not results:
                 return context.get_dummy_value()
             if not isinstance(result, tuple):
@@ -69,7 +79,7 @@ def instruction(text: str, result: Any, *params: Any, pure: bool = False) -> Any
     return intrinsic(scope["declared"])
 
 
-def of_tuples(text: str, result: tuple[Any, int], *params: tuple[Any, int]) -> Any:
+def of_tuples(text: str | Callable[[], str], result: tuple[Any, int], *params: tuple[Any, int]) -> Any:
     """A device function of tuples to a tuple, by pure arithmetic: as `instruction`, with types and lengths of tuples.
 
     A long text with many operands costs Numba as little as one line does.
@@ -83,7 +93,8 @@ def of_tuples(text: str, result: tuple[Any, int], *params: tuple[Any, int]) -> A
             given = [v for a, (_, many) in zip(args, params, strict=True) for v in unpacked(builder, a, many)]
             out = ir.LiteralStructType([_REGISTER[kind][0]] * n)
             function = ir.FunctionType(out, [v.type for v in given])
-            value = builder.call(ir.InlineAsm(function, text, ",".join(constraints), side_effect=False), given)
+            written = text if isinstance(text, str) else text()
+            value = builder.call(ir.InlineAsm(function, written, ",".join(constraints), side_effect=False), given)
             return packed(builder, unpacked(builder, value, n))
 
         return signature, codegen

@@ -226,13 +226,18 @@ def accumulators(n: int, acc: str = "f32") -> Any:
 
 @cache
 def multiply(
-    n: int, steps: tuple[tuple[int, int], ...], k_major: tuple[bool, bool], kinds: tuple[str, str] = ("f16", "f16")
+    n: int,
+    steps: tuple[tuple[int, int], ...],
+    k_major: tuple[bool, bool],
+    kinds: tuple[str, str] = ("f16", "f16"),
+    waits: bool = False,
 ) -> Any:
     """acc = multiply(acc, a, b, more): a committed group of wgmmas of n columns, A·Bᵀ of what lies in shared memory.
 
     steps    for each wgmma, the bytes from the start of A's and of B's tile to its 32 bytes of K
     k_major  of A and of B: whether K is innermost in shared memory, else the rows are
     kinds    types of their elements: sums of integers are int32, others fp32
+    waits    whether the products are there when it returns
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
@@ -249,6 +254,7 @@ def multiply(
         lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
         lines.append(f"{atom.text(n, *kinds)} {registers}, a, b, p{scales}{transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
+    lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
     text = "{ " + " ".join(lines) + " }"
     constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
 
@@ -268,6 +274,22 @@ def multiply(
         return kind(kind, u64, u64, i32), codegen
 
     return multiplied
+
+
+@cache
+def add(n: int) -> Any:
+    """The device function (acc, part): the sums of two of a warpgroup's 64×n tiles, in fp32."""
+    kind = types.Tuple((f32,) * (n // 2))
+
+    @intrinsic
+    def added(typingctx, acc, part):
+        def codegen(context, builder, sig, args):
+            pairs = zip(*(unpacked(builder, a, n // 2) for a in args), strict=True)
+            return packed(builder, [builder.fadd(a, b) for a, b in pairs])
+
+        return kind(kind, kind), codegen
+
+    return added
 
 
 @cache

@@ -1,18 +1,22 @@
 """Loads and stores of one to eight neighbouring elements of any storage type, converted from and to the compute types.
 
 `load(dtype, n)` is a device function address → value (n = 1) or tuple of n values; `store(dtype, n)` one of (address,
-values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1). Each is one block of inline PTX with
-accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of the width. `guarded` adds a last
-int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
+values…). Values are float32 for the float types and int64 for the others (bool: 0 or 1); `load_floats` gives bytes as float32.
+Each is one block of inline PTX with accesses as wide as n elements allow, 16 bytes at most; the address must be a multiple of
+the width. `guarded` adds a last int32 parameter: if it is 0, nothing is accessed (a load then gives zeros).
+
+Floats of 8 bits are converted by instructions of sm_89 and newer, two at a time, and by arithmetic before.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tccompile.ir.types import DType
-from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, types, u32, u64, void
+from tccompile.ir.types import FLOAT8, DType
+from tccompile.kernels.ptx.core import f32, i32, instruction, of_tuples, since, types, u32, u64, void
 
 i64 = types.int64
 
@@ -20,14 +24,26 @@ SPACES = ("global", "global.nc", "global.cg", "global.cs", "shared")
 """State spaces: an address in shared memory is 32 bits, one in global memory 64. cg: what other blocks write, from L2; cs: what
 nobody asks for soon, the first to be given up by the caches."""
 
+WITH_FLOAT8 = (8, 9)
+"""The first generation that converts floats of 8 bits."""
+
 
 @cache
 def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
     """The device function that reads n elements of `dtype`."""
     value = f32 if dtype.is_float else i64
-    address = f"${n}"
-    body, chunks = [], _chunks(dtype.size, n)
-    for at, width, word in chunks:
+    params = (_address(space), i32) if guarded else (_address(space),)
+    return instruction(_made(dtype, lambda: _load(dtype, n, guarded, space)), value if n == 1 else (value,) * n, *params)
+
+
+def _made(dtype: DType, text: Callable[[], str]) -> str | Callable[[], str]:
+    """A text of conversions, which is the same for every generation unless they are of floats of 8 bits."""
+    return text if dtype in FLOAT8 else text()
+
+
+def _load(dtype: DType, n: int, guarded: bool, space: str) -> str:
+    address, body = f"${n}", []
+    for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
         vector, target = _braces(names)
         body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
@@ -39,8 +55,39 @@ def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global")
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
             body += unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
+    return _block(body, f"${n + 1}" if guarded else "")
+
+
+@cache
+def load_floats(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    """The same of integers of 8 bits as float32: a byte below 2^23's digits is one plus that, by two instructions."""
+    address, body = f"${n}", [".reg .b32 t; .reg .f32 u;"]
+    for at, width, word in _chunks(1, n):
+        names = [f"w{at}_{k}" for k in range(width // word)]
+        vector, target = _braces(names)
+        body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
+        if guarded:
+            body += [f"mov.b{8 * max(word, 2)} {name}, 0;" for name in names]
+        kind = f"b{8 * word}" if word > 1 else "u8"
+        body.append(f"{'@p ' if guarded else ''}ld.{space}{vector}.{kind} {target}, [{address}+{at}];")
+        for k, name in enumerate(names):
+            body += _bytes_to_floats(dtype, name, word, [f"${at + k * word + j}" for j in range(word)])
     params = (_address(space), i32) if guarded else (_address(space),)
-    return instruction(_block(body, f"${n + 1}" if guarded else ""), value if n == 1 else (value,) * n, *params)
+    return instruction(_block(body, f"${n + 1}" if guarded else ""), f32 if n == 1 else (f32,) * n, *params)
+
+
+def _bytes_to_floats(dtype: DType, word: str, size: int, out: list[str]) -> list[str]:
+    """Convert the `size` bytes of a register; signed ones by way of what they are more than -128."""
+    lines, signed = [], dtype is DType.I8
+    if size < 4:
+        lines += [f".reg .b32 {word}w;", f"cvt.u32.u16 {word}w, {word};"]
+        word = f"{word}w"
+    if signed:
+        lines.append(f"xor.b32 {word}, {word}, 0x80808080;")
+    for j, o in enumerate(out):
+        lines += [f"prmt.b32 t, {word}, 0x4B000000, 0x754{j};", "mov.b32 u, t;"]
+        lines.append(f"sub.rn.f32 {o}, u, {'0f4B000080' if signed else '0f4B000000'};")
+    return lines
 
 
 @cache
@@ -97,14 +144,18 @@ def load_words(words: int, space: str = "global") -> Any:
 
 @cache
 def floats(dtype: DType, n: int) -> Any:
-    """The device function (words…) → tuple of n float32, of a float type of 2 or 4 bytes."""
+    """The device function (words…) → tuple of n float32, of a float type of up to 4 bytes."""
     words = n * dtype.size // 4
     per_word = n // words
-    body = []
-    for k in range(words):
-        body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${n + k};"]
-        body += unpack(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
-    return instruction(_block(body, ""), (f32,) * n, *(u32,) * words, pure=True)
+
+    def text() -> str:
+        body = []
+        for k in range(words):
+            body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${n + k};"]
+            body += unpack(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
+        return _block(body, "")
+
+    return instruction(_made(dtype, text), (f32,) * n, *(u32,) * words, pure=True)
 
 
 @cache
@@ -118,20 +169,29 @@ def anew(words: int) -> Any:
 def deviations(dtype: DType, n: int) -> Any:
     """The device function (sums, origins, words) → sums: n of deviations of the elements in words, then n of their squares."""
     values = n * dtype.size // 4
-    body = [".reg .f32 d;"]
-    for i, d in _unpacked(dtype, n, 5 * n, body):
-        body += [f"sub.f32 d, {d}, ${4 * n + i};", f"add.f32 ${i}, ${2 * n + i}, d;", f"fma.rn.f32 ${n + i}, d, d, ${3 * n + i};"]
-    return of_tuples(_block(body, ""), (f32, 2 * n), (f32, 2 * n), (f32, n), (u32, values))
+
+    def text() -> str:
+        body = [".reg .f32 d;"]
+        for i, d in _unpacked(dtype, n, 5 * n, body):
+            body += [f"sub.f32 d, {d}, ${4 * n + i};", f"add.f32 ${i}, ${2 * n + i}, d;"]
+            body.append(f"fma.rn.f32 ${n + i}, d, d, ${3 * n + i};")
+        return _block(body, "")
+
+    return of_tuples(_made(dtype, text), (f32, 2 * n), (f32, 2 * n), (f32, n), (u32, values))
 
 
 @cache
 def scaled(dtype: DType, n: int) -> Any:
     """The device function (words, means, scales) → the n elements in words, less their means, times their scales."""
     values = n * dtype.size // 4
-    body = [".reg .f32 d;"]
-    for i, d in _unpacked(dtype, n, n, body):
-        body += [f"sub.f32 d, {d}, ${n + values + i};", f"mul.f32 ${i}, d, ${2 * n + values + i};"]
-    return of_tuples(_block(body, ""), (f32, n), (u32, values), (f32, n), (f32, n))
+
+    def text() -> str:
+        body = [".reg .f32 d;"]
+        for i, d in _unpacked(dtype, n, n, body):
+            body += [f"sub.f32 d, {d}, ${n + values + i};", f"mul.f32 ${i}, d, ${2 * n + values + i};"]
+        return _block(body, "")
+
+    return of_tuples(_made(dtype, text), (f32, n), (u32, values), (f32, n), (f32, n))
 
 
 def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[int, str]]:
@@ -148,8 +208,14 @@ def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[i
 
 @cache
 def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
-    """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before."""
+    """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before. Floats of 8 bits
+    saturate."""
     value = f32 if dtype.is_float else i64
+    params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
+    return instruction(_made(dtype, lambda: _store(dtype, n, guarded, space)), void, *params)
+
+
+def _store(dtype: DType, n: int, guarded: bool, space: str) -> str:
     body = []
     for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
@@ -161,8 +227,7 @@ def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global"
             body += pack(dtype, name, [f"${1 + first + j}" for j in range(per_word)])
         kind = f"b{8 * word}" if word > 1 else "u8"
         body.append(f"{'@p ' if guarded else ''}st.{space}{vector}.{kind} [$0+{at}], {source};")
-    params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
-    return instruction(_block(body, f"${n + 1}" if guarded else ""), void, *params)
+    return _block(body, f"${n + 1}" if guarded else "")
 
 
 def _address(space: str) -> Any:
@@ -197,6 +262,8 @@ def unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
     if dtype is DType.BF16:  # the upper half of a float32
         split = [declared, f"mov.b32 {{{halves[0]}, {halves[1]}}}, {word};"] if len(out) == 2 else []
         return split + [f"mov.b32 {o}, {{0, {h}}};" for o, h in zip(out, halves if len(out) == 2 else [word], strict=True)]
+    if dtype in FLOAT8:
+        return _unpack_pairs(dtype, word, out) if since(WITH_FLOAT8) else _unpack_float8(dtype, word, out)
     if dtype is DType.F32:
         return [f"mov.b32 {out[0]}, {word};"]
     if dtype is DType.F64:
@@ -238,6 +305,8 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
         if len(values) == 1:
             return [*lines, f"cvt.u16.u32 {word}, {word}b0;"]
         return [*lines, f"bfi.b32 {word}, {word}b1, {word}b0, 16, 16;"]
+    if dtype in FLOAT8:
+        return _pack_pairs(dtype, word, values) if since(WITH_FLOAT8) else _pack_float8(dtype, word, values)
     if dtype is DType.F32:
         return [f"mov.b32 {word}, {values[0]};"]
     if dtype is DType.F64:
@@ -256,3 +325,90 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
     lines.append(f"mov.b32 {whole}, {fields[0]};")
     lines += [f"bfi.b32 {whole}, {f}, {whole}, {bits * j}, {bits};" for j, f in enumerate(fields) if j]
     return [*lines, f"cvt.u16.u32 {word}, {whole};"] if whole != word else lines
+
+
+# --- Floats of 8 bits --------------------------------------------------------------------------------------------------
+
+PAIR = {DType.E4M3: "e4m3x2", DType.E5M2: "e5m2x2"}
+"""What instructions call two of them."""
+
+
+def _unpack_pairs(dtype: DType, word: str, out: list[str]) -> list[str]:
+    """By way of halves, which hold all of their values. A register of 16 bits has one or two of them."""
+    n = max(1, len(out) // 2)
+    pairs, halves = [word] if n == 1 else [f"{word}p{k}" for k in range(n)], [f"{word}h{k}" for k in range(2 * n)]
+    lines = [
+        f".reg .b16 {', '.join([*halves, *(pairs if n > 1 else [])])};",
+        f".reg .b32 {', '.join(f'{word}q{k}' for k in range(n))};",
+    ]
+    lines += [f"mov.b32 {{{', '.join(pairs)}}}, {word};"] if n > 1 else []
+    for k, pair in enumerate(pairs):
+        lines.append(f"cvt.rn.f16x2.{PAIR[dtype]} {word}q{k}, {pair};")
+        lines.append(f"mov.b32 {{{halves[2 * k]}, {halves[2 * k + 1]}}}, {word}q{k};")
+    return lines + [f"cvt.f32.f16 {o}, {h};" for o, h in zip(out, halves, strict=False)]
+
+
+def _pack_pairs(dtype: DType, word: str, values: list[str]) -> list[str]:
+    """An instruction takes the pair's second first. One value alone has zeros above it."""
+    rows = [values[k : k + 2] for k in range(0, len(values), 2)]
+    pairs = [word] if len(rows) == 1 else [f"{word}p{k}" for k in range(len(rows))]
+    lines = [f".reg .b16 {', '.join(pairs)};"] if len(rows) > 1 else []
+    for pair, row in zip(pairs, rows, strict=True):
+        lines.append(f"cvt.rn.satfinite.{PAIR[dtype]}.f32 {pair}, {row[1] if len(row) > 1 else '0f00000000'}, {row[0]};")
+    return lines + ([f"mov.b32 {word}, {{{', '.join(pairs)}}};"] if len(rows) > 1 else [])
+
+
+def _unpack_float8(dtype: DType, word: str, out: list[str]) -> list[str]:
+    """One byte after the other, without instructions for it."""
+    lines, whole = [], word
+    if len(out) < 4:  # a register of 16 bits
+        whole = f"{word}w"
+        lines += [f".reg .b32 {whole};", f"cvt.u32.u16 {whole}, {word};"]
+    for j, o in enumerate(out):
+        b, m, h, q = (f"{word}{c}{j}" for c in "bmhq")
+        lines += [f".reg .b32 {b}, {m}; .reg .b16 {h}; .reg .pred {q};", f"shl.b32 {b}, {whole}, {24 - 8 * j};"]
+        if dtype is DType.E5M2:  # the upper byte of a half
+            lines += [f"shr.u32 {b}, {b}, 24;", f"shl.b32 {b}, {b}, 8;", f"cvt.u16.u32 {h}, {b};", f"cvt.f32.f16 {o}, {h};"]
+            continue
+        # Exponent and fraction lie where a float32 has them, and its bias is larger by 120; only the last one is NaN.
+        lines += [f"and.b32 {m}, {b}, 0x7F000000;", f"and.b32 {b}, {b}, 0x80000000;", f"setp.eq.u32 {q}, {m}, 0x7F000000;"]
+        lines += [f"shr.u32 {m}, {m}, 4;", f"mul.f32 {m}, {m}, 0f7B800000;", f"selp.b32 {m}, 0x7FFFFFFF, {m}, {q};"]
+        lines.append(f"or.b32 {o}, {m}, {b};")
+    return lines
+
+
+def _pack_float8(dtype: DType, word: str, values: list[str]) -> list[str]:
+    """One value after the other, without instructions for it, as `ir.storage.to_storage` does."""
+    dropped, normal = 24 - dtype.digits, dtype.least_normal
+    magic, bias = _bits(normal * dtype.eps * 2.0**23), (_bits(normal) >> dropped) - (1 << dtype.digits - 1)
+    lines: list[str] = []
+    for j, v in enumerate(values):
+        a, b, c, q = (f"{word}{c}{j}" for c in "abcq")
+        lines += [
+            f".reg .b32 {a}, {b}, {c}; .reg .pred {q};",
+            f"abs.f32 {a}, {v};",
+            f"min.f32 {a}, {a}, 0f{_bits(dtype.largest):08X};",
+        ]
+        lines += [f"bfe.u32 {b}, {a}, {dropped}, 1;", f"add.u32 {b}, {b}, {a};", f"add.u32 {b}, {b}, {(1 << dropped - 1) - 1};"]
+        lines += [f"shr.u32 {b}, {b}, {dropped};", f"sub.u32 {b}, {b}, {bias};"]
+        # Below the least normal number all are as far apart as float32 are at `magic`.
+        lines += [
+            f"setp.lt.f32 {q}, {a}, 0f{_bits(normal):08X};",
+            f"add.f32 {c}, {a}, 0f{magic:08X};",
+            f"sub.u32 {c}, {c}, {magic};",
+        ]
+        lines += [f"selp.b32 {b}, {c}, {b}, {q};", f"mov.b32 {c}, {v};", f"shr.u32 {c}, {c}, 24;", f"and.b32 {c}, {c}, 128;"]
+        lines += [f"or.b32 {b}, {b}, {c};", f"setp.nan.f32 {q}, {v}, {v};", f"selp.b32 {b}, 0x7F, {b}, {q};"]
+    if len(values) == 1:
+        return [*lines, f"cvt.u16.u32 {word}, {word}b0;"]
+    whole = f"{word}w" if len(values) == 2 else word  # joined in 32 bits, if the register has 16
+    lines += [f".reg .b32 {whole};"] if whole != word else []
+    lines.append(f"mov.b32 {whole}, {word}b0;")
+    lines += [f"bfi.b32 {whole}, {word}b{j}, {whole}, {8 * j}, 8;" for j in range(1, len(values))]
+    return [*lines, f"cvt.u16.u32 {word}, {whole};"] if whole != word else lines
+
+
+def _bits(value: float) -> int:
+    """Those of a float32."""
+    found: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return found

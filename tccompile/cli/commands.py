@@ -1,4 +1,4 @@
-"""The commands tccompile, tcrun and tcinspect: parse, call, print.
+"""The commands tccompile, tcrun, tcinspect and tcrefit: parse, call, print.
 
 Results go to stdout, progress and errors to stderr. Every failure ends in one short block and the exit code of its class in
 `errors`; what is not one of those is a bug of ours: exit code 70, with a file to send.
@@ -190,7 +190,8 @@ def _need_compiler(purpose: str) -> None:
 @click.option(
     "--quantize",
     type=click.Choice(QUANTIZATIONS),
-    help="Multiply in bytes where that is faster and, by --calibrate's inputs, outputs stay within --max-error (default: 5e-2).",
+    help="Multiply in bytes, integers or floats (E4M3), where that is faster and, by --calibrate's inputs, outputs stay within "
+    "--max-error (default: 5e-2 for int8, 1e-1 for fp8).",
 )
 @click.option(
     "--calibration",
@@ -228,6 +229,9 @@ def _need_compiler(purpose: str) -> None:
     metavar="N",
     help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
 )
+@click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into the weights first.")
+@click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
+@click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What modules the adapters call the model's weights.")
 @click.option("--max-vram", metavar="SIZE", help="Fail with exit code 9 if a session needs more of a GPU's memory, as 2GB.")
 @click.option("--max-plan-size", metavar="SIZE", help="The same if the plan's file is larger, as 100MB.")
 @click.option("--require-tensor-cores", metavar="SHARE", help="The same if fewer operations run on Tensor Cores, as 95%.")
@@ -265,6 +269,9 @@ def tccompile(
     layers: bool,
     tolerance: float | None,
     nchwc_block: int | None,
+    lora: Path | None,
+    lora_scale: float,
+    names: Path | None,
     max_vram: str | None,
     max_plan_size: str | None,
     require_tensor_cores: str | None,
@@ -307,6 +314,9 @@ def tccompile(
         calibration=calibration,
         input_ranges=parse_ranges(range_texts),
         max_error=max_error,
+        lora=lora,
+        lora_scale=lora_scale,
+        lora_names=names,
     )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None
@@ -317,7 +327,7 @@ def tccompile(
     if (layers or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, calibration, data_file)
+        _check_output(output, model, timing_cache, calibrate, calibration, data_file, lora, names)
         _check_plan_output(output)
         if calibration is not None and not calibration.exists():
             _check_output(calibration)
@@ -329,14 +339,15 @@ def tccompile(
                 raise UsageError(f"the plan and the times cannot both be {output}; choose another name for one")
     _need_compiler("compiling")
     from tccompile.cli import report
+    from tccompile.pipeline import adapted, compile_model
     from tccompile.pipeline import check as check_model
-    from tccompile.pipeline import compile_model
     from tccompile.plan.format import write_plan
 
     if check:
         return _print_check(check_model(whole_or_part, options), as_json)
     budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
     with _Progress(quiet, verbose) as progress:
+        whole_or_part = adapted(whole_or_part, options)
         plan = compile_model(whole_or_part, options, progress)
         if exceeded := _exceeded(plan, budgets, options, as_json):
             return exceeded
@@ -435,7 +446,12 @@ def _verify(
     return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
 
 
-def _print_verification(verification: Verification, as_json: bool, quiet: bool) -> int:
+def _print_verification(
+    verification: Verification,
+    as_json: bool,
+    quiet: bool,
+    way_out: str = "--layers shows where it begins; --fp32 NODE is more exact",
+) -> int:
     """Print each output's error, and each tensor's if they were compared; the exit code."""
     from tccompile.verify.certificate import results_text
     from tccompile.verify.oracle import layers_text
@@ -448,7 +464,7 @@ def _print_verification(verification: Verification, as_json: bool, quiet: bool) 
         say(results_text(verification.results))
     if verification.passed:
         return 0
-    _fail("the plan differs from ONNX Runtime, and was not written: --layers shows where it begins; --fp32 NODE is more exact")
+    _fail(f"the plan differs from ONNX Runtime, and was not written: {way_out}")
     return VerificationError.exit_code
 
 
@@ -708,23 +724,26 @@ def _values_text(summary: Json) -> str:
 @click.command(cls=Command)
 @click.argument("plan", metavar="MODEL.plan", type=EXISTING)
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
+@click.option("--weights", is_flag=True, help="Print the model's weights that the plan is made of, and what is made of them.")
 @click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
+def tcinspect(plan: Path, steps: bool, weights: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
-    if steps + rebuild + (diff is not None) > 1:
-        raise UsageError("--rebuild and --diff compare, and --steps prints; give one")
+    if steps + rebuild + weights + (diff is not None) > 1:
+        raise UsageError("--rebuild and --diff compare, and --steps and --weights print; give one")
     if jobs and not rebuild:
         raise UsageError("--jobs says how --rebuild compiles; give it too")
     loaded = read_plan(plan)
     if rebuild:
         return _rebuild(loaded, jobs, as_json)
+    if weights:
+        return _print_weights(loaded, as_json)
     if diff is not None:
         return _print_changes(read_plan(diff), loaded, as_json)
     data = {"plan": str(plan), "bytes": plan.stat().st_size, **report.inspect(loaded)}
@@ -735,6 +754,14 @@ def tcinspect(plan: Path, steps: bool, rebuild: bool, diff: Path | None, jobs: i
     say(report.inspect_text(data))
     if steps:
         say(report.explain_text(sections))
+    return 0
+
+
+def _print_weights(plan: Plan, as_json: bool) -> int:
+    from tccompile.cli.report import weights, weights_text
+
+    found = weights(plan)
+    say(json_text({"weights": found}) if as_json else weights_text(found))
     return 0
 
 
@@ -763,4 +790,90 @@ def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
         return VerificationError.exit_code
     if not as_json:
         say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
+    return 0
+
+
+# --- tcrefit ---------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command)
+@click.argument("plan", metavar="MODEL.plan", type=EXISTING)
+@click.argument("new", metavar="NEW", type=EXISTING)
+@click.option("-o", "output", type=NEW, metavar="NEW.plan", help="The plan to write; default: in this folder, NEW's name.")
+@click.option("--was", type=EXISTING, metavar="OLD", help="The weights that the plan has, by the names that NEW has.")
+@click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What weights are called in NEW, or by adapters.")
+@click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into NEW's weights first.")
+@click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
+@click.option(
+    "--verify",
+    is_flag=False,
+    flag_value="-",
+    metavar="[DATA.npz]",
+    help="Compare outputs with those of NEW in ONNX Runtime; the plan gets a certificate. Without it, it loses the one it has.",
+)
+@click.option(
+    "--tolerance", type=click.FloatRange(0, min_open=True), metavar="X", help="The error that --verify allows, relative."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.version_option(__version__)
+def tcrefit(
+    plan: Path,
+    new: Path,
+    output: Path | None,
+    was: Path | None,
+    names: Path | None,
+    lora: Path | None,
+    lora_scale: float,
+    verify: str | None,
+    tolerance: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Put other weights into a plan: those of NEW, a model of the same graph (.onnx) or its weights alone (.safetensors).
+
+    Nothing is compiled. Weights that the plan's precision does not hold for are refused with exit code 9.
+    """
+    from tccompile.cli.refit import Asked, refitted_as
+    from tccompile.plan.format import read_plan, write_plan
+
+    output = output or Path(new.stem + ".plan")
+    data = Path(verify) if verify and verify != "-" else None
+    if data is not None and not data.is_file():
+        raise UsageError(f"--verify takes a file of inputs, or nothing, not {data}; put NEW before it")
+    if tolerance is not None and not verify:
+        raise UsageError("--tolerance says how to --verify; give it too")
+    if lora is None and lora_scale != 1.0:
+        raise UsageError("--lora-scale says how much adapters count; give --lora, too")
+    _check_output(output, plan, new, was, names, lora, data)
+    _check_plan_output(output)
+    loaded = read_plan(plan)
+    if new.suffix != ".safetensors" or (was is not None and was.suffix != ".safetensors"):
+        _need_compiler("reading a model")
+    made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
+    verification = None
+    if verify:
+        from tccompile.verify import oracle
+
+        if model is None:
+            raise UsageError(f"--verify runs NEW in ONNX Runtime, and {new} holds weights alone; give the model")
+        bounds = [expected.bound for c in loaded.certificates for expected in c.outputs]
+        ranges = {name: (r.low, r.high) for c in loaded.certificates for name, r in c.ranges.items() if not r.whole}
+        bound = tolerance or max(bounds, default=TOLERANCE["mixed"])
+        verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
+        made = verification.plan
+        if not verification.passed:
+            return _print_verification(verification, as_json, quiet, "compile the model with these weights")
+    write_plan(made, output)
+    dropped = bool(loaded.certificates) and not made.certificates
+    if as_json:
+        result = {"plan": str(output), "bytes": output.stat().st_size, "certificates": len(made.certificates)}
+        say(json_text(result | (verification.to_json() if verification else {})))
+        return 0
+    if verification:
+        _print_verification(verification, as_json, quiet)
+    if not quiet:
+        say(f"{output}: the plan {plan} with the weights of {new}")
+        if dropped:
+            say("its certificate was of the weights before, and is left out: --verify makes one")
     return 0

@@ -8,7 +8,9 @@ from typing import Any
 
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.weights import sources_of
 from tccompile.plan.format import Certificate, Entry, Plan, Step
+from tccompile.refit.constants import sources
 from tccompile.terminal import plain
 
 Json = dict[str, Any]
@@ -165,6 +167,35 @@ def inspect_text(data: Json) -> str:
             sets = f"{made['held']} set{'s' if made['held'] > 1 else ''} of inputs"
             errors += f" (on {sets} held back from calibration {real})"
         lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
+    return "\n".join(map(plain, lines))
+
+
+def weights(plan: Plan) -> list[Json]:
+    """Each of the model's weights that the plan knows: its type and shape, whether it can be replaced, what is made of it."""
+    known, made = sources(plan), dict[str, list[str]]()
+    for entry in plan.entries:
+        for constant, recipe in entry.program.constants.items():
+            for name in sources_of(recipe):
+                made.setdefault(name, []).append(constant)
+    return [
+        {
+            "name": name,
+            "dtype": known[name].dtype if name in known else None,
+            "shape": list(known[name].shape) if name in known else None,
+            "decided": name in plan.origin.decided,
+            "constants": sorted(set(made.get(name, ()))),
+        }
+        for name in sorted({*plan.origin.weights, *known})
+        if name in known or name in plan.origin.decided
+    ]
+
+
+def weights_text(found: list[Json]) -> str:
+    lines = []
+    for w in found:
+        kind = "" if w["dtype"] is None else f": {w['dtype']}[{', '.join(map(str, w['shape']))}]"
+        fixed = "  cannot be replaced: something was decided by its values" if w["decided"] else ""
+        lines.append(f"{w['name']}{kind}{fixed}" + (f"  in {', '.join(w['constants'])}" if w["constants"] else ""))
     return "\n".join(map(plain, lines))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,7 +19,21 @@ from tccompile.ir.storage import to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, evaluate, same, sources_of
-from tccompile.plan.format import Address, Entry, Image, Map, PlacedLaunch, Plan, PlanArg, Section, Step, pack_constant
+from tccompile.plan.format import (
+    Address,
+    Entry,
+    Held,
+    Image,
+    Map,
+    Origin,
+    PlacedLaunch,
+    Plan,
+    PlanArg,
+    Section,
+    Step,
+    pack_constant,
+)
+from tccompile.refit.held import exact, of_values, rounded, summed
 from tccompile.schedule.choose import Choice
 from tccompile.schedule.place import Placement
 
@@ -48,32 +63,42 @@ def pack(
     strip_weights: bool,
     notes: Sequence[str] = (),
     progress: Callable[[int, int], object] = lambda done, total: None,
+    origin: Origin | None = None,
+    rooms: Mapping[str, float] = MappingProxyType({}),
 ) -> Plan:
     """The plan. `sources` are the model's initializers, by name, from which the constants' recipes are evaluated.
 
     progress  is told how many constants of how many have been evaluated
+    origin    what is known of the model; the plan adds what its constants are
+    rooms     what magnitudes constants may have in any case, by name
     Raises UnsupportedError for weights that float16 cannot hold.
     """
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
     weights: dict[str, bytes] = {}
+    known: dict[str, Held] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
         program = _without_unread(program, _read(builds))
         names = _own_names(program, packed, number)
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
-        kept = [n for n in program.constants if n not in weights and not (strip_weights and _is_weight(n, program))]
-        of_one = partial(_packed, program=program, users=_users(program), sources=sources)
+        kept = [n for n in program.constants if n not in weights and n not in known]
+        of_one = partial(_packed, _Constants(program, sources, strip_weights, origin))
+        old_name = {new: old for old, new in names.items()}
         progress(0, len(kept))
         threads = ThreadPoolExecutor(THREADS)
         try:
-            for done, (constant, data) in enumerate(zip(kept, threads.map(of_one, kept), strict=True)):
-                weights[constant] = data
+            for done, (constant, (data, held)) in enumerate(zip(kept, threads.map(of_one, kept), strict=True)):
+                if data is not None:
+                    weights[constant] = data
+                if held is not None:
+                    known[constant] = replace(held, room=rooms.get(old_name.get(constant, constant), 0.0))
                 progress(done + 1, len(kept))
         finally:
             threads.shutdown(cancel_futures=True)  # an interrupt waits for those under way only
         packed.append(Entry(program, tuple(section(b, images, index) for b in builds)))
-    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes))
+    origin = Origin() if origin is None else replace(origin, held=known)
+    return Plan(name, producer, tuple(packed), tuple(index), weights, tuple(notes), origin=origin)
 
 
 def _is_weight(constant: str, program: Program) -> bool:
@@ -82,13 +107,36 @@ def _is_weight(constant: str, program: Program) -> bool:
     return tensor.nbytes > SMALL and bool(sources_of(program.constants[constant]))
 
 
-def _packed(constant: str, program: Program, users: Mapping[str, str], sources: Mapping[str, np.ndarray]) -> bytes:
-    """A constant as it lies in memory. Raises UnsupportedError for weights that float16 cannot hold."""
+class _Constants:
+    """A program's constants, and what is packed of them.
+
+    stripped  whether weights are left out
+    origin    what the plan tells of the model, to which it adds what constants are; None if it tells nothing
+    """
+
+    def __init__(self, program: Program, sources: Mapping[str, np.ndarray], stripped: bool, origin: Origin | None) -> None:
+        self.program, self.sources, self.stripped, self.origin = program, sources, stripped, origin
+        self.users, self.terms = _users(program), summed(program)
+
+
+def _packed(of: _Constants, constant: str) -> tuple[bytes | None, Held | None]:
+    """A constant as it lies in memory, unless it is left out, and what it is, if that is told.
+
+    Raises UnsupportedError for weights that float16 cannot hold.
+    """
+    tensor, recipe = of.program.tensors[constant], of.program.constants[constant]
+    left_out, told = of.stripped and _is_weight(constant, of.program), of.origin if sources_of(recipe) else None
+    if left_out and told is None:
+        return None, None
     with np.errstate(over="ignore"):
-        values = evaluate(program.constants[constant], sources)
-    if constant in users:
-        _check_range(users[constant], program.tensors[constant], values)
-    return pack_constant(program.tensors[constant], values)
+        values = evaluate(exact(recipe), of.sources)
+        held = None if told is None else of_values(recipe, values, tensor, of.terms.get(constant), told.factor > 0)
+        if left_out:
+            return None, held
+        values = rounded(recipe, values)
+    if constant in of.users:
+        _check_range(of.users[constant], tensor, values)
+    return pack_constant(tensor, values), held
 
 
 def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int]) -> Section:

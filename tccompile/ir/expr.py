@@ -603,6 +603,11 @@ def call(fn: str, *args: Expr | float) -> Expr:
     return Expr(fn, exprs, None, DType.BOOL if function.result == "bool" else exprs[-1].dtype)
 
 
+def is_sum(x: Expr) -> bool:
+    """Whether a float is made of a sum that no rounding to integers has come after: a quotient's last bit says nothing of it."""
+    return x.fn == "acc" or (x.fn not in ("round", "saturate", "floor", "ceil") and any(map(is_sum, x.args)))
+
+
 def walk(expr: Expr) -> list[Expr]:
     """The expression and everything in it, arguments before what uses them."""
     out: list[Expr] = []

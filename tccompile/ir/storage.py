@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 
 
 def convert(values: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
@@ -31,7 +32,10 @@ def convert(values: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
 
 
 def to_storage(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Values as `dtype` stores them: see `convert`; bf16 is rounded to nearest even and returned as its bits, uint16."""
+    """Values as `dtype` stores them: see `convert`. What NumPy does not have is rounded to nearest even and returned as its bits:
+    bf16 as uint16, floats of 8 bits as uint8. These saturate, infinities too; NaN stays NaN."""
+    if dtype in FLOAT8:
+        return _to_float8(convert(values, np.float32), dtype)
     if dtype is not DType.BF16:
         return convert(values, dtype.numpy)
     bits = np.ascontiguousarray(convert(values, np.float32)).view(np.uint32)
@@ -42,9 +46,40 @@ def to_storage(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 def from_storage(stored: np.ndarray, dtype: DType) -> np.ndarray:
     """Stored elements in the type that expressions compute in: float32, int64 or bool."""
+    if dtype in FLOAT8:
+        return _numbers_of(dtype)[stored]
     if dtype is DType.BF16:
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return convert(stored, dtype.compute.numpy)
+
+
+def _to_float8(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """The bits of float32 as a float of 8 bits: its bias is taken from the exponent, and its last digits are rounded off."""
+    dropped = 24 - dtype.digits
+    largest, normal = np.float32(dtype.largest), np.float32(dtype.least_normal)
+    size = np.minimum(np.abs(values), largest)  # NaN stays
+    bits = size.view(np.uint32)
+    rounded = (bits + np.uint32((1 << dropped - 1) - 1) + (bits >> dropped & 1) >> dropped) - (normal.view(np.uint32) >> dropped)
+    with np.errstate(invalid="ignore"):
+        least = np.rint(np.where(size < normal, size, 0) / (normal * np.float32(dtype.eps)))  # in steps of the least number
+        code = np.where(size < normal, least, (rounded + (1 << dtype.digits - 1)).astype(np.float32))
+        code = np.where(np.isnan(values), np.float32(0x7F), code).astype(np.uint8)
+    return np.where(np.signbit(values) & ~np.isnan(values), code | 0x80, code).astype(np.uint8)
+
+
+@cache
+def _numbers_of(dtype: DType) -> np.ndarray:
+    """What each byte stands for as a float of 8 bits."""
+    byte, fraction = np.arange(256), dtype.digits - 1
+    exponent, rest = (byte & 0x7F) >> fraction, byte & (1 << fraction) - 1
+    size = np.where(exponent > 0, rest + (1 << fraction), rest) * 2.0 ** (np.maximum(exponent, 1) - 1)
+    size *= dtype.least_normal * dtype.eps
+    if dtype.infinite:
+        size[exponent == exponent.max()] = np.nan
+        size[(byte & 0x7F) == (exponent.max() << fraction)] = np.inf
+    else:
+        size[(byte & 0x7F) == 0x7F] = np.nan
+    return np.where(byte & 0x80, -size, size).astype(np.float32)
 
 
 def elements(buffer: np.ndarray, tensor: Tensor, shape: Sequence[int] | None = None) -> np.ndarray:

@@ -134,5 +134,9 @@ class DType(Enum):
         return math.ldexp(1.0, 1 - self.digits)
 
 
-ELEMENTS = tuple(t for t in DType if t not in (DType.TF32, DType.E5M2, DType.E4M3, DType.I4, DType.U4))
+FLOAT8 = (DType.E4M3, DType.E5M2)
+"""Floats of 8 bits: what products are made of, and what is between them. Nothing is computed in them, and no model gives or takes
+them: it has their bits as uint8."""
+
+ELEMENTS = tuple(t for t in DType if t not in (DType.TF32, DType.I4, DType.U4))
 """The types that a tensor's elements may have: those that kernels load and store. A model with others is refused."""

@@ -6,6 +6,7 @@ are too small to matter), and transforms of `TRANSFORMS`. It is part of the plan
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.types import DType
+
 Attributes = tuple[tuple[str, Any], ...]
 """A transform's parameters by name: integers, floats, strings, and tuples of them."""
+
+GROWTH = 1.25
+"""How far sums of integer weights, and integers that are added to them, may grow when others take their place (`refit/`): what is
+decided by them holds for that."""
 
 SMALL = 4096
 """Bytes up to which a constant is kept by value even when weights are left out of a plan."""
@@ -143,6 +151,35 @@ def _cheapest(cost: np.ndarray, gap: np.ndarray, total: np.ndarray, bound: float
     return at[flipped], (after[edges[1:]] - after[edges[:-1]] < total) & (bound < 1)
 
 
+def byte_scales(x: np.ndarray) -> np.ndarray:
+    """The scale of each row, of its first axis, that leaves the least error in signed bytes without a zero point."""
+    rows = x.reshape(len(x), -1)
+    most = np.abs(rows).max(1, initial=0.0)
+    best, least = np.ones(len(rows)), np.full(len(rows), np.inf)
+    for cut in BYTE_CUTS:
+        scale = np.maximum(most * cut / BYTE, np.finfo(np.float32).tiny).astype(np.float32)
+        q = np.clip(np.rint(rows / scale[:, None]), -BYTE, BYTE)
+        errors = np.square(q * scale[:, None] - rows).sum(1, dtype=np.float64)
+        better = errors < least
+        best[better], least[better] = scale[better], errors[better]
+    return np.where(most > 0, best, 1.0).astype(np.float32)
+
+
+BYTE_CUTS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
+"""Shares of a row's greatest magnitude beyond which values are cut off, of which the one with the least error is taken."""
+
+
+def float8_scale(most: np.ndarray | np.floating) -> np.ndarray:
+    """The scale of E4M3 for values up to this magnitude."""
+    return np.maximum(most / np.float32(DType.E4M3.largest), np.finfo(np.float32).tiny).astype(np.float32)
+
+
+def float8_scales(x: np.ndarray) -> np.ndarray:
+    """The scale of E4M3 for each row, of its first axis."""
+    most = np.abs(x.reshape(len(x), -1)).max(1, initial=0.0)
+    return np.where(most > 0, float8_scale(most), 1.0).astype(np.float32)
+
+
 def _in_bytes(x: np.ndarray, scale: np.ndarray, means: np.ndarray) -> np.ndarray:
     """As int8, each row less its own scale, such that sums over a row weighted by `means` stay: they are of its second axis.
 
@@ -203,7 +240,10 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "transpose": lambda x, axes: x.transpose(axes),
     "cast": _cast,
     "rounded": _rounded,
+    "byte_scales": byte_scales,
+    "float8_scales": float8_scales,
     "in_bytes": _in_bytes,
+    "float8": lambda x: from_storage(to_storage(x, DType.E4M3), DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
     "pad": _pad,
@@ -235,6 +275,13 @@ def evaluate(recipe: Recipe, sources: Mapping[str, np.ndarray]) -> np.ndarray:
             return values
         case Transform(fn, args, attributes):
             return TRANSFORMS[fn](*(evaluate(a, sources) for a in args), **dict(attributes))
+
+
+def digest(values: np.ndarray) -> str:
+    """The SHA-256 of an array: its type, its shape and its bytes."""
+    whole = hashlib.sha256(f"{values.dtype.name} {values.shape}".encode())
+    whole.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()
 
 
 def extents(recipe: Recipe) -> tuple[tuple[int, ...], int]:
@@ -285,6 +332,8 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
         case "take":
             axis = range(max(len(x), 1))[given["axis"]]  # a single number is taken from as a row of one
             return (*x[:axis], *shapes[1], *x[axis + 1 :])
+        case "byte_scales" | "float8_scales":
+            return x[:1]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
     return x

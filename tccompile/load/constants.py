@@ -1,13 +1,34 @@
-"""Constants of a graph that know where their values come from."""
+"""Constants of a graph that know where their values come from, and whether their values decided anything.
+
+A plan's weights can be replaced (`refit/`), as long as nothing but recipes has looked at them. So whoever reads `Weight.values`
+says that what it does next depends on them, and `decisive` collects the names of the model's weights that they are made of. Who
+only needs a type or a shape, or makes another constant by a recipe, takes `held`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, transform
+from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, sources_of, transform
+
+_decided: ContextVar[set[str] | None] = ContextVar("decided", default=None)
+
+
+@contextmanager
+def decisive() -> Iterator[set[str]]:
+    """Within it, the names of the model's weights whose values something depends on, beside the constants made of them."""
+    names = set[str]()
+    token = _decided.set(names)
+    try:
+        yield names
+    finally:
+        _decided.reset(token)
 
 
 class Weight(gs.Constant):
@@ -21,8 +42,30 @@ class Weight(gs.Constant):
         super().__init__(name, values)
         self.recipe = recipe
 
+    @property
+    def values(self) -> np.ndarray:
+        """What the reader decides by; see `held` for other uses."""
+        decide_by(*sources_of(self.recipe))
+        return self._values
+
+    @values.setter
+    def values(self, values: np.ndarray) -> None:
+        self._values = values
+
     def copy(self) -> Weight:
-        return Weight(self.name, self.values, self.recipe)
+        return Weight(self.name, self._values, self.recipe)
+
+
+def held(constant: gs.Constant) -> np.ndarray:
+    """A constant's values where nothing is decided by them: for their type and shape, or to make others by a recipe."""
+    return constant._values if isinstance(constant, Weight) else constant.values
+
+
+def decide_by(*names: str) -> None:
+    """Say that the values of the model's weights of these names decide something."""
+    known = _decided.get()
+    if known is not None:
+        known.update(names)
 
 
 def literal(name: str, values: Any, dtype: Any = None) -> Weight:
@@ -38,11 +81,12 @@ def recipe_of(constant: gs.Constant) -> Recipe:
 
 def dequantized(x: gs.Constant, scale: gs.Constant, zero: gs.Constant | None, axis: int) -> Weight:
     """The constant (x - zero) * scale in float32, each of them one number or a vector along `axis` of x."""
-    along = tuple(-1 if a == axis % max(x.values.ndim, 1) else 1 for a in range(x.values.ndim))
+    rank = len(x.shape)
+    along = tuple(-1 if a == axis % max(rank, 1) else 1 for a in range(rank))
 
     def lying(t: gs.Constant) -> Weight:
         number = derived("", "cast", t, dtype="float32")
-        return derived("", "reshape", number, shape=along if t.values.size > 1 else (1,) * x.values.ndim if t.values.ndim else ())
+        return derived("", "reshape", number, shape=along if held(t).size > 1 else (1,) * rank if t.shape else ())
 
     out = derived("", "cast", x, dtype="float32")
     if zero is not None:
@@ -52,7 +96,7 @@ def dequantized(x: gs.Constant, scale: gs.Constant, zero: gs.Constant | None, ax
 
 def derived(name: str, fn: str, *args: gs.Constant | np.ndarray, **attributes: Any) -> Weight:
     """The constant `TRANSFORMS[fn](*args, **attributes)`; arrays among `args` are literals."""
-    values = [a if isinstance(a, np.ndarray) else a.values for a in args]
+    values = [a if isinstance(a, np.ndarray) else held(a) for a in args]
     recipes = [Literal(a) if isinstance(a, np.ndarray) else recipe_of(a) for a in args]
     result = np.asarray(TRANSFORMS[fn](*values, **attributes))
     known = all(isinstance(r, Literal) for r in recipes)

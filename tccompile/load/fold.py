@@ -25,7 +25,7 @@ from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib
-from tccompile.load.constants import Weight, dequantized, derived, literal
+from tccompile.load.constants import Weight, dequantized, derived, held, literal
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -144,8 +144,8 @@ class Folder:
         self.control = Unroller(self)
         self.factors = _factors(graph)
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
-        self.room = ROOM + 16 * sum(w.values.nbytes for w in constants.values())
-        self.work = WORK + 64 * sum(w.values.size for w in constants.values())
+        self.room = ROOM + 16 * sum(held(w).nbytes for w in constants.values())
+        self.work = WORK + 64 * sum(held(w).size for w in constants.values())
 
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
@@ -198,8 +198,8 @@ class Folder:
                     if name:
                         del self.types[name]
                         self.set_constant(name, weight)
-                        if not any(np.may_share_memory(weight.values, c.values) for c in inputs):  # type: ignore[union-attr]
-                            self.room -= weight.values.nbytes
+                        if not any(np.may_share_memory(held(weight), held(c)) for c in inputs):  # type: ignore[union-attr]
+                            self.room -= held(weight).nbytes
                 return
         if standard and _is_function(node) and (body := self.body(node)):
             for name in filter(None, node.output):
@@ -211,7 +211,7 @@ class Folder:
     @cached_property
     def block(self) -> int | None:
         """How many channels a block has."""
-        shapes = {name: weight.values.shape for name, weight in self.constants.items()}
+        shapes = {name: weight.shape for name, weight in self.constants.items()}
         return contrib.block_of(self.graph.node, shapes, self.said_block)
 
     def values(self, name: str) -> np.ndarray | None:
@@ -343,7 +343,7 @@ class Folder:
         return self.alias.get(name, name)
 
     def set_constant(self, name: str, weight: Weight) -> None:
-        self.constants[name] = Weight(name, weight.values, weight.recipe)
+        self.constants[name] = Weight(name, held(weight), weight.recipe)
 
     def take_apart(self, node: onnx.NodeProto) -> bool:
         """Removes the node if it handles a sequence whose tensors are known one by one: True if that was so."""
@@ -395,7 +395,7 @@ class Folder:
     def number(self, node: onnx.NodeProto, i: int) -> int | None:
         """The value of input i, if it is a constant number."""
         weight = self.constants.get(node.input[i])
-        return int(weight.values.item()) if weight is not None and weight.values.size == 1 else None
+        return int(weight.values.item()) if weight is not None and held(weight).size == 1 else None
 
     def instead(self, *nodes: onnx.NodeProto) -> None:
         """These nodes come next."""
@@ -410,7 +410,7 @@ class Folder:
         if weight is None or not stays or not -len(x.shape) <= axis < len(x.shape):
             return False
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
-        if weight.values.ndim == 0:  # of this size each, and what is left
+        if held(weight).ndim == 0:  # of this size each, and what is left
             step = max(int(sizes[0]), 1)
             if n > step * MAX_PARTS:
                 raise UnsupportedError(
@@ -440,7 +440,7 @@ class Folder:
     def type_of(self, name: str, node: onnx.NodeProto) -> Type:
         weight = self.constants.get(name)
         if weight is not None:
-            return Type(onnx.helper.np_dtype_to_tensor_dtype(weight.values.dtype), weight.values.shape)
+            return Type(onnx.helper.np_dtype_to_tensor_dtype(weight.dtype), weight.shape)
         if name not in self.types:
             raise ModelError(f"{title(node)} reads {name!r}, which nothing before it computes")
         return self.types[name]
@@ -479,9 +479,9 @@ class Folder:
         names = [name for name in reads(node) if name]
         types = {name: self.type_of(name, node).proto for name in names}
         data = {
-            name: onnx.numpy_helper.from_array(np.array(weight.values), name)
+            name: onnx.numpy_helper.from_array(np.array(held(weight) if node.op_type in WEIGHED else weight.values), name)
             for name in names
-            if (weight := self.constants.get(name)) is not None and weight.values.nbytes <= 4096 and weight.values.ndim <= 1
+            if (weight := self.constants.get(name)) is not None and held(weight).nbytes <= 4096 and held(weight).ndim <= 1
         }
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         if domain == "":
@@ -555,7 +555,7 @@ class Folder:
     def parts(self, node: onnx.NodeProto) -> int | None:
         """How many a Split says it has, where it says so."""
         sizes = self.constants.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-        return sizes.values.size if sizes is not None else _attribute(node, "num_outputs")
+        return held(sizes).size if sizes is not None else _attribute(node, "num_outputs")
 
     def window_length(self, node: onnx.NodeProto) -> int | None:
         """Of an STFT."""
@@ -573,7 +573,7 @@ class Folder:
     def counted(self, node: onnx.NodeProto) -> dict[str, Type]:
         """The types of what an operator of COUNTED finds in a constant; none where that takes too long."""
         x = self.constants[node.input[0]]
-        if x.values.size > max(self.work, SMALL):
+        if held(x).size > max(self.work, SMALL):
             return {}
         values = [w.values for w in _reference(node, [x], self.opsets)]
         types = [Type(onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for v in values]
@@ -593,7 +593,7 @@ class Folder:
         shape = list(x.shape)
         if (
             sizes is not None
-            and sizes.values.size == len(axes)
+            and held(sizes).size == len(axes)
             and _attribute(node, "keep_aspect_ratio_policy", b"stretch") == b"stretch"
         ):
             if sizes.values.min(initial=0) < 0:
@@ -601,7 +601,7 @@ class Folder:
             for axis, size in zip(axes, sizes.values.tolist(), strict=True):
                 shape[axis] = size
             return Type(x.elem, tuple(shape))
-        if scales is None or scales.values.size != len(axes):
+        if scales is None or held(scales).size != len(axes):
             return None
         for axis, scale in zip(axes, scales.values.reshape(-1), strict=True):
             shape[axis] = int(np.floor(np.float32(shape[axis]) * np.float32(scale)))
@@ -612,9 +612,9 @@ class Folder:
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT or node.output[0] in self.factors:
             return False
-        if node.op_type in ORDERED and any(w.values.dtype.kind == "f" and np.isnan(w.values).any() for w in inputs):
+        if node.op_type in ORDERED and any(w.dtype.kind == "f" and np.isnan(held(w)).any() for w in inputs):
             return False
-        made_of = sum(w.values.nbytes for w in inputs)
+        made_of = sum(held(w).nbytes for w in inputs)
         made = sum(math.prod(self.types[y].shape) * self.types[y].dtype.itemsize for y in node.output if y)
         if node.op_type in ("ConstantOfShape", "Expand"):
             return made <= max(LARGE_VIEW, 4 * made_of)
@@ -625,14 +625,14 @@ class Folder:
         """The elements that evaluating the node takes about as long as reading and making: none for a view."""
         if node.op_type in ("ConstantOfShape", "Expand"):
             return 0
-        sizes, made = [w.values.size for w in inputs], sum(math.prod(self.types[y].shape) for y in node.output if y)
+        sizes, made = [held(w).size for w in inputs], sum(math.prod(self.types[y].shape) for y in node.output if y)
         match node.op_type:
             case "Conv":
-                return sum(sizes) + GATHERED * made * math.prod(inputs[1].values.shape[1:])
+                return sum(sizes) + GATHERED * made * math.prod(inputs[1].shape[1:])
             case "Einsum":
                 return math.prod(sizes)
             case "Gemm" | "MatMul" | "MatMulInteger" | "QLinearMatMul":
-                terms = max(max(w.values.shape[-2:], default=1) for w in inputs)
+                terms = max(max(w.shape[-2:], default=1) for w in inputs)
                 return sum(sizes) + made * terms // (PER_ELEMENT if self.types[node.output[0]].dtype.kind == "f" else 1)
         return sum(sizes) + made
 
@@ -648,8 +648,8 @@ class Folder:
             log.debug("%s is not folded: %s", title(node), first_line(e))
             return None
         for name, weight in zip(node.output, result, strict=False):
-            if name and (weight.values.dtype, weight.values.shape) != (self.types[name].dtype, self.types[name].shape):
-                log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.values.dtype)
+            if name and (weight.dtype, weight.shape) != (self.types[name].dtype, self.types[name].shape):
+                log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.dtype)
                 return None
         return result
 
@@ -690,6 +690,48 @@ class Folder:
             del self.constants[name]
         live = used | {v.name for v in self.graph.input} | {y for node in self.kept for y in node.output}
         self.types = {name: t for name, t in self.types.items() if name in live}
+
+
+WEIGHED = frozenset(
+    [
+        "Add",
+        "BatchNormalization",
+        "Cast",
+        "Concat",
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DequantizeLinear",
+        "Div",
+        "Flatten",
+        "GRU",
+        "Gather",
+        "Gemm",
+        "GroupNormalization",
+        "Identity",
+        "InstanceNormalization",
+        "LSTM",
+        "LayerNormalization",
+        "MatMul",
+        "MatMulInteger",
+        "Max",
+        "Min",
+        "Mul",
+        "Neg",
+        "PRelu",
+        "Pow",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "RMSNormalization",
+        "RNN",
+        "Sqrt",
+        "Sub",
+        "Transpose",
+        "Where",
+    ]
+)
+"""Operators whose results have a shape that follows from the shapes of what they read, and their attributes, alone."""
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
@@ -769,7 +811,7 @@ def _gather(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
 
 
 def _slice(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    shape = x[0].values.shape
+    shape = x[0].shape
     starts, ends = x[1].values.tolist(), x[2].values.tolist()
     axes = x[3].values.tolist() if len(x) > 3 and x[3] is not None else range(len(starts))
     steps = x[4].values.tolist() if len(x) > 4 and x[4] is not None else [1] * len(starts)
@@ -802,7 +844,7 @@ def _shift(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
 def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """(x - zero_point) * scale, with one scale a tensor, one an extent of `axis`, or one a block along it."""
     block, shape = _attribute(node, "block_size", 0), list(y.shape)
-    if block and x[1].values.dtype == np.float32 and len(shape) > 0:
+    if block and x[1].dtype == np.float32 and len(shape) > 0:
         axis = _attribute(node, "axis", 1) % len(shape)
         if shape[axis] % block:
             return None
@@ -821,7 +863,7 @@ def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | N
 def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """The same without blocks."""
     scale = x[1]
-    if scale.values.ndim > 1 or _attribute(node, "block_size", 0) or scale.values.dtype != np.float32:
+    if held(scale).ndim > 1 or _attribute(node, "block_size", 0) or scale.dtype != np.float32:
         return None
     return [dequantized(x[0], scale, x[2] if len(x) > 2 else None, _attribute(node, "axis", 1))]
 

@@ -27,9 +27,11 @@ from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
+from tccompile.ir.storage import to_storage
+from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Source
 from tccompile.load import contrib, narrow
-from tccompile.load.constants import Weight
+from tccompile.load.constants import Weight, decide_by, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
 from tccompile.load.issues import Findings, Issue
@@ -58,7 +60,15 @@ class Opened:
     block: int | None = None  # how many channels a block has, where the user says it
 
 
-Model = str | Path | onnx.ModelProto | Part
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """A model, or a part of one, with other values of some of its initializers, as `sources` gives them."""
+
+    model: str | Path | onnx.ModelProto | Part
+    weights: Mapping[str, np.ndarray]
+
+
+Model = str | Path | onnx.ModelProto | Part | Tuned
 
 
 def read(model: Model | Opened, block: int | None = None) -> Opened:
@@ -81,6 +91,8 @@ def _read(model: Model, block: int | None) -> Opened:
     _sort(proto.graph)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)
     _check(proto)
+    if isinstance(model, Tuned):
+        weights |= model.weights
     return Opened(deepcopy(proto), weights, block)  # of what is deleted from it, a message keeps the memory
 
 
@@ -141,6 +153,11 @@ def input_names(model: Model) -> list[str]:
     return [v.name for v in graph.input if v.name not in weights]
 
 
+def output_names(model: Model) -> list[str]:
+    """The names of the model's outputs, as its file says."""
+    return [v.name for v in parsed(model)[0].graph.output]
+
+
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +167,12 @@ def parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(model, Tuned):
+        proto, path = _parsed(model.model)
+        for tensor in _constants_of(proto.graph):
+            if tensor.name in model.weights:
+                _set_values(tensor, model.weights[tensor.name])
+        return proto, path
     if isinstance(model, Part):
         proto, path = _parsed(model.model)
         cut(proto, model.inputs, model.outputs)
@@ -170,6 +193,25 @@ def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
         raise ModelError(f"{path or 'the model'} is not an ONNX model: it holds no graph")
     _check_text(proto)
     return proto, path
+
+
+def _constants_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Its initializers, and the large constants that count as such."""
+    yield from graph.initializer
+    for node in graph.node:
+        if (tensor := _large_constant(node)) is not None:
+            tensor.name = node.output[0]
+            yield tensor
+
+
+def _set_values(tensor: onnx.TensorProto, values: np.ndarray) -> None:
+    """Other values for a tensor, which keeps its type: bfloat16 rounds them."""
+    if tensor.data_type == BF16:
+        made = onnx.TensorProto(data_type=BF16, dims=values.shape, raw_data=to_storage(values, DType.BF16).tobytes())
+    else:
+        made = onnx.numpy_helper.from_array(values)
+    made.name = tensor.name
+    tensor.CopyFrom(made)
 
 
 def _sort(graph: onnx.GraphProto) -> None:
@@ -547,7 +589,10 @@ def _upgrade(graph: onnx.GraphProto | onnx.FunctionProto, opset: int, weights: M
     small = {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t")}
 
     def values(name: str) -> np.ndarray | None:
-        return weights[name] if name in weights else onnx.numpy_helper.to_array(small[name]) if name in small else None
+        if name in weights:
+            decide_by(name)
+            return weights[name]
+        return onnx.numpy_helper.to_array(small[name]) if name in small else None
 
     taken = {name for n in graph.node for name in (*n.input, *n.output)} | set(weights)
     nodes = upgrade_nodes(graph.node, opset, Scope(values, taken))
@@ -673,7 +718,7 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
         graph = _guard("the model cannot be imported", gs.import_onnx, proto)
     for name, tensor in graph.tensors().items():
         if name in constants:
-            tensor.to_constant(constants[name].values)
+            tensor.to_constant(held(constants[name]))
             tensor.__class__, tensor.recipe = Weight, constants[name].recipe
     return graph
 

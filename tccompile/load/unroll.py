@@ -237,8 +237,9 @@ class Unroller:
         read = dict.fromkeys([*carried, *(name for n in nodes for name in n.input if name in f.constants)])
         rows = {name: len(f.type_of(name, node).shape) - 1 for name in scanned}
         others = {name: len(f.type_of(name, node).shape) for name in read if name not in rows}
-        weights = {name: f.constants[name].values for name in others if name in f.constants}
-        axes = {name: w.reshape(-1).tolist() for name, w in weights.items() if w.dtype == np.int64 and w.size <= MOST}
+        weights = {name: f.constants[name] for name in others if name in f.constants}
+        short = {name: w for name, w in weights.items() if w.dtype == np.int64 and math.prod(w.shape) <= MOST}
+        axes = {name: w.values.reshape(-1).tolist() for name, w in short.items()}
         made = mapped(nodes, rows, others, axes)
         if made is None:
             return False

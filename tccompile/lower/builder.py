@@ -14,11 +14,11 @@ from tccompile.ir.expr import constant as index_constant
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Tensor, dense
-from tccompile.ir.types import ELEMENTS, DType
+from tccompile.ir.types import ELEMENTS, FLOAT8, DType
 from tccompile.ir.weights import Literal, Recipe
 from tccompile.load.constants import recipe_of
 from tccompile.load.issues import Issue, Refusal
-from tccompile.lower import narrow
+from tccompile.lower import float8, narrow
 
 Order = tuple[int, ...]
 """A layout: the axes of a tensor, outermost first."""
@@ -38,7 +38,7 @@ def dtype_of(t: gs.Tensor) -> DType | None:
         found = DType(np.dtype(dtype).name)
     except (TypeError, ValueError):
         return None
-    return found if found in ELEMENTS else None
+    return found if found in ELEMENTS and found not in FLOAT8 else None
 
 
 def shape_of(t: gs.Tensor) -> Shape:
@@ -90,8 +90,8 @@ class Reads:
 class Builder:
     """A Program in the making. Converters are called with `node` set to the node that they convert.
 
-    All floats inside the program are F32; integers and booleans keep the model's type. Model inputs and outputs keep
-    their own type, row-major and without padding.
+    All floats inside the program are F32, but for those that `float8` stores in 8 bits; integers and booleans keep the model's
+    type. Model inputs and outputs keep their own type, row-major and without padding.
     """
 
     def __init__(self, graph: gs.Graph) -> None:
@@ -103,6 +103,7 @@ class Builder:
         self._values: dict[str, str] = {}  # the model's name of a tensor → ours
         self._copies: dict[tuple[str, Order], str] = {}  # (ours, order) → a copy of it in another layout
         self._outputs = {t.name for t in graph.outputs}
+        self.float8 = float8.found(graph)
         self._taken = {t.name for t in (*graph.inputs, *graph.outputs)}
 
     # --- errors
@@ -166,6 +167,8 @@ class Builder:
 
     def dtype(self, t: gs.Tensor) -> DType:
         """The type in which the program holds a model's tensor between inputs and outputs."""
+        if t.name in self.float8.stored:
+            return self.float8.stored[t.name]
         dtype = self.io_dtype(t)
         return DType.F32 if dtype.is_float else dtype
 
@@ -253,7 +256,7 @@ class Builder:
 
     def with_order(self, x: Tensor, order: Order) -> Tensor:
         """`x`, or a copy of it in a dense padded layout with axes in `order` and the type that the program computes in."""
-        dtype = DType.F32 if x.dtype.is_float else x.dtype
+        dtype = DType.F32 if x.dtype.is_float and x.dtype not in FLOAT8 else x.dtype
         if x.name not in self.inputs and x == dense(x.name, x.shape, dtype, order):
             return x
         key = x.name, order

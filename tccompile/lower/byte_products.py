@@ -7,6 +7,7 @@ constants. A convolution's padding counts as the zero point, but is 0 in memory:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.expr import Expr, View, call, cast, coord
 from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
-from tccompile.ir.weights import Literal, Recipe, transform
-from tccompile.load.constants import derived, recipe_of
+from tccompile.ir.weights import GROWTH, Literal, Recipe, transform
+from tccompile.load.constants import derived, held, recipe_of
 from tccompile.lower import conv, linear
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.windows import Window, window
@@ -59,16 +60,16 @@ def zero_of(zero: gs.Tensor | None) -> int | None:
     """The number that a zero point is; None where it is not constant or several."""
     if zero is None:
         return 0
-    return int(zero.values.item()) if isinstance(zero, gs.Constant) and zero.values.size == 1 else None
+    return int(zero.values.item()) if isinstance(zero, gs.Constant) and math.prod(zero.shape) == 1 else None
 
 
 def of_weights(b: Builder, x: gs.Tensor, zero: int, w: gs.Constant, rows: Callable[[np.ndarray], np.ndarray]) -> Bytes | None:
     """The operands of a product with constant weights, or None where these are not bytes.
 
-    w     the weights less their zero points, as floats
+    w     the weights less their zero points, as floats; nothing is decided by them that `refit/` does not hold others to
     rows  gives them with those of a sum as a row
     """
-    values = rows(w.values)
+    values = rows(held(w))
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     dtype = next((d for d in (DType.I8, DType.U8) if d.lowest <= low and high <= d.largest), None)
     if dtype is None:
@@ -76,7 +77,7 @@ def of_weights(b: Builder, x: gs.Tensor, zero: int, w: gs.Constant, rows: Callab
     above, below = (np.maximum(sign * values, 0).sum(1, dtype=np.float64) for sign in (1, -1))
     most = 128 * (above + below) if b.io_dtype(x) is DType.I8 else 255 * np.maximum(above, below)
     weights = derived(b.unique(f"{w.name}/bytes"), "cast", w, dtype=dtype.numpy.name)
-    return Bytes(x, weights, zero, int(most.max(initial=0)))
+    return Bytes(x, weights, zero, int(GROWTH * most.max(initial=0)))
 
 
 def convolution(b: Builder, given: Bytes, y: gs.Tensor, finish: Finish) -> None:

@@ -23,7 +23,13 @@ DEPTHWISE: dict[int, Order] = {3: (2, 1, 0), 4: (2, 3, 1, 0)}
 def conv(node: gs.Node, b: Builder) -> None:
     bias = b.input(2)
     x, w = node.inputs[:2]
-    product(b, x, w, node.outputs[0], lambda reads: ACC if bias is None else call("add", ACC, reads.along(bias, 1)))
+    given = b.float8.products.get(id(node))
+
+    def finish(reads: Reads) -> Expr:
+        total = ACC if given is None else call("mul", ACC, reads.along(given.scale, 1))
+        return total if bias is None else call("add", total, reads.along(bias, 1))
+
+    product(b, x, w if given is None else given.numbers, node.outputs[0], finish)
 
 
 def product(b: Builder, x: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callable[[Reads], Expr]) -> None:

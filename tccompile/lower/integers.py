@@ -34,8 +34,8 @@ from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.ops import Gemm, Reduce
 from tccompile.ir.tensor import GRAIN, Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import Recipe, transform
-from tccompile.load.constants import derived, recipe_of
+from tccompile.ir.weights import GROWTH, Recipe, transform
+from tccompile.load.constants import derived, held, recipe_of
 from tccompile.lower import byte_products, conv, linear
 from tccompile.lower.builder import IMAGE, Builder, Order, Reads, shape_of
 from tccompile.lower.byte_products import EXACT, Bytes
@@ -78,7 +78,7 @@ def centred(b: Builder, t: gs.Tensor, zero: int, axis: int, order: Order | None 
     """`t` less its zero point, which is input number `zero`."""
     z, limits = b.input(zero), np.iinfo(b.io_dtype(t).numpy)
     zeros = (0, 0) if z is None else (limits.min, limits.max)
-    if isinstance(z, gs.Constant) and z.values.size:
+    if isinstance(z, gs.Constant) and math.prod(z.shape):
         zeros = int(z.values.min()), int(z.values.max())
     low, high = min(limits.min - zeros[1], 0), max(limits.max - zeros[0], 0)
     return Factor(t, z, max(axis, -len(t.shape)) % len(t.shape), order, low, high)
@@ -132,7 +132,7 @@ class _Sums:
         self.a, self.w, self.terms = a, w, terms
         self.rows = None
         if isinstance(weights, gs.Constant):
-            rows = lines(weights.values)
+            rows = GROWTH * lines(held(weights))
             self.rows = np.maximum(rows, 0), np.maximum(-rows, 0)
 
     def bound(self, share: int) -> int:
@@ -145,7 +145,11 @@ class _Sums:
             return 0
         starts = np.arange(0, self.terms, share)
         above, below = (np.add.reduceat(r, starts, axis=1, dtype=np.float64) for r in self.rows)
-        return int(max((up * above + down * below).max(), (down * above + up * below).max()))
+        least, both = min(up, down), (above + below).max()  # of these maxima `refit/` knows that others keep to them
+        rest = max(
+            (up - least) * above.max() + (down - least) * below.max(), (down - least) * above.max() + (up - least) * below.max()
+        )
+        return int(least * both + rest)
 
     def share(self) -> int:
         """How many terms a part has: all of them, or else a multiple of GRAIN, the same in all parts but for the last."""

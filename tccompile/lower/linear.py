@@ -21,10 +21,12 @@ def gemm(node: gs.Node, b: Builder) -> None:
     a, w = node.inputs[:2]
     y = node.outputs[0]
     _floats_only(b, a)
+    given = b.float8.products.get(id(node))
+    w = w if given is None else given.numbers
     left = columns(b, a) if b.attr("transA", 0) else b.matrix(a)
     right = b.matrix(w) if b.attr("transB", 0) else columns(b, w)
     reads = Reads(b, shape_of(y))
-    expr = _scaled(ACC, b.attr("alpha", 1.0))
+    expr = _scaled(ACC if given is None else call("mul", ACC, reads.along(given.scale, 1)), b.attr("alpha", 1.0))
     c = b.input(2)
     if c is not None and b.attr("beta", 1.0) != 0.0:
         expr = call("add", expr, _scaled(reads.broadcast(c), b.attr("beta", 1.0)))
@@ -35,7 +37,11 @@ def matmul(node: gs.Node, b: Builder) -> None:
     """NumPy's matmul: leading axes broadcast; a vector is a matrix of one row or column that is dropped from the result."""
     a, w = node.inputs[:2]
     _floats_only(b, a)
-    product(b, a, w, node.outputs[0])
+    given = b.float8.products.get(id(node))
+    if given is None:
+        product(b, a, w, node.outputs[0])
+        return
+    product(b, a, given.numbers, node.outputs[0], lambda reads: call("mul", ACC, reads.along(given.scale, len(reads.shape) - 1)))
 
 
 def product(b: Builder, a: gs.Tensor, w: gs.Tensor, y: gs.Tensor, finish: Callable[[Reads], Expr] = lambda reads: ACC) -> None:

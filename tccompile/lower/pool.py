@@ -29,7 +29,7 @@ from tccompile.ir.expr import (
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Pool, Scatter
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.windows import Window, window
 
@@ -42,7 +42,7 @@ MAX_INDEXED = 9
 def max_pool(node: gs.Node, b: Builder) -> None:
     win, t = _window(node, b), node.inputs[0]
     indexed = len(node.outputs) > 1 and b.used(node.outputs[1])
-    as_they_are = b.dtype(t) in BYTES and len(t.shape) < 5 and not indexed
+    as_they_are = b.dtype(t) in (*BYTES, *FLOAT8) and len(t.shape) < 5 and not indexed
     x = b.image(t) if as_they_are else _floats(node, b)
     _pool(node, b, x, "max", win)
     if indexed:

@@ -12,6 +12,8 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import Expr, View, call, cast, const, coord, quotient
 from tccompile.ir.types import DType
+from tccompile.ir.weights import GROWTH
+from tccompile.load.constants import held
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
 from tccompile.lower.byte_products import EXACT
 from tccompile.lower.integers import centred, convolution, integer, matmul
@@ -73,7 +75,7 @@ def qlinear_conv(node: gs.Node, b: Builder) -> None:
 
 def _biased(acc: Expr, bound: int, bias: gs.Tensor, value: Expr) -> Expr:
     """The sum with its bias, which int32 takes modulo 2^32 and float32 only where it stays exact."""
-    largest = float(np.abs(bias.values, dtype=np.float64).max(initial=0)) if isinstance(bias, gs.Constant) else math.inf
+    largest = GROWTH * float(np.abs(held(bias), dtype=np.float64).max(initial=0)) if isinstance(bias, gs.Constant) else math.inf
     if acc.dtype is DType.F32 and bound + largest <= EXACT:
         return call("add", acc, floats(value))
     return wrapped(call("add", integer(acc), value), DType.I32)

@@ -31,12 +31,12 @@ from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import SMALL, Literal, Recipe, Source, evaluate, extents, leaves
+from tccompile.ir.weights import SMALL, Literal, Recipe, Source, digest, evaluate, extents, leaves
 from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -94,6 +94,7 @@ PlanArg = Address | Int | Float | Map
 
 MAPPED: Mapping[DType, str] = {
     DType.F16: "FLOAT16", DType.BF16: "BFLOAT16", DType.F32: "FLOAT32", DType.I8: "UINT8", DType.U8: "UINT8",
+    DType.E4M3: "UINT8", DType.E5M2: "UINT8",
 }  # fmt: skip
 """What the driver calls the types of a tensor map's elements (CUtensorMapDataType); it copies all of 8 bits alike."""
 
@@ -219,6 +220,44 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What the values of a constant were when the plan was made, by which `refit` judges others.
+
+    largest  magnitude; infinite if not all were finite
+    norm     the root of the sum of squares
+    loss     what float16 loses of its subnormals among them, relative to the norm, where that is how they are stored
+    spread   how far the norms for each input channel of a product's weights were apart
+    sums     of a product's weights in integers: the largest sum of a row's magnitudes, of those above 0, of those below, of all
+    room     what magnitudes may be in any case, since results that they are added to have been as large
+    """
+
+    largest: float
+    norm: float
+    loss: float = 0.0
+    spread: float = math.inf
+    sums: tuple[float, ...] = ()
+    room: float = 0.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
+
+    weights   SHA-256 of each of the model's initializers, by name; see `ir.weights.digest`
+    decided   those among them whose values something else depends on than constants: a shape, an op, a literal
+    nodes     of each of the model's nodes a digest of what it computes of the model's inputs and weights, sorted
+    held      what constants were that are made of initializers
+    factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
+    """
+
+    weights: Mapping[str, str] = field(default_factory=dict)
+    decided: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    held: Mapping[str, Held] = field(default_factory=dict)
+    factor: float = 0.0
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled model.
 
@@ -228,6 +267,7 @@ class Plan:
              were left out of a stripped plan are missing. Entries with a constant of the same name share it
     notes    what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
+    origin   what `refit` holds other weights to
     """
 
     name: str
@@ -237,6 +277,7 @@ class Plan:
     weights: Mapping[str, bytes | memoryview | Stretch]
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
+    origin: Origin = field(default_factory=Origin)
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -298,7 +339,7 @@ def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
 
     Raises UsageError if they are not the initializers of the model that the plan was made from.
     """
-    weights, missing = dict(plan.weights), _left_out(plan)
+    weights, missing, told = dict(plan.weights), _left_out(plan), dict(plan.origin.weights)
     for source in (leaf for _, recipe in missing.values() for leaf in leaves(recipe)):
         if not isinstance(source, Source):
             continue
@@ -309,6 +350,10 @@ def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:
             raise UsageError(
                 f"the plan needs the weight {source.name!r} as {source.dtype} {source.shape}, the model has "
                 f"{values.dtype.name} {values.shape}: is it another model?"
+            )
+        if source.name in told and digest(values) != told.pop(source.name):
+            raise UsageError(
+                f"the weight {source.name!r} has other values than those that the plan was made with; tcrefit puts others into it"
             )
     for name, (tensor, recipe) in missing.items():
         try:
@@ -361,10 +406,22 @@ def check_plan(plan: Plan) -> None:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].nbytes
         require(plan.size(name) == size, f"weights of {name!r} of {plan.size(name)} bytes, its layout has {size}")
-    _check_left_out(plan)
+    check_left_out(plan)
+    _check_origin(plan.origin, constants)
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
             _check_certificate(certificate, plan.entries)
+
+
+def _check_origin(origin: Origin, constants: Mapping[str, Tensor]) -> None:
+    require(origin.factor == 0 or 1 <= origin.factor < math.inf, f"its origin: a factor of {origin.factor}")
+    for name in origin.decided:
+        require(name in origin.weights, f"its origin: {name!r} decided something, and is none of the model's weights")
+    for name, held in origin.held.items():
+        require(name in constants, f"its origin: values of {name!r}, which is no constant")
+        numbers = (held.largest, held.norm, held.loss, held.spread, held.room, *held.sums)
+        require(all(n >= 0 for n in numbers), f"its origin: {name!r} has numbers that are no magnitudes")  # NaN is not either
+        require(len(held.sums) in (0, 3), f"its origin: {name!r} has {len(held.sums)} sums in place of 3")
 
 
 def _check_image(image: Image) -> None:
@@ -381,7 +438,7 @@ MADE, TIMES = 1 << 27, 64
 """Elements that filling in weights may make: so many, or so many times those that they come from."""
 
 
-def _check_left_out(plan: Plan) -> None:
+def check_left_out(plan: Plan) -> None:
     """Hold what `fill` would make of a model's weights, on the way and in the end, to a multiple of those."""
     made: dict[str, Extent] = {}
     given: dict[str | int, int] = {}

@@ -41,7 +41,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
-from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
+from tccompile.ir.ops import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
@@ -49,15 +49,10 @@ from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.growth import MIXED, growth
 from tccompile.precision.positions import LEAST, divisors, positions, read_in_full, whole_numbers
 from tccompile.precision.ranges import Spread
+from tccompile.refit.held import EVEN, LOSS, terms_of
 
 HEADROOM = 2.0**13
 """Magnitudes from here on are beyond fp16: it ends at 65504, and other inputs than those seen may give 8 times as much."""
-
-LOSS = 2.0**-10
-"""The relative error from which on rounding to fp16 is a loss; of values in its normal range it is about 2**-12."""
-
-EVEN = 64.0
-"""How far apart, at most, the norms of weights for each input channel are that do not make up for inputs far apart."""
 
 STEP = 8
 """Scales are powers of 2**STEP, so that neighbours have the same one and the factors cancel; a scaled tensor's largest
@@ -134,7 +129,7 @@ def _with_products_in_full(program: Program, choice: _Choice) -> Program:
 def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Program:
     """The program with each tensor stored as `storage` says; a view and its base must get the same answer."""
     tensors = {name: replace(t, dtype=storage(t)) for name, t in program.tensors.items()}
-    terms = {name: _terms(op, program.tensors[name]) for op in program.ops for name in op.multiplied}
+    terms = {name: terms_of(op, program.tensors[name]) for op in program.ops for name in op.multiplied}
     constants = dict(program.constants)
     for name, recipe in program.constants.items():
         t = tensors[name]
@@ -143,11 +138,6 @@ def with_storage(program: Program, storage: Callable[[Tensor], DType]) -> Progra
         elif t.dtype is not program.tensors[name].dtype and t.dtype is not DType.BF16:  # which NumPy does not have
             constants[name] = transform("cast", recipe, dtype=t.dtype.value)
     return replace(program, tensors=tensors, constants=constants)
-
-
-def _terms(op: Op, w: Tensor) -> int:
-    """How many of the last axes of an op's weights it sums over."""
-    return w.rank - 1 if isinstance(op, Conv | Mlp) else 1
 
 
 def storage_note(program: Program, mode: str) -> str:

@@ -17,6 +17,7 @@ from tccompile.ir.ops import Attention, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.precision.sensitivity import Need, Sensitivity
+from tccompile.refit.held import spread
 
 if TYPE_CHECKING:
     from tccompile.load.model import Opened
@@ -111,18 +112,41 @@ def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, S
             values = weights.evaluate(program.constants[name], sources)
             found[name] = Spread()
             found[name].add(values)
-            if values.ndim > 1:  # (output, input channels, …)
-                norms = _squares(values)
-                norms = np.sqrt(norms[norms > 0])
-                found[name].spread = norms.max() / norms.min() if norms.size else 1.0
+            if values.ndim > 1:
+                found[name].spread = spread(values)
     return found
 
 
-def _squares(values: np.ndarray) -> np.ndarray:
-    """Sums of squares of each input channel, of (output, input channels, …): some output channels at a time, to save memory."""
-    others, step = (0, *range(2, values.ndim)), max((1 << 20) // max(math.prod(values.shape[1:]), 1), 1)
-    parts = (np.square(values[i : i + step], dtype=np.float64).sum(others) for i in range(0, len(values), step))
-    return sum(parts, np.zeros(values.shape[1]))
+def rooms(program: Program, found: Mapping[str, Spread]) -> dict[str, float]:
+    """What magnitudes constants may have without results becoming larger than twice what they were: those that are added to them.
+
+    In memory, as scaled as the result is; of a constant that is added to several, the smallest.
+    """
+    out: dict[str, float] = {}
+    for op in program.ops:
+        owner = program.tensors[op.y].storage
+        if owner not in found:
+            continue
+        scale = program.storage[owner].scale if owner in program.storage else 1.0
+        for i in _added(op.epilogue.expr):
+            name = op.epilogue.loads[i].tensor
+            if name in program.constants:
+                out[name] = min(out.get(name, math.inf), found[owner].largest * scale)
+    used = [name for op in program.ops for name in op.inputs if name in out]
+    return {name: room for name, room in out.items() if used.count(name) == 1}
+
+
+def _added(expr: Expr) -> set[int]:
+    """The views that an expression adds to something computed, such that no constant multiplies the sum."""
+
+    def computed(e: Expr) -> bool:
+        return e.fn in ("acc", "load") or any(map(computed, e.args))
+
+    if expr.fn in ("add", "sub") and all(map(computed, expr.args)):
+        return {int(a.value) for a in expr.args if a.fn == "load" and a.value is not None}.union(*map(_added, expr.args))
+    if expr.fn in ("mul", "div", "pow") and not all(map(computed, expr.args)):
+        return set()
+    return set().union(*map(_added, expr.args))
 
 
 def is_long(program: Program) -> bool:

@@ -138,6 +138,9 @@ def _check(c: Calibration) -> None:
     tried = (x for pair in known.tried for x in pair)
     _numbers("errors and times", (chosen.error, *chosen.times, c.purpose.bound, *tried))
     _require(min(chosen.runs, chosen.held) >= 0, "a negative number of inputs")
+    stored = [t for a in (*known.alone, *known.tied, *known.added) for how in a.how for t in how.values()]
+    alike = all(t.grid.float8 == known.float8 for t in (*stored, *chosen.tensors.values()))
+    _require(alike, "tensors in bytes of both formats")
 
 
 def _check_activation(a: Activation, *ways: tuple[int, ...]) -> None:
@@ -152,6 +155,7 @@ def _check_tensor(name: str, t: Tensor) -> None:
     limits = np.iinfo(t.grid.dtype)
     with np.errstate(over="ignore"):
         fine = 0 < np.float32(t.grid.scale) < np.inf and limits.min <= t.grid.zero <= limits.max
+        fine &= not t.grid.float8 or (t.grid.signed and t.grid.zero == 0)
     _require(bool(fine), f"{name!r}: a scale of {t.grid.scale:g} and a zero point of {t.grid.zero}")
     _numbers(f"the error of {name!r}", (t.grid.error,))
     _require(bool(np.isfinite(t.means).all()), f"{name!r}: means that are no numbers")

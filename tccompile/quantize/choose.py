@@ -42,7 +42,7 @@ FINE = 16
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
 
-LESS = 0.99
+LESS = 0.98
 """The share of a model's time that bytes must leave at most: estimates are no more exact."""
 
 

@@ -1,4 +1,8 @@
-"""The numbers that bytes stand for: (q - zero) · scale, chosen by the error that rounding to them and cutting off make."""
+"""The numbers that bytes stand for: (q - zero) · scale, chosen by the error that rounding to them and cutting off make.
+
+Or q is a float of 8 bits, E4M3, whose largest number the largest value becomes: its steps grow with the numbers, so that nothing
+is won by cutting off, nor by a zero point.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.types import DType
+from tccompile.ir.weights import byte_scales, float8_scale, float8_scales
+
 CUTS = np.geomspace(1.0, 0.05, 40)
 """Shares of the greatest magnitude beyond which values are cut off, of which the one with the least error is taken."""
-
-WEIGHT_CUTS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
-"""The same of weights: each output channel has its own."""
 
 BETTER = 0.5
 """What a zero point must leave of the error's square to be worth what it costs: a constant to be added to each sum."""
@@ -24,12 +29,16 @@ LARGEST = 2.0**60
 
 @dataclass(frozen=True)
 class Grid:
-    """Which numbers a tensor's bytes stand for, and the root mean square of what rounding to them moves it by, relative to it."""
+    """Which numbers a tensor's bytes stand for, and the root mean square of what rounding to them moves it by, relative to it.
+
+    float8  whether the bytes are floats, signed ones without a zero point
+    """
 
     scale: float
     zero: int
     signed: bool
     error: float
+    float8: bool = False
 
     @property
     def dtype(self) -> np.dtype:
@@ -38,7 +47,14 @@ class Grid:
 
 def rounded(x: np.ndarray, grid: Grid) -> np.ndarray:
     """The values as the bytes hold them."""
+    if grid.float8:
+        return to_float8(x, np.float32(grid.scale))
     return _rounded(x, grid.scale, grid.zero, grid.signed)
+
+
+def to_float8(x: np.ndarray, scale: np.ndarray | np.floating) -> np.ndarray:
+    """The values as numbers of E4M3 times the scale."""
+    return from_storage(to_storage(x / scale, DType.E4M3), DType.E4M3) * scale
 
 
 def _rounded(x: np.ndarray, scale: float, zero: int, signed: bool) -> np.ndarray:
@@ -47,16 +63,20 @@ def _rounded(x: np.ndarray, scale: float, zero: int, signed: bool) -> np.ndarray
     return (np.clip(q, limits.min, limits.max) - np.float32(zero)) * np.float32(scale)
 
 
-def grid_of(sample: np.ndarray) -> Grid:
-    """The grid of least error for values of which these are some, the least and the greatest among them.
+def grid_of(sample: np.ndarray, float8: bool = False) -> Grid:
+    """The grid of least error for values of which these are some, the least and the greatest among them; or that of float8.
 
     Values of both signs get signed bytes without a zero point, unless one would leave less than half of the error's square.
     """
     low, high = min(float(sample.min()), 0.0), max(float(sample.max()), 0.0)
     most = max(high, -low)
     if not 0.0 < most < LARGEST:
-        return Grid(1.0, 0, signed=False, error=0.0)
+        return Grid(1.0, 0, signed=float8, error=0.0, float8=float8)
     size = float(np.mean(np.square(sample, dtype=np.float64))) or 1.0
+    if float8:
+        scale = float8_scale(np.float32(most))
+        error = float(np.mean(np.square(to_float8(sample, scale) - sample, dtype=np.float64)))
+        return Grid(float(scale), 0, signed=True, error=float(np.sqrt(error / size)), float8=True)
 
     def least(scales: np.ndarray, zeros: np.ndarray, signed: bool) -> Grid:
         errors = [
@@ -76,22 +96,9 @@ def grid_of(sample: np.ndarray) -> Grid:
     return shifted if shifted.error**2 < BETTER * symmetric.error**2 else symmetric
 
 
-def weight_scales(rows: np.ndarray) -> np.ndarray:
-    """The scale of each row of weights that leaves the least error in signed bytes without a zero point."""
-    most = np.abs(rows).max(1, initial=0.0)
-    best, least = np.ones(len(rows)), np.full(len(rows), np.inf)
-    for cut in WEIGHT_CUTS:
-        scale = np.maximum(most * cut / 127, np.finfo(np.float32).tiny).astype(np.float32)
-        q = np.clip(np.rint(rows / scale[:, None]), -127, 127)
-        errors = np.square(q * scale[:, None] - rows).sum(1, dtype=np.float64)
-        better = errors < least
-        best[better], least[better] = scale[better], errors[better]
-    return np.where(most > 0, best, 1.0).astype(np.float32)
-
-
-def weight_error(rows: np.ndarray) -> float:
+def weight_error(rows: np.ndarray, float8: bool = False) -> float:
     """What rounding weights to bytes moves them by, relative to them: the root mean square over all rows."""
-    scale = weight_scales(rows)[:, None]
-    off = np.clip(np.rint(rows / scale), -127, 127) * scale - rows
+    scale = (float8_scales(rows) if float8 else byte_scales(rows))[:, None]
+    off = (to_float8(rows, scale) if float8 else np.clip(np.rint(rows / scale), -127, 127) * scale) - rows
     size = float(np.square(rows, dtype=np.float64).sum())
     return float(np.sqrt(np.square(off, dtype=np.float64).sum() / size)) if size else 0.0

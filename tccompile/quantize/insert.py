@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from tccompile.errors import InputError
 from tccompile.load.constants import Weight, derived, literal
-from tccompile.quantize.grid import Grid, weight_scales
+from tccompile.quantize.grid import Grid
 from tccompile.quantize.products import Layer, layers
 from tccompile.rewrites.rule import Editor
 
@@ -30,7 +31,7 @@ class Tensor:
     tied: bool = False
 
 
-class Rounded(dict[tuple[str, bytes], tuple[Weight, np.ndarray]]):
+class Rounded(dict[tuple[str, bytes], tuple[Weight, Weight]]):
     """A model's weights in bytes and their scales, by their names and the means of what they multiply: rounding takes long."""
 
 
@@ -43,7 +44,11 @@ def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[
     edit = Editor(graph)
     found = {layer.name: layer for layer in layers(graph)[0] if layer.name in names}
     for layer in found.values():
-        _in_bytes(edit, layer, tensors[layer.x.name], Rounded() if weights is None else weights)
+        x = tensors[layer.x.name]
+        if x.grid.float8:
+            _in_float8(edit, layer)
+        else:
+            _in_bytes(edit, layer, x, Rounded() if weights is None else weights)
     known, products = graph.tensors(), {id(layer.node) for layer in found.values()}
     read = {layer.x.name for layer in found.values()}
     for name, how in sorted(tensors.items()):  # in which order they were found, a file does not say
@@ -63,34 +68,66 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor, weights: Rounded) -> None:
         weights[key] = _rounded(layer, x)
     whole, scales = weights[key]
     stored = edit.named(whole.copy(), f"{w.name}/bytes")
+    scales = edit.named(scales.copy(), f"{w.name}/scale")
     node.inputs[1] = edit.add(
         "DequantizeLinear",
-        [stored, literal(edit.name(f"{w.name}/scale"), scales)],
+        [stored, scales],
         node,
         w.shape,
         axis=layer.columns,
     )
 
 
-def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, np.ndarray]:
+def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, Weight]:
     turned, w = layer.columns != 0, layer.weights
     rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
-    scales = weight_scales(layer.rows())
+    scales = derived("", "byte_scales", rows)
     whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
     return derived("", "transpose", whole, axes=(1, 0)) if turned else whole, scales
+
+
+def _in_float8(edit: Editor, layer: Layer) -> None:
+    """The layer reads weights that are numbers of float8 times a scale for each output channel: see `rewrites/float8.py`."""
+    w = layer.weights
+    rows = derived("", "transpose", w, axes=(1, 0)) if layer.columns else w
+    along = tuple(-1 if a == layer.columns else 1 for a in range(len(w.shape)))
+    scales = derived("", "reshape", derived("", "float8_scales", rows), shape=along)
+    numbers = derived("", "float8", derived("", "div", w, scales))
+    layer.node.inputs[1] = edit.named(derived("", "mul", numbers, scales), f"{w.name}/float8")
 
 
 def _stored(edit: Editor, t: gs.Tensor, how: Tensor, products: Collection[int]) -> None:
     """Who reads the tensor, or only the products among them, reads what bytes hold of it."""
     readers = [(n, i) for n in t.outputs for i, x in enumerate(n.inputs) if x is t and (how.shared or id(n) in products)]
     scale = literal(edit.name(f"{t.name}/scale"), np.float32(how.grid.scale))
-    zero = literal(edit.name(f"{t.name}/zero"), how.grid.dtype.type(how.grid.zero))
-    q = gs.Variable(edit.name(f"{t.name}/bytes"), how.grid.dtype, list(t.shape))
     y = gs.Variable(edit.name(f"{t.name}/stored"), np.dtype(np.float32), list(t.shape))
-    edit.graph.nodes.append(gs.Node("QuantizeLinear", quantize_of(t.name), {}, [t, scale, zero], [q]))
-    edit.graph.nodes.append(gs.Node("DequantizeLinear", dequantize_of(t.name), {}, [q, scale, zero], [y]))
+    if how.grid.float8:
+        _cast(edit, t, scale, y)
+    else:
+        _quantized(edit, t, scale, how, y)
     for node, i in readers:
         node.inputs[i] = y
+
+
+def _cast(edit: Editor, t: gs.Tensor, scale: gs.Constant, y: gs.Tensor) -> None:
+    """y = cast(cast(t / scale, float8), float) · scale"""
+    kinds = np.dtype(np.float32), int(onnx.TensorProto.FLOAT8E4M3FN), np.dtype(np.float32)
+    between = [gs.Variable(edit.name(f"{t.name}/float8"), kind, list(t.shape)) for kind in kinds]
+    for op, name, read, attrs, made in (
+        ("Div", f"{t.name}/Div", [t, scale], {}, between[0]),
+        ("Cast", quantize_of(t.name), [between[0]], {"to": kinds[1], "saturate": 1}, between[1]),
+        ("Cast", f"{t.name}/Cast", [between[1]], {"to": int(onnx.TensorProto.FLOAT)}, between[2]),
+        ("Mul", dequantize_of(t.name), [between[2], scale], {}, y),
+    ):
+        edit.graph.nodes.append(gs.Node(op, name, attrs, read, [made]))
+
+
+def _quantized(edit: Editor, t: gs.Tensor, scale: gs.Constant, how: Tensor, y: gs.Tensor) -> None:
+    """y = dequantize(quantize(t))"""
+    zero = literal(edit.name(f"{t.name}/zero"), how.grid.dtype.type(how.grid.zero))
+    q = gs.Variable(edit.name(f"{t.name}/bytes"), how.grid.dtype, list(t.shape))
+    edit.graph.nodes.append(gs.Node("QuantizeLinear", quantize_of(t.name), {}, [t, scale, zero], [q]))
+    edit.graph.nodes.append(gs.Node("DequantizeLinear", dequantize_of(t.name), {}, [q, scale, zero], [y]))
 
 
 def quantize_of(tensor: str) -> str:

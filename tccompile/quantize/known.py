@@ -74,6 +74,7 @@ class Known:
     added   results of products that only sums with results of others read
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
+    float8  whether bytes are floats
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
     """
 
@@ -82,6 +83,7 @@ class Known:
     added: tuple[Activation, ...]
     smooth: Mapping[str, np.ndarray]
     floats: Mapping[str, str]
+    float8: bool
     tried: tuple[tuple[float, float], ...]
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str]) -> Known:
@@ -120,10 +122,13 @@ def _without(a: Activation, out: Collection[str]) -> Activation | None:
     return replace(a, layers=left, ways=tuple(way for way in a.ways if way != ALL)) if left else None
 
 
-def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], progress: Progress) -> tuple[Known, Measure]:
+def find(
+    graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], progress: Progress, float8: bool = False
+) -> tuple[Known, Measure]:
     """What there is to know of a rewritten graph, which stays as it is, from running it on inputs; and what measures choices.
 
-    runs  inputs, of which a part is held back; sources, the model's weights by name
+    runs    inputs, of which a part is held back; sources, the model's weights by name
+    float8  whether bytes are floats
     """
     program = lower(graph)
     seen = runs[: len(runs) - held(len(runs))]
@@ -137,19 +142,19 @@ def find(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarra
     wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found)
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     by_name = _by_name(found, observed, floats)
-    alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
+    alone = [_activation(graph, name, own, observed, float8) for name, own in by_name.items()]
     tied, left = [], {a.name: a for a in alone}
     for members in ties(graph, observed.values, HEAVY):
         operands = [left.pop(t.name) for t in members if t.name in left]
         if operands:
-            tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
+            tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed, float8))
     whole = {a.name: max(a.ways) for a in alone}
     measure = Measure(graph, runs, sources)
     tried = [(predicted(alone, whole), measure.error(*stored(alone, whole)))] if alone else []
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
-    sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    return Known(tuple(alone), others, sums, smooth, floats, measurements(tried)), measure
+    sums = tuple(_sum(observed, name, float8) for name in added if _is_usable(observed, name))
+    return Known(tuple(alone), others, sums, smooth, floats, float8, measurements(tried)), measure
 
 
 def held(count: int) -> int:
@@ -248,18 +253,18 @@ def _added(graph: gs.Graph) -> list[str]:
     return [*found]
 
 
-def _sum(observed: Observed, name: str) -> Activation:
+def _sum(observed: Observed, name: str, float8: bool) -> Activation:
     values = observed.values[name]
-    how = Tensor(grid_of(values.all()), values.means, shared=True, tied=True)
+    how = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
     square = (_gain(observed, name) * how.grid.error) ** 2
     return Activation(name, (), ({}, {}, {name: how}), (FLOATS, ALL), (0.0, 0.0, square))
 
 
-def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, float8: bool) -> Activation:
     values = observed.values[name]
-    how = Tensor(grid_of(values.all()), values.means, shared=True)
+    how = Tensor(grid_of(values.all(), float8), values.means, shared=True)
     gains = [_gain(observed, layer.node.outputs[0].name) for layer in own]
-    by_weights = sum((g * weight_error(layer.rows())) ** 2 for g, layer in zip(gains, own, strict=True))
+    by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
     as_operand = sum(g**2 for g in gains) * how.grid.error**2
     whole = _gain(observed, name) ** 2 * how.grid.error**2
     ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
@@ -267,10 +272,10 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     return Activation(name, _names(own), ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
 
 
-def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
+def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed, float8: bool) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    grid = grid_of(np.concatenate([v.all() for v in seen]))
+    grid = grid_of(np.concatenate([v.all() for v in seen]), float8)
     how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
     moved = 0.0
     for t in begins(members):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.load.constants import Weight
+from tccompile.load.constants import Weight, held
 from tccompile.lower.byte_products import LEAST
 from tccompile.rewrites.rule import constant, finite, is_float, name_of, operand, rank
 
@@ -44,12 +44,12 @@ class Layer:
 
     def rows(self) -> np.ndarray:
         """The weights, those of an output channel as a row."""
-        values: np.ndarray = np.moveaxis(self.weights.values, self.columns, 0)
+        values: np.ndarray = np.moveaxis(held(self.weights), self.columns, 0)
         return values.reshape(len(values), -1)
 
     def by_term(self) -> np.ndarray:
         """The weights as (the result's channels, x's channels, taps)."""
-        values: np.ndarray = np.moveaxis(self.weights.values, (self.columns, self.terms), (0, 1))
+        values: np.ndarray = np.moveaxis(held(self.weights), (self.columns, self.terms), (0, 1))
         return values.reshape(*values.shape[:2], -1)
 
 
@@ -73,13 +73,13 @@ def why_not(node: gs.Node) -> str | None:
         return "its weights are computed" if constant(w) is None else "its first operand is constant"
     if not (is_float(x) and np.dtype(x.dtype) == np.float32):
         return f"it is computed in {np.dtype(x.dtype).name}: give the model in float32" if is_float(x) else "it is not of float32"
-    if not isinstance(w, Weight) or not finite(w) or not w.values.size:
+    if not isinstance(w, Weight) or not finite(w) or not math.prod(w.shape):
         return "its weights are no finite numbers"
     if node.op == "Conv":
         groups = node.attrs.get("group", 1)
-        if groups != 1 and w.values.shape[1] == 1:
+        if groups != 1 and w.shape[1] == 1:
             return "it is a depthwise convolution, which no Tensor Core multiplies in bytes"
-        terms = w.values.shape[1]
+        terms = w.shape[1]
         if groups != 1 and terms % LEAST and terms > LEAST:
             return f"its groups have {terms} input channels; bytes are multiplied in multiples of {LEAST}"
         if rank(w) > 4:
@@ -89,12 +89,12 @@ def why_not(node: gs.Node) -> str | None:
             return "its weights are several matrices"
         if node.op == "Gemm" and (node.attrs.get("transA", 0) or {node.attrs.get(k, 1.0) for k in ("alpha", "beta")} != {1.0}):
             return "it is a Gemm with factors or a transposed first operand"
-        terms = w.values.shape[1 if node.attrs.get("transB", 0) else 0]
+        terms = w.shape[1 if node.attrs.get("transB", 0) else 0]
     if terms < LEAST:
         return f"it has {terms} input channels; bytes are multiplied from {LEAST} on"
     if node.op != "MatMul" and operand(node, 2) is not None and constant(node.inputs[2]) is None:
         return "its bias is computed"
-    size = math.prod(w.values.shape) // w.values.shape[_columns(node)]
+    size = math.prod(w.shape) // w.shape[_columns(node)]
     return f"its sums of {size} products may exceed int32" if size * 255 * 255 >= 2**31 else None
 
 

@@ -13,6 +13,7 @@ from tccompile.rewrites import (
     batch_norm,
     conv_transpose,
     einsum,
+    float8,
     gemm,
     lanes,
     movement,
@@ -59,7 +60,7 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     logged at level DEBUG.
     """
     edit = Editor(graph)
-    to_fixpoint(edit, quantized.PRODUCTS)  # while weights are integers
+    to_fixpoint(edit, (*quantized.PRODUCTS, *float8.REWRITES))  # while weights are integers, and scales where they were
     to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
     to_fixpoint(edit, REWRITES)

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.load.constants import Weight, derived, literal
+from tccompile.ir.weights import same, sources_of
+from tccompile.load.constants import Weight, decide_by, derived, held, literal
 from tccompile.rewrites.rule import Editor, Rewrite, constant, ints, name_of, operand, rank
 from tccompile.rewrites.transposes import ELEMENTWISE, REDUCTIONS
 
@@ -134,7 +135,7 @@ def part(t: gs.Tensor) -> Part | None:
             return Part(x, {axis: np.arange(start, start + _shape(t)[axis])})
         case "Gather":
             indices = constant(node.inputs[1])
-            if indices is None or indices.values.ndim > 1:
+            if indices is None or len(indices.shape) > 1:
                 return None
             axis = int(node.attrs.get("axis", 0)) % len(shape)
             at = np.asarray(indices.values, np.int64)
@@ -277,7 +278,11 @@ def _constants(lanes: Sequence[gs.Tensor]) -> Stack | None:
     if not all(isinstance(t, Weight) and t.shape == first.shape and t.dtype == first.dtype for t in lanes):
         return None
     shape = _shape(first)
-    if all(np.array_equal(t.values, first.values) for t in lanes):
+    if all(same(t.recipe, first.recipe) for t in lanes):
+        return Stack(first, shape, True)
+    if all(np.array_equal(held(t), held(first)) for t in lanes):
+        for t in lanes:
+            decide_by(*sources_of(t.recipe))
         return Stack(first, shape, True)
     rows = [derived("", "reshape", t, shape=(1, *shape)) for t in lanes]
     return Stack(derived("", "concat", *rows, axis=0), shape)

@@ -70,7 +70,7 @@ def _quantized(t: gs.Tensor) -> Quantized | None:
     x, scale, zero = node.inputs[0], constant(node.inputs[1]), operand(node, 2)
     if scale is None or (zero is not None and constant(zero) is None) or rank(scale) > 1 or not finite(scale):
         return None
-    axis = None if scale.values.size == 1 else node.attrs.get("axis", 1) % rank(x)
+    axis = None if math.prod(scale.shape) == 1 else node.attrs.get("axis", 1) % rank(x)
     if turned is not None:
         order = list(turned.attrs.get("perm", reversed(range(rank(x)))))
         if constant(x) is None:
@@ -100,7 +100,7 @@ def _columns(product: Product) -> int:
 
 def _check(edit: Editor, product: Product) -> str | None:
     node, x, w = product.node, product.x, product.w
-    if x.axis is not None or (x.zero is not None and x.zero.values.size > 1):
+    if x.axis is not None or (x.zero is not None and math.prod(x.zero.shape) > 1):
         return "its first operand has several scales or zero points"
     matrix = node.op == "Conv" or rank(w.integers) == 2
     if w.axis is not None and (w.axis != _columns(product) or not matrix):
@@ -203,7 +203,7 @@ def _moved(node: gs.Node) -> Moved | None:
 def _check_moved(edit: Editor, moved: Moved) -> str | None:
     before = _quantized(moved.source.outputs[0])
     scale, zero = constant(moved.node.inputs[1]), operand(moved.node, 2)
-    if before is None or scale is None or before.axis is not None or scale.values.size != 1:
+    if before is None or scale is None or before.axis is not None or math.prod(scale.shape) != 1:
         return "it is not of bytes with one scale"
     points = [[0] if z is None else constant(z) and z.values.reshape(-1).tolist() for z in (before.zero, zero)]
     same = moved.node.outputs[0].dtype == before.integers.dtype and (scale.values.item() == before.scale.values.item() > 0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.load.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, derived, held, literal
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ def reshaped(weight: Weight, *shape: int) -> Weight:
 
 
 def finite(*weights: Weight) -> bool:
-    return all(bool(np.isfinite(w.values).all()) for w in weights)
+    """Whether no weight is an infinity or a NaN: then none takes its place when a plan's weights are replaced (`refit/`)."""
+    return all(bool(np.isfinite(held(w)).all()) for w in weights)
 
 
 def shape_constant(edit: Editor, shape: Iterable[int], like: gs.Node) -> Weight:

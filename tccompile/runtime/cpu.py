@@ -6,8 +6,8 @@ padding. It needs no code of the section's generation, so it runs any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -23,6 +23,7 @@ from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry, Plan, Section
 from tccompile.runtime.arrays import Array, adopt, as_stored
+from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import check_finite
 from tccompile.runtime.profile import Profile, profiled
 
@@ -66,6 +67,14 @@ class CpuPlatform:
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
         return adopt(array, None, 0, what)
 
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+        """See `Platform.refit`. Engines of other sessions keep the memory that they have."""
+        digests = {name: digest for name, digest in self.plan.digests.items() if name not in constants}
+        self.plan = replace(self.plan, weights={**self.plan.weights, **constants}, digests=digests)
+        for engine in engines:
+            assert isinstance(engine, CpuEngine)
+            engine.take_weights(self.plan)
+
     def __enter__(self) -> None: ...
 
     def __exit__(self, *exc: object) -> None: ...
@@ -102,7 +111,13 @@ class CpuEngine:
         self._memory: dict[str, np.ndarray] = {}  # one-dimensional, by the tensor that owns the storage
         for name, offset in section.offsets.items():
             self._memory[name] = arena[offset : offset + tensors[name].nbytes].view(tensors[name].dtype.numpy)
+        self.take_weights(plan)
+
+    def take_weights(self, plan: Plan) -> None:
+        """Read the constants of a plan that is the engine's own but for their values."""
+        self.plan = plan
         self._shared: list[_Constant] = []
+        tensors = self.program.tensors
         for owner in dict.fromkeys(tensors[name].storage for op in self.program.ops for name in op.inputs):
             if owner in self.program.constants:
                 self._shared.append(_constant(plan, tensors[owner]))

@@ -18,7 +18,7 @@ Errors   LaunchError if the device fails or memory runs out; VerificationError i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tccompile.plan.format import Entry
@@ -77,6 +77,13 @@ class Platform(Protocol):
         """A caller's array as engines take it, ready for work on a stream (None: the engines' own); nothing is copied.
 
         Raises InputError, which says `what` it is, if it lies on another device or cannot be read.
+        """
+
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+        """Put other bytes in the place of constants, where they lie, for these engines of its own and all that it loads later.
+
+        Inferences that are queued end before it. Raises UsageError, and changes nothing, if an engine of another platform reads
+        the same memory; LaunchError if the device fails.
         """
 
     def __enter__(self) -> Any: ...

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.arch import ARCHS
-from tccompile.errors import DeviceError, LaunchError, PlanError, VerificationError
+from tccompile.errors import DeviceError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Op
 from tccompile.ir.reference import compute
@@ -24,6 +25,7 @@ from tccompile.ir.storage import elements, to_storage
 from tccompile.plan.format import MAPPED, Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
 from tccompile.runtime.arrays import IO_ALIGN, LEGACY, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib, open_device
+from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import Scan, check_finite
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.terminal import plain
@@ -79,11 +81,15 @@ def offered(plan: Plan, entry: Entry) -> str:
 
 
 class Resident:
-    """What the sessions of one plan on one GPU share: weights, uploaded once, and loaded code."""
+    """What the sessions of one plan on one GPU share: weights, uploaded once, and loaded code.
+
+    engines  those that read its weights
+    """
 
     def __init__(self, plan: Plan, device: Device):
         self.plan, self.device = plan, device
         self.lock = Lock()
+        self.engines: weakref.WeakSet[GpuEngine] = weakref.WeakSet()
         self._weights: dict[str, int] = {}
         self._memory: list[Memory] = []
         self._modules: dict[int, Handle] = {}
@@ -91,6 +97,10 @@ class Resident:
     def weight(self, name: str) -> int:
         """The device address of a constant that has been uploaded."""
         return self._weights[name]
+
+    def has(self, name: str) -> bool:
+        """Whether a constant has been uploaded."""
+        return name in self._weights
 
     def upload(self, names: list[str]) -> None:
         """Copy constants to the device, into one allocation, unless they are there already.
@@ -117,6 +127,18 @@ class Resident:
         data = np.frombuffer(self.plan.weight(name), np.uint8)
         with self.device as cu:
             cu.cuMemcpyHtoD(address, data.ctypes.data, data.size)
+
+    def refit(self, constants: Mapping[str, bytes]) -> None:
+        """Copy other values of constants to where they lie; of those that have not been uploaded, keep them for then."""
+        with self.lock, self.device as cu:
+            cu.cuCtxSynchronize()  # inferences that read the old ones
+            later = {name: data for name, data in constants.items() if name not in self._weights}
+            digests = {name: digest for name, digest in self.plan.digests.items() if name not in later}
+            self.plan = replace(self.plan, weights={**self.plan.weights, **later}, digests=digests)
+            for name, data in constants.items():
+                if name in self._weights and data:
+                    cu.cuMemcpyHtoD(self._weights[name], np.frombuffer(data, np.uint8).ctypes.data, len(data))
+            cu.cuCtxSynchronize()  # a copy from pageable memory may return before it is done
 
     def functions(self, smem: Mapping[int, int]) -> dict[int, Any]:
         """The kernels of images, each allowed to use so many bytes of dynamic shared memory. DriverError if one does not load."""
@@ -146,13 +168,26 @@ _residents: weakref.WeakValueDictionary[tuple[int, int], Resident] = weakref.Wea
 _residents_lock = Lock()
 
 
-def resident(plan: Plan, device: Device) -> Resident:
-    """The one Resident of a plan on a device."""
+def resident(plan: Plan, device: Device, engine: GpuEngine) -> Resident:
+    """The one Resident of a plan on a device, for an engine."""
     with _residents_lock:
         found = _residents.get((id(plan), device.ordinal))
         if found is None:
             found = _residents[id(plan), device.ordinal] = Resident(plan, device)
+        found.engines.add(engine)
         return found
+
+
+def taken_out(shared: Resident, engines: Iterable[Any]) -> None:
+    """Make a Resident one of these engines alone: sessions that are opened later have another. UsageError if others read it."""
+    with _residents_lock:
+        if set(shared.engines).difference(engines):
+            raise UsageError(
+                "another session of the same plan reads its weights where they lie: close it first, or load the plan once more "
+                "for this one, as Session(tccompile.Plan.load(path))"
+            )
+        for key in [key for key, found in _residents.items() if found is shared]:
+            del _residents[key]
 
 
 def _load(cu: Driver, plan: Plan, image: int) -> Any:
@@ -185,15 +220,25 @@ class GpuPlatform:
         self.plan, self.target, self.check_finite = plan, target, check_finite
         self.device = open_device(ordinal)
         self._stream: Handle | None = None
+        self._resident: Resident | None = None
 
     @property
     def name(self) -> str:
         return f"gpu:{self.device.ordinal}"
 
     def load(self, entry: Entry) -> GpuEngine:
-        engine = GpuEngine(self.plan, entry, self.device, self.target, self.check_finite, self._stream)
-        self._stream = engine.stream
+        engine = GpuEngine(self.plan, entry, self.device, self.target, self.check_finite, self._stream, self._resident)
+        self._stream, self._resident = engine.stream, engine.resident
         return engine
+
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+        """See `Platform.refit`: addresses stay, so graphs and tensor maps do too."""
+        assert self._resident is not None, "no engine is loaded"
+        taken_out(self._resident, engines)
+        try:
+            self._resident.refit(constants)
+        except DriverError as error:
+            raise LaunchError(f"new weights cannot be copied to {self.device}: {error}") from error
 
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
         assert self._stream is not None, "no engine is loaded"
@@ -213,6 +258,7 @@ class GpuEngine:
     check_finite  `run` waits for the outputs, has a kernel look at them, and raises VerificationError that names the first node
                   whose result is not finite, if one reaches an output
     stream        where inferences run that name none; one of its own if None
+    shared        where its weights lie; where those of the plan's other sessions do if None
     Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
     refuses a launch.
     """
@@ -225,11 +271,13 @@ class GpuEngine:
         target: str | None = None,
         check_finite: bool = False,
         stream: Handle | None = None,
+        shared: Resident | None = None,
     ):
         self.plan, self.entry, self.device = plan, entry, device
         self._check_finite = check_finite
         self.program = entry.program
-        self.resident = resident(plan, device)
+        self.resident = shared or resident(plan, device, self)
+        self.resident.engines.add(self)
         self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
         self.target = self.section.arch + (" (PTX)" if plan.kind(self.section) == "ptx" else "")
         self.resident.upload(list(_weights_of(self.section)))
@@ -646,12 +694,18 @@ class GpuEngine:
         t = self.program.tensors[name]
         owner = self.program.tensors[t.storage]
         if owner.name in self.program.constants:
-            stored = np.frombuffer(self.plan.weight(owner.name), np.uint8)
+            stored = self._weight(owner.name)
         elif owner.name in addresses:
             stored = self._read(addresses[owner.name], owner.nbytes)
         else:
             stored = self.read_arena(self.section.offsets[owner.name], owner.nbytes)
         return elements(stored.view(owner.dtype.numpy), t)
+
+    def _weight(self, name: str) -> np.ndarray:
+        """A constant's bytes, as kernels read them; from the plan if none does."""
+        if self.resident.has(name):
+            return self._read(self.resident.weight(name), self.program.tensors[name].nbytes)
+        return np.frombuffer(self.resident.plan.weight(name), np.uint8)
 
     def fill_arena(self, byte: int) -> None:
         """Set every byte of the arena: 0xFF makes every float of it NaN. Counters stay as they are."""
@@ -685,6 +739,7 @@ class GpuEngine:
         self._outputs.clear()
         if self._staging:
             self._staging.close()
+        self.resident.engines.discard(self)
         del self.resident
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,12 @@ from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
+from tccompile.ir.weights import digest
 from tccompile.plan.format import Plan, read_plan
+from tccompile.refit.constants import refitted_constants, together
+from tccompile.refit.lora import assigned, merged, places, read_adapters
+from tccompile.refit.names import read_map
+from tccompile.refit.safetensors import SafeTensors
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.engine import Engine, Platform
 
@@ -64,6 +70,12 @@ class Session:
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
         self._known: dict[tuple, Engine] = {}
         """Which engine runs arrays of a layout that has been checked."""
+        self._digests = dict(self.plan.origin.weights)
+        """Of the weights that it has, without adapters."""
+        self._base: Mapping[str, np.ndarray] = {}
+        """What `lora` was told that these are."""
+        self._adapted: frozenset[str] = frozenset()
+        """The weights that have adapters merged."""
         self._platform = self._open(device, target, check_finite)
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
@@ -213,6 +225,74 @@ class Session:
         arrays = {name: self._platform.adopt(array, None, f"input {name!r}") for name, array in feeds.items()}
         return self._engine(arrays), arrays
 
+    # --- Other weights -----------------------------------------------------------------------------------------------
+
+    def refit(self, weights: Mapping[str, Any]) -> None:
+        """Put other values in the place of the model's weights, by name, where they lie: later inferences read them.
+
+        weights  arrays of the type and shape that the model has them in (bfloat16 as float32). Of weights that make one constant
+                 of the plan, all are to be given. The old ones give the old bits
+
+        Code, graphs and addresses stay. It waits for inferences that are queued. If it raises, nothing has changed: UsageError
+        for what does not fit the plan, for weights by which something was decided when it was made, while adapters are merged
+        (`lora`), or where another session on the GPU reads the same memory; VerificationError for values that the plan's
+        precision does not hold for. Only after a LaunchError, when the GPU has failed, some may have changed.
+        """
+        if not isinstance(weights, Mapping):
+            raise UsageError(f"weights are given by name, as {{'conv1.weight': array}}, not as a {type(weights).__name__}")
+        given = {name: _on_host(name, values) for name, values in weights.items()}
+        with self._lock:
+            self._check_open()
+            if self._adapted:
+                raise UsageError("adapters are merged into the session's weights: take them out first, with lora(None)")
+            self._replace(refitted_constants(self.plan, given))
+            self._digests |= {name: digest(values) for name, values in given.items()}
+
+    def lora(
+        self,
+        adapters: str | os.PathLike[str] | None,
+        scale: float = 1.0,
+        base: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+        names: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Merge adapters of low rank into the weights, in place of those that were merged before; None takes these out again.
+
+        adapters  a safetensors file, as peft, diffusers or kohya's scripts write them; `scale` says how much they count
+        base      the weights without adapters, from which those are computed that have them: arrays by the model's names, as
+                  `tccompile.weights("model.onnx")` gives them, or a safetensors file. A session remembers them
+        names     a file that says what modules the adapters call weights, where the model's names do not show it
+
+        See `refit` for what else holds, and for what it raises. Without adapters the bits are those of before.
+        """
+        found = read_adapters(Path(adapters)) if adapters is not None else []
+        called = read_map(Path(names)) if names is not None else {}
+        with self._lock:
+            self._check_open()
+            if base is not None:
+                self._base = base if isinstance(base, Mapping) else SafeTensors(base)
+            known = places(entry.program for entry in self.plan.entries)
+            targets = {place.weight for _, place in assigned(found, known, called)}
+            others = self._base_of(targets | self._adapted)
+            changed = {name: others[name] for name in self._adapted} | merged(others, known, found, scale, called)
+            if changed:
+                self._replace(refitted_constants(self.plan, changed, others))
+            self._adapted = frozenset(targets)
+
+    def _base_of(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """What these weights are without adapters, and those that make constants with them; UsageError if that is not known."""
+        out = {}
+        for name in sorted(together(self.plan, names)):
+            if name not in self._base:
+                raise UsageError(f"merging adapters takes the weight {name!r} without them: give base, tccompile.weights(MODEL)")
+            out[name] = np.asarray(self._base[name])
+            if digest(out[name]) != self._digests[name]:
+                raise UsageError(f"the base's weight {name!r} is not what the session has: give the weights that are in it")
+        return out
+
+    def _replace(self, constants: Mapping[str, bytes]) -> None:
+        with self._platform:
+            self._platform.refit(self._engines.values(), constants)
+
     # --- Checking ----------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -324,6 +404,13 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
         if plan is None:
             plan = _plans[key] = read_plan(path)
         return plan
+
+
+def _on_host(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except Exception as error:  # whatever a library raises about its own arrays
+        raise UsageError(f"the weight {name!r} cannot be read as a NumPy array ({error}); copy it to the host first") from error
 
 
 def _shape(shape: Sequence[int]) -> str:

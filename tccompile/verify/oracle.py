@@ -21,7 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage
 from tccompile.load.classical import class_names
 from tccompile.load.cut import Part
-from tccompile.load.model import sources, with_small_weights
+from tccompile.load.model import Tuned, sources, with_small_weights
 from tccompile.plan.format import Certificate, Plan, fill
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import why_too_long
@@ -189,7 +189,7 @@ class Oracle:
         self.proto, self.path = with_small_weights(model)
         self.tensors = {name for node in self.proto.graph.node for name in node.output}
         self.classes = {node.output[0]: class_names(node) for node in self.proto.graph.node if node.op_type == "ZipMap"}
-        self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part) else str(model))
+        self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part | Tuned) else str(model))
 
     def _open(self, model: Any) -> Any:
         options = self.runtime.SessionOptions()

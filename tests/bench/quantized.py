@@ -1,16 +1,20 @@
-"""Networks quantized by ONNX Runtime beside the same in fp16, on a GPU: python -m tests.bench.quantized [NAME@N …]
+"""Networks in bytes beside the same in fp16, on a GPU: python -m tests.bench.quantized [NAME@N …] [--onnxruntime] [--jobs N]
 
-Each network is quantized by `quantize_static` (QDQ; bytes for activations, unsigned, and for weights, with scales by channel;
-calibrated with three random images), and both are compiled. Times are medians by events around graph replays. `error` is the
-quantized plan's on a GPU against ONNX Runtime on a CPU, without its optimizations; `its own` is what these change in ONNX
-Runtime's result. Both are large here: the weights are random, and so a byte that is rounded to the other side grows in every
-layer (docs/precision.md).
+Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts. Plans are made first, in
+`--jobs` processes, then run one by one. Times are medians by events around graph replays, in milliseconds; `error` is that of the
+quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; the last column says how many
+products are in bytes. A calibration is made once for a network, whatever its batch; --calibrations keeps it.
+
+With --onnxruntime a row for the network as ONNX Runtime's `quantize_static` writes it (QDQ; unsigned bytes for activations, and
+signed ones for weights, with scales by channel), whose error is against ONNX Runtime on a CPU without its optimizations.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +22,25 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from tccompile.pipeline import compile
+from tccompile.options import Options
+from tccompile.pipeline import compile_model
+from tccompile.plan.format import read_plan
 from tccompile.runtime.session import Session
 from tests.bench.networks import variant
-from tests.networks import feeds, relative_error
+from tests.networks import feeds, relative_error, skeleton
+from tests.networks import reference as in_floats
 
-NAMES = ("resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128", "mobilenet_v2")
+NAMES = ("resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128", "resnet18", "mobilenet_v2", "googlenet",
+         "densenet121", "efficientnet_b0", "vgg16", "bert_base", "vit_b_16")  # fmt: skip
 
-IMAGES = 3
+SAMPLES = 3
 """To calibrate with."""
+
+
+def samples(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Inputs of batch 1, where the network leaves it open."""
+    one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
+    return [feeds(model, seed, one) for seed in range(1, 1 + SAMPLES)]
 
 
 def quantized(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
@@ -36,8 +50,7 @@ def quantized(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onn
 
     class Images(CalibrationDataReader):
         def __init__(self) -> None:
-            one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
-            self.left = iter([feeds(model, seed, one) for seed in range(1, 1 + IMAGES)])
+            self.left = iter(samples(model, shapes))
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.left, None)
@@ -51,35 +64,47 @@ def quantized(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onn
         return onnx.load(after)
 
 
-def reference(model: onnx.ModelProto, inputs: dict[str, np.ndarray], optimized: bool) -> list[np.ndarray]:
-    """What ONNX Runtime gives on a CPU."""
+def reference(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX Runtime gives on a CPU, without its optimizations."""
     options = onnxruntime.SessionOptions()
-    if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, inputs)
 
 
-def row(name: str, arch: str) -> str:
+def build(name: str, kind: str, arch: str, folder: Path, calibrations: Path) -> None:
+    """Write a network's plan: `kind` is "fp16", a format of --quantize, or "QDQ"."""
+    model, shapes = variant(name)
+    if kind == "QDQ":
+        model = quantized(model, shapes)
+        onnx.save(model, folder / f"{name}.QDQ.onnx")
+    options = Options((shapes,), (arch,), jobs=2)
+    if kind not in ("fp16", "QDQ"):
+        given, file = samples(model, shapes), calibrations / f"{name.partition('@')[0]}.{kind}.json"
+        data = folder / f"{name}.{kind}.npz"
+        np.savez(data, **{n: np.stack([one[n] for one in given]) for n in given[0]})
+        known = None if file.exists() else data
+        options = Options((shapes,), (arch,), jobs=2, quantize=kind, calibrate=known, calibration=file)
+    compile_model(model, options).save(folder / f"{name}.{kind}.plan")
+
+
+def row(name: str, kind: str, folder: Path) -> str:
     """A row of the table."""
     model, shapes = variant(name)
-    inputs = feeds(model, 0, shapes)
-    small, times = quantized(model, shapes), {}
-    for kind, one in (("fp16", model), ("int8", small)):
-        with Session(compile(one, shapes, [arch]), device="gpu") as session:
-            times[kind] = float(np.median(session.bench(200, inputs)))
+    inputs, times, notes = feeds(model, 0, shapes), {}, ()
+    for each in ("fp16", kind):
+        plan = read_plan(folder / f"{name}.{each}.plan")
+        with Session(plan, device="gpu") as session:
+            times[each] = float(np.median(session.bench(200, inputs)))
             got = session.run(None, inputs)
-    expected = reference(small, inputs, optimized=False)
+        notes = plan.notes
+    if kind == "QDQ":
+        expected = reference(onnx.load(folder / f"{name}.QDQ.onnx"), inputs)
+    else:
+        expected = list(in_floats(skeleton(name.partition("@")[0]), inputs).values())
     error = max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
-    own = max(relative_error(a, b) for a, b in zip(reference(small, inputs, optimized=True), expected, strict=True))
-    cells = [
-        name,
-        f"{times['fp16']:.3f}",
-        f"{times['int8']:.3f}",
-        f"{times['fp16'] / times['int8']:.2f}",
-        f"{error:.1e}",
-        f"{own:.1e}",
-    ]
+    part = next((note.split(":")[1].split(",")[0].strip() for note in notes if note.startswith(f"{kind}:")), "")
+    cells = [name, kind, f"{times['fp16']:.3f}", f"{times[kind]:.3f}", f"{times['fp16'] / times[kind]:.2f}", f"{error:.1e}", part]
     return f"| {' | '.join(cells)} |"
 
 
@@ -87,10 +112,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--arch", default="sm_90a", help="the generation to build for")
+    parser.add_argument("--quantize", default="int8", help="formats, separated by commas")
+    parser.add_argument("--onnxruntime", action="store_true", help="a row for what ONNX Runtime's quantizer makes, too")
+    parser.add_argument("--calibrations", type=Path, help="a folder that keeps what was found")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that make plans")
     args = parser.parse_args()
-    print("| network | fp16, ms | int8, ms | speed | error | its own |\n|" + " --- |" * 6)
-    for name in args.names:
-        print(row(name, args.arch), flush=True)
+    kinds = [*args.quantize.split(","), *(["QDQ"] if args.onnxruntime else [])]
+    with tempfile.TemporaryDirectory() as made, ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        folder = Path(made)
+        kept = args.calibrations or folder
+        wanted = [(name, kind, args.arch, folder, kept) for kind in (*kinds, "fp16") for name in args.names]
+        for done in [pool.submit(build, *job) for job in wanted]:
+            done.result()
+        print("| network | format | fp16, ms | in bytes, ms | speed | error | in bytes |\n|" + " --- |" * 7)
+        for name in args.names:
+            for kind in kinds:
+                print(row(name, kind, folder), flush=True)
 
 
 if __name__ == "__main__":

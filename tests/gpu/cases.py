@@ -353,6 +353,53 @@ def of_8_bits(
     )
 
 
+def of_float8(
+    case: str,
+    x: tuple[int, ...],
+    n: int,
+    window: tuple[int, ...] = (),
+    kinds: tuple[DType, DType, DType] = (DType.E4M3, DType.E4M3, F16),
+    stride: int = 1,
+    groups: int = 1,
+    bias: bool = True,
+    fn: str = "",
+    residual: DType | None = None,
+    sign: bool = True,
+) -> Program:
+    """A Gemm, of batches if x has more than two axes, or with a window a Conv, of floats of 8 bits: a scale per channel, a bias,
+    a function, and something that is added.
+
+    kinds  types of the operands and of the result; residual, of what is added
+    sign   whether operands have both signs
+    """
+    b, order = Builder(case), NHWC if window else None
+    for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
+        values = b.rng.standard_normal(shape) * 4
+        b.values(name, values if sign else abs(values), kind, order, 16)
+    pads = tuple(k // 2 for k in window)
+    spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
+    out = (x[0], n, *spatial) if window else (*x[:-1], n)
+    axis, (_, *taps) = 1 if window else len(out) - 1, b.tensors["w"].shape if window else (0, x[-1])
+    b.values("scale", b.rng.uniform(0.5, 2, n) * float(np.prod(taps)) ** -0.5 / 8, F32)
+    expr, views = call("mul", ACC, load(0)), [View("scale", (coord(axis),))]
+    if bias:
+        b.normal("bias", (n,), F32)
+        views.append(View("bias", (coord(axis),)))
+        expr = call("add", expr, load(len(views) - 1))
+    if residual:
+        b.normal("r", out, residual, order)
+        expr = call("add", expr, call("mul", load(len(views)), 0.375))
+        views.append(View("r", tuple(map(coord, range(len(out))))))
+    expr = call(fn, expr) if fn else expr
+    name, fields = b.result(out, kinds[2], order), {"nodes": (case,), "epilogue": Epilogue(expr, tuple(views))}
+    if not window:
+        return b.program(Gemm(y=name, a="x", b="w", **fields))
+    one = (1,) * len(window)
+    return b.program(
+        Conv(y=name, x="x", w="w", strides=(stride,) * len(window), pads=pads, dilations=one, groups=groups, **fields)
+    )
+
+
 def pool(
     case: str,
     x: tuple[int, ...],
@@ -713,6 +760,19 @@ def _transposed(b: Builder):
     return load(0), (View("x", (coord(1), coord(2), coord(0))),)
 
 
+def _to_float8(b: Builder):
+    """Some values are too large, and saturate"""
+    b.normal("x", (2, 35, 7, 9), F16, NHWC, 300.0)
+    b.result((2, 35, 7, 9), DType.E4M3, NHWC)
+    return call("mul", load(0), 0.7), (identity_view("x", 4),)
+
+
+def _of_float8_turned(b: Builder):
+    b.normal("x", (5, 70, 33), DType.E4M3)
+    b.result((33, 5, 70), DType.E4M3)
+    return load(0), (View("x", (coord(1), coord(2), coord(0))),)
+
+
 def _reshaped(b: Builder):
     b.normal("x", (2, 40, 6, 5), F16, NHWC)
     b.result((2, 1200), F16)
@@ -829,6 +889,26 @@ CASES: Cases = {
     "s8_gemm_residual": _case(of_8_bits, (300, 528), 270, kinds=(DType.I8, DType.I8, DType.I8), residual=DType.U8),
     "s8_conv_groups": _case(of_8_bits, (1, 64, 9, 10), 48, (3, 3), (DType.U8, DType.I8, DType.U8), groups=2),
     "s8_conv_narrow_groups": _case(of_8_bits, (1, 18, 9, 10), 27, (3, 3), (DType.I8, DType.I8, DType.I32), groups=3),
+    # floats of 8 bits, of both kinds in any mix
+    "fp8_gemm": _case(of_float8, (77, 200), 45),
+    "fp8_gemm_mixed": _case(of_float8, (70, 300), 72, kinds=(DType.E5M2, DType.E4M3, F32), fn="relu"),
+    "fp8_gemm_long": _case(of_float8, (33, 16384), 40, kinds=(DType.E4M3, DType.E4M3, F32), sign=False),
+    "fp8_gemm_batches": _case(of_float8, (2, 3, 19, 40), 21, kinds=(DType.E4M3, DType.E5M2, F16)),
+    "fp8_gemm_few": _case(of_float8, (5, 2064), 300, kinds=(DType.E4M3, DType.E4M3, DType.E4M3)),
+    "fp8_gemm_tiles": _case(of_float8, (600, 528), 270, kinds=(DType.E4M3, DType.E4M3, DType.E4M3), fn="gelu"),
+    "fp8_gemm_residual": _case(of_float8, (300, 528), 270, residual=F16),
+    "fp8_conv": _case(of_float8, (2, 48, 13, 11), 40, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), fn="relu"),
+    "fp8_conv_stride": _case(of_float8, (1, 67, 15, 9), 21, (5, 3), (DType.E4M3, DType.E5M2, F16), stride=2, bias=False),
+    "fp8_conv_wide": _case(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16), fn="silu"),
+    "fp8_conv_1x1_residual": _case(of_float8, (3, 64, 14, 14), 256, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3),
+    "fp8_conv_1x1_stride": _case(of_float8, (2, 256, 14, 14), 128, (1, 1), (DType.E4M3, DType.E4M3, F32), stride=2),
+    "fp8_conv_groups": _case(of_float8, (1, 64, 9, 10), 48, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), groups=2),
+    "fp8_conv_narrow_groups": _case(of_float8, (1, 18, 9, 10), 27, (3, 3), groups=3),
+    "fp8_conv_depthwise": _case(of_float8, (1, 24, 9, 10), 24, (3, 3), groups=24),
+    "fp8_pool": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.E4M3),
+    "fp8_pool_odd": _case(pool, (1, 13, 7, 6), "max", (2, 2), dtype=DType.E5M2),
+    "fp8_from_halves": _case(pointwise, _to_float8),
+    "fp8_transposed": _case(pointwise, _of_float8_turned),
     # convolution: sizes that fill no tile, strides, dilations, groups, epilogues, destinations
     "bytes_conv": _case(product_of_bytes, (1, 24, 6, 7), 40, window=(3, 3)),
     "bytes_conv_1x1": _case(product_of_bytes, (2, 256, 5, 5), 24, window=(1, 1)),

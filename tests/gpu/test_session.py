@@ -214,3 +214,22 @@ def test_outputs_are_not_written_while_they_are_read(plan):
     close([kept[0].cpu().numpy()], [want])
     for i, y in enumerate(kept):
         close([y.cpu().numpy()], expected(plan, x_of() * np.float32(1 + i))[:1])
+
+
+def test_other_weights_where_the_old_ones_lie(plan):
+    """Constants are swapped under graphs and tensor maps, while inferences on streams may be queued, and swapped back."""
+    own = replace(plan, weights=dict(plan.weights))  # which shares its memory with no other session
+    old, other = {n: bytes(plan.weight(n)) for n in plan.weights}, {}
+    for name, data in old.items():
+        values = np.frombuffer(data, own.entries[0].program.tensors[name].dtype.numpy)
+        other[name] = (values / 2).astype(values.dtype).tobytes() if values.dtype.kind == "f" else data
+    session = Session(own, "gpu")
+    before = [np.asarray(y) for y in session.run(None, {"x": x_of()})]
+    for constants in (other, old):
+        with session._platform:
+            session._platform.refit(session._engines.values(), constants)
+        held = replace(plan, weights=constants, digests={})
+        for batch in (1, 3):
+            close(session.run(None, {"x": x_of(batch)}), expected(held, x_of(batch)))
+    for a, b in zip(session.run(None, {"x": x_of()}), before, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), b)

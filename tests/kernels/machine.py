@@ -23,7 +23,7 @@ import numpy as np
 from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
-from tccompile.ir.storage import to_storage
+from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels import kernel as kernel_named
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
@@ -38,6 +38,12 @@ MAPS = 1 << 61
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
+FLOAT8 = {"e4m3": DType.E4M3, "e5m2": DType.E5M2, "e4m3x2": DType.E4M3, "e5m2x2": DType.E5M2}
+"""What instructions call floats of 8 bits, and two of them."""
+
+DIGITS = 14
+"""Of Tensor Cores' sums of floats of 8 bits."""
+
 Step = Callable[[np.ndarray], Any]
 """Executes an instruction in the threads of a mask."""
 
@@ -49,6 +55,12 @@ bytes of them lie in shared memory, swizzled by that."""
 def warps_of(mask: np.ndarray) -> np.ndarray:
     """The numbers of warps that threads of a mask are of."""
     return np.flatnonzero(np.bincount(np.flatnonzero(mask) // 32))
+
+
+def cut(sums: np.ndarray) -> np.ndarray:
+    """Sums with their first `DIGITS` binary digits, in float32."""
+    mantissa, exponent = np.frexp(sums)
+    return np.ldexp(np.trunc(mantissa * 2.0**DIGITS), exponent - DIGITS).astype(np.float32)
 
 
 def dtype_of(kind: str) -> Any:
@@ -446,6 +458,15 @@ class Machine:
 
     def binary(self, parts: list[str], operands: list[str]) -> Step:
         base, kind = parts[0], parts[-1]
+        if kind == "f16x2":
+            assert base == "mul", parts
+            assign, pair = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
+
+            def multiply(mask: np.ndarray) -> None:
+                a, b = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in pair)
+                assign((a * b).view(np.uint32), mask)
+
+            return multiply
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
@@ -567,6 +588,8 @@ class Machine:
 
     def do_cvt(self, parts: list[str], operands: list[str]) -> Step:
         to, kind = parts[-2:]
+        if to in FLOAT8 or kind in FLOAT8:
+            return self.floats_of_8_bits(parts, operands)
         if to in ("f16x2", "bf16x2"):
             high, low = (self.source(o, "f32") for o in operands[1:])
             assign, half = self.target(operands[0]), DType.F16 if to == "f16x2" else DType.BF16
@@ -586,6 +609,31 @@ class Machine:
                 operands, kind, lambda a: np.clip(np.nan_to_num(rounding(a.astype(np.float64))), info.min, info.max).astype(t)
             )
         return self.plain(operands, kind, (lambda a: rounding(a).astype(t)) if rounding else (lambda a: a.astype(t)))
+
+    def floats_of_8_bits(self, parts: list[str], operands: list[str]) -> Step:
+        """Two of them become two halves, or are what two float32 are rounded to; the second of these comes first."""
+        to, kind = parts[-2:]
+        assign = self.target(operands[0])
+        if kind in FLOAT8:
+            assert parts == ["cvt", "rn", "f16x2", kind]
+            pair = self.source(operands[1], "u16")
+
+            def widen(mask: np.ndarray) -> None:
+                halves = (
+                    from_storage((pair >> np.uint16(8 * k) & np.uint16(255)).astype(np.uint8), FLOAT8[kind]) for k in (0, 1)
+                )
+                words = [np.broadcast_to(h.astype(np.float16).view(np.uint16), (self.n,)).astype(np.uint32) for h in halves]
+                assign(words[0] | words[1] << np.uint32(16), mask)
+
+            return widen
+        assert parts == ["cvt", "rn", "satfinite", to, "f32"]
+        high, low = (self.source(o, "f32") for o in operands[1:])
+
+        def round_(mask: np.ndarray) -> None:
+            first, second = (np.broadcast_to(to_storage(v, FLOAT8[to]), (self.n,)).astype(np.uint16) for v in (low, high))
+            assign(first | second << np.uint16(8), mask)
+
+        return round_
 
     # Loads and stores
 
@@ -732,6 +780,8 @@ class Machine:
             values = words.view(np.float16).astype(np.float32)
         elif kind == "bf16":
             values = (words.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        elif kind in FLOAT8:
+            values = from_storage(words.view(np.uint8), FLOAT8[kind])
         elif kind in ("s8", "u8"):
             values = words.view(kind.replace("s", "i").replace("8", "1")).astype(np.int64)
         else:
@@ -768,6 +818,8 @@ class Machine:
         shape, (sums, kind, other, same) = parts[3 + sparse], parts[-4:]
         if {kind, other} <= {"s8", "u8"}:
             assert (shape, sums, same, sparse) in (("m8n8k16", "s32", "s32", False), ("m16n8k32", "s32", "s32", False)), parts
+        elif {kind, other} <= {"e4m3", "e5m2"}:
+            assert (shape, sums, same, sparse) == ("m16n8k32", "f32", "f32", False), parts
         else:
             assert shape in (("m16n8k16", "m16n8k32") if sparse else ("m16n8k8", "m16n8k16")), parts
             assert (sums, other, same) == ("f32", kind, "f32") and (kind == "f16" or not sparse), parts
@@ -783,8 +835,8 @@ class Machine:
             product = (left @ right).reshape(len(rows), -1, 8, 4, 2)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, number)
-                before = c[i].view(number)[rows]
-                out[rows] = before + product[:, i // 2, :, :, i % 2].reshape(-1, 32).astype(number)
+                total = c[i].view(number)[rows] + product[:, i // 2, :, :, i % 2].reshape(-1, 32).astype(number)
+                out[rows] = cut(total) if kind in FLOAT8 else total
                 assign(out, mask)
 
         return step
@@ -1049,6 +1101,8 @@ class Machine:
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
         self.order(of, at.ravel(), 16 if k_major else 2, writes=False, beside="wgmma")
         found, wide = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
+        if kind in FLOAT8:
+            return from_storage(found, FLOAT8[kind]).reshape(rows, -1)
         return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(wide).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
@@ -1059,16 +1113,16 @@ class Machine:
         if parts[1] == "wait_group":
             return lambda mask: self.finish("wgmma", mask, int(operands[0]))
         sums, *kinds = parts[5:]
-        integers = sums == "s32"
-        assert {*kinds} <= {"s8", "u8"} if integers else (sums, *kinds) == ("f32", "f16", "f16"), parts
-        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers else 16}", parts[4])[1])  # type: ignore[index]
+        integers, floats8 = sums == "s32", {*kinds} <= {*FLOAT8}
+        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, *kinds) == ("f32", "f16", "f16"), parts
+        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers or floats8 else 16}", parts[4])[1])  # type: ignore[index]
         number = np.int32 if integers else np.float32
         names = [n.strip() for n in operands[0].strip("{}").split(",")]
         assigns, acc = [self.target(n) for n in names], [self.registers[n].view(number) for n in names]
         words = [self.registers[n.strip()] for n in operands[1].strip("{}").split(",")]
         from_registers, right, more = operands[1][0] == "{", self.registers[operands[2]], self.registers[operands[3]]
-        turned = [False, False] if integers else [bool(int(o)) for o in operands[6:]]  # integers have no such operands
-        assert not integers or len(operands) == 4
+        turned = [bool(int(o)) for o in operands[6:]] or [False, False]  # those of 8 bits have no such operands
+        assert len(operands) == (4 if integers else 6 if floats8 else 6 + len(turned))
 
         def step(mask: np.ndarray) -> None:
             for first in range(0, self.n - 127, 128):
@@ -1091,7 +1145,7 @@ class Machine:
                     out[who] = product[:, i % 4 // 2, :, i // 4, :, i % 2].reshape(128)
                     if more[first]:
                         out[who] += acc[i][who]
-                    assign(out, of)
+                    assign(cut(out) if floats8 else out, of)
 
         return step
 

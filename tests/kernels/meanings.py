@@ -93,6 +93,7 @@ def names() -> dict[str, Any]:
         "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
         "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
+        "bits_within": lambda *x: int(np.rint(_within(*x))) + 0x4B400000,
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,
@@ -121,6 +122,11 @@ def load(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: s
         return values[0] if n == 1 else values
 
     return read if guarded else lambda address: read(address)
+
+
+def load_floats(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+    read = load(place, dtype, n, guarded, space)
+    return lambda *where: np.float32(read(*where)) if n == 1 else tuple(map(np.float32, read(*where)))
 
 
 def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
@@ -556,6 +562,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.memory.floats": floats,
     "ptx.memory.load": load,
     "ptx.memory.load_bytes": load_bytes,
+    "ptx.memory.load_floats": load_floats,
     "ptx.memory.load_sums": load_sums,
     "ptx.memory.load_words": load_words,
     "ptx.memory.prefetch": prefetch,

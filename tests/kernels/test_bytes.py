@@ -13,7 +13,7 @@ from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
-from tccompile.ir.expr import Epilogue, Expr, View, call, cast, coord, load
+from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import compute
@@ -21,15 +21,17 @@ from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
+from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.spec import Config, Kernel
 from tccompile.layout import padding, per_row
+from tests.gpu.cases import conv as convolution
 from tests.kernels import machine, support
 from tests.kernels.memory import Memory
 from tests.kernels.support import check as agrees
-from tests.kernels.support import on_two_blocks, sums
+from tests.kernels.support import on_blocks, on_two_blocks, sums
 from tests.tiers import thorough, usually
 
 I8, U8, I32, F16, F32 = DType.I8, DType.U8, DType.I32, DType.F16, DType.F32
@@ -261,9 +263,11 @@ def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does
     assert 1 in splits[0] and 1 not in splits[1] and splits[1]
 
 
-def with_residual(y: DType, kind: DType) -> Program:
-    """A 1×1 convolution and a tensor of a kind that is added to its results; they are few enough to be exact as halves."""
-    program = conv((2, 20, 7, 6), 40, (1, 1), (I8, I8, y))
+def with_residual(
+    y: DType, kind: DType, x: tuple[int, int, int, int] = (2, 20, 7, 6), channels: int = 40, taps: tuple[int, int] = (1, 1)
+) -> Program:
+    """A convolution and a tensor of a kind that is added to its results; they are few enough to be exact as halves."""
+    program = conv(x, channels, taps, (I8, I8, y))
     op, r = program.ops[0], dense("r", program.tensors["y"].shape, kind, NHWC, padding(kind, True))
     there = (View("r", tuple(map(coord, range(4)))), View("scale", (coord(1),)))
     scaled = call("mul", cast(SUM, F32), load(1))
@@ -271,7 +275,7 @@ def with_residual(y: DType, kind: DType) -> Program:
     added = total if y is F16 else call("round", total)
     low = 0 if kind is U8 else -9
     constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(low, 10, r.shape).astype(kind.numpy))}
-    constants["scale"] = Literal(np.full(40, 2.0**-12, np.float32))
+    constants["scale"] = Literal(np.full(channels, 2.0**-12, np.float32))
     tensors = {**program.tensors, "r": r}
     made = replace(program, tensors=tensors, constants=constants, ops=(replace(op, epilogue=Epilogue(added, there)),))
     verify(made)
@@ -288,6 +292,71 @@ def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, r: DType, more:
     (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
     assert dict(launch.code.params)["boxed"] == (y.size == r.size)
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
+@pytest.mark.parametrize("bm", [64, 128])
+def test_what_is_added_to_bytes_comes_a_tile_ahead(bm: int) -> None:
+    """Twelve or twenty-four tiles of two blocks, the last rows of which are beyond the result: a warp has several turns, some
+    without rows."""
+    program = with_residual(I8, I8, (9, 20, 7, 6), 100)
+    agrees(HOPPER[0], program, {"bm": bm, "bn": 32, "split": 1}, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
+HALO = {
+    "64 channels": (conv((1, 64, 9, 10), 40, (3, 3), (I8, U8, I8), pads=(1, 1)), {"across": 8, "down": 8, "columns": 16}, 3),
+    "128": (conv((2, 128, 7, 6), 24, (3, 3), (U8, I8, U8), pads=(1, 1)), {"across": 8, "down": 16, "columns": 32}, 1),
+    "two boxes": (conv((1, 144, 6, 9), 64, (3, 2), (I8, I8, I8)), {"across": 16, "down": 8, "columns": 32}, 2),
+    "few, to halves": (
+        conv((1, 20, 9, 17), 24, (1, 5), (I8, I8, F16), pads=(0, 2)),
+        {"across": 16, "down": 16, "columns": 16},
+        2,
+    ),
+    "64 columns": (conv((1, 32, 5, 5), 64, (3, 3), (U8, U8, U8), pads=(2, 1)), {"across": 8, "down": 8, "columns": 64}, 1),
+}
+
+
+@pytest.mark.parametrize("case", usually(HALO, "64 channels", "two boxes"))
+def test_convolutions_from_patches(case: str) -> None:
+    """By as few blocks as there are parts of the output channels: each has all tiles."""
+    program, config, blocks = HALO[case]
+    assert config in list(ConvHalo().configs(program.ops[0], program, ARCHS["sm_90a"]))
+    gives_exactly(program, ConvHalo(), "sm_90a", config, partial(on_blocks, blocks))
+
+
+@pytest.mark.parametrize(("y", "r"), [(I8, I8), pytest.param(U8, I8, marks=thorough), pytest.param(F16, F16, marks=thorough)])
+def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType) -> None:
+    program = with_residual(y, r, (2, 40, 9, 10), 64, (3, 3))
+    agrees(ConvHalo(), program, {"across": 8, "down": 8, "columns": 32}, arch=ARCHS["sm_90a"], run=machine.run)
+
+
+def test_patches_of_bytes_leave_in_boxes_only() -> None:
+    program = conv((1, 64, 9, 10), 40, (3, 3), (I8, I8, I32), pads=(1, 1))
+    assert "is not stored by the copy engine" in str(ConvHalo().supports(program.ops[0], program, ARCHS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "taps", "config"),
+    [
+        (HOPPER[0], 1, {"bm": 64, "bn": 32, "split": 1}),
+        pytest.param(ConvHalo(), 3, {"across": 8, "down": 8, "columns": 32}, marks=thorough),
+    ],
+)
+def test_sums_of_halves_leave_in_boxes_of_bytes(kernel: Kernel, taps: int, config: Config) -> None:
+    """What a product in floats stores for one in bytes; none is off by more than a step."""
+    program = convolution("c", (1, 72, 9, 10), 48, (taps, taps), ep="bias")
+    op, arch = program.ops[0], ARCHS["sm_90a"]
+    steps = call("add", call("round", call("mul", op.epilogue.expr, 31.0)), 5.0)
+    rounded = cast(Expr("saturate", (steps, const(-128.0), const(127.0))), DType.I64)
+    y = dense("y", program.tensors["y"].shape, I8, NHWC, 16)
+    ops = (replace(op, epilogue=replace(op.epilogue, expr=rounded)),)
+    program = replace(program, tensors={**program.tensors, "y": y}, ops=ops)
+    given = {name: np.array(recipe.values) for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    work = kernel.work(program.ops[0], program, config, arch)
+    assert dict(work.launches[0].code.params)["boxed"] and dict(work.launches[0].code.params)["result"] == 1
+    memory = machine.run(work, program, given, "y", arch)
+    memory.check_written(True)
+    off = memory.result().astype(int) - compute(program.ops[0], program, given)
+    assert abs(off).max() <= 1 and (off == 0).mean() > 0.999 and len(np.unique(memory.result())) > 100
 
 
 BOXES = [(y, bm, bn) for y in (I8, U8) for bm, bn in ((64, 16), (64, 32), (128, 96), (64, 128))]
@@ -320,7 +389,7 @@ def test_what_multiplies_where() -> None:
         for arch in ARCHS.values():
             takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
             kind = "gemm" if isinstance(op, Gemm) else "conv"
-            families = {"simt": True, "mma": arch.cc >= (7, 5), "sm90": arch.name == "sm_90a"}
+            families = {"simt": True, "mma": arch.cc >= (7, 5), "sm90": arch.name == "sm_90a"}  # halo takes no sums as results
             assert takes == {f"{kind}_{name}" for name, there in families.items() if there}
     assert "no products of int8" in str(GemmMma().supports(gemm(64, 64, 256).ops[0], gemm(64, 64, 256), ARCHS["sm_70"]))
 

@@ -9,7 +9,9 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import call, cast
 from tccompile.ir.reference import compute
+from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.kernels.conv_stem import ConvStem, Stem
 from tccompile.schedule.choose import candidates
@@ -55,6 +57,28 @@ def on(blocks: int):
 )
 def test_values(program, columns: int, groups: int, blocks: int) -> None:
     check(KERNEL, program, {"columns": columns, "warpgroups": groups}, arch=ARCH, run=on(blocks))
+
+
+@pytest.mark.parametrize(
+    ("y", "columns", "stride"), [(DType.U8, 64, 2), pytest.param(DType.I8, 32, 1, marks=thorough), (DType.I8, 16, 2)]
+)
+def test_results_in_bytes(y: DType, columns: int, stride: int) -> None:
+    """Rounded, moved by a zero point and saturated, as a quantized network's first layer stores them; none is off by a step."""
+    program = conv("bytes", (1, 3, 35, 37), 40, (3, 3), stride=stride, ep="bias")
+    op, low = program.ops[0], float(y.lowest)
+    steps = call("add", call("round", call("mul", op.epilogue.expr, 31.0)), low + 120.0)
+    rounded = cast(call("saturate", steps, low, float(y.largest)), DType.I64)
+    stored = dense("y", program.tensors["y"].shape, y, (0, 2, 3, 1), 16)
+    program = replace(
+        program, tensors={**program.tensors, "y": stored}, ops=(replace(op, epilogue=replace(op.epilogue, expr=rounded)),)
+    )
+    values = {name: np.array(recipe.values) for name, recipe in program.constants.items()}
+    memory = on(-(-stored.padded[1] // columns))(
+        KERNEL.work(program.ops[0], program, {"columns": columns, "warpgroups": 1}, ARCH), program, values, "y", ARCH
+    )
+    memory.check_written(True)
+    off = memory.result().astype(int) - compute(program.ops[0], program, values)
+    assert abs(off).max() <= 1 and (off == 0).mean() > 0.999
 
 
 @thorough

@@ -1,0 +1,97 @@
+"""What rounds a product to bytes divides its scales and constants by the step in place of every result.
+
+round((s · acc + b + c · r) / k)  =>  round(s/k · acc + b/k + c/k · r), which is the same but for the last bit of a float
+saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tccompile.fuse.editor import Editor, fits, tidy
+from tccompile.ir.expr import Expr, View, call, const, is_sum, load, substitute, walk
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal, transform
+
+
+def in_steps(program: Program) -> Program:
+    e = Editor(program)
+    for i, op in enumerate(e.ops):
+        if op is not None and op.multiplied:
+            expr, views = _Steps(e, op).of(op.epilogue.expr)
+            epilogue = replace(tidy(expr, views), shuffle=op.epilogue.shuffle)
+            if expr is not op.epilogue.expr and fits(epilogue):
+                e.put(i, replace(op, epilogue=epilogue))
+    return e.result()
+
+
+class _Steps:
+    """The expression of one op under change, and what it loads."""
+
+    def __init__(self, e: Editor, op: Op) -> None:
+        self.e, self.views = e, list(op.epilogue.loads)
+
+    def of(self, expr: Expr) -> tuple[Expr, tuple[View, ...]]:
+        """The expression with each of its quotients that are rounded in steps, innermost first."""
+        for rounded in [x for x in walk(expr) if x.fn == "round" and x.args[0].fn == "ratio"]:
+            (total, step) = rounded.args[0].args
+            if step.fn == "const" and step.value and step.value > 0 and is_sum(total):  # type: ignore[operator]
+                before, now = len(self.views), self.divided(total, float(step.value))  # type: ignore[arg-type]
+                if now is None:
+                    del self.views[before:]
+                else:
+                    return self.of(_without_relu(substitute(expr, {rounded: call("round", now)})))
+        return expr, tuple(self.views)
+
+    def divided(self, x: Expr, step: float) -> Expr | None:
+        """x / step by no more operations than x takes, or None."""
+        match x.fn:
+            case "const":
+                return const(float(np.float32(x.value) / np.float32(step)))  # type: ignore[arg-type]
+            case "load":
+                return self.constant(x, step)
+            case "mul":
+                for k, factor in enumerate(x.args):
+                    if factor.fn in ("const", "load") and (of := self.divided(factor, step)) is not None:
+                        return call("mul", *(of if j == k else a for j, a in enumerate(x.args)))
+                return None
+            case "add" | "sub":
+                parts = [self.divided(a, step) or self.scaled(a, step) for a in x.args]
+                return None if None in parts else call(x.fn, *parts)  # type: ignore[arg-type]
+            case "relu" | "min" | "max":
+                parts = [self.divided(a, step) for a in x.args]
+                return None if None in parts else call(x.fn, *parts)  # type: ignore[arg-type]
+        return None
+
+    def scaled(self, x: Expr, step: float) -> Expr | None:
+        """A tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
+        return call("mul", x, float(np.float32(1) / np.float32(step))) if x.fn == "load" and x.dtype is DType.F32 else None
+
+    def constant(self, x: Expr, step: float) -> Expr | None:
+        """A constant that is loaded, divided by the step."""
+        view = self.views[x.value]  # type: ignore[index]
+        tensor, recipe = self.e.tensors[view.tensor], self.e.constants.get(view.tensor)
+        if recipe is None or tensor.dtype is not DType.F32 or tensor.base is not None:
+            return None
+        name = f"{tensor.name}/{step!r}"
+        if name not in self.e.tensors:
+            self.e.add_constant(replace(tensor, name=name), transform("div", recipe, Literal(np.array(step, np.float32))))
+        self.views.append(replace(view, tensor=name))
+        return load(len(self.views) - 1)
+
+
+def _without_relu(expr: Expr) -> Expr:
+    """The expression without what raises to 0 a number that is rounded and then raised to 0 by the limit of a type."""
+    found = {}
+    for x in walk(expr):
+        if x.fn == "saturate":
+            rounded, least = x.args[0], x.args[1].value
+            moved = rounded.args[1].value if rounded.fn == "add" and rounded.args[1].fn == "const" else 0
+            inner = rounded.args[0] if rounded.fn == "add" else rounded
+            if inner.fn == "round" and inner.args[0].fn == "relu" and least == moved:
+                found[inner] = call("round", *inner.args[0].args)
+    return substitute(expr, found) if found else expr

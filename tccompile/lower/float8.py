@@ -1,0 +1,113 @@
+"""Products of floats of 8 bits: which tensors of a graph are stored as such, and the numbers that weights are multiples of.
+
+A model that is quantized to float8 rounds what a product reads by a cast to it and one back, and multiplies it by a scale, which
+`rewrites/float8.py` moves into the weights behind. So weights are numbers of float8 times a scale for each output channel, which
+is found again from their values:
+
+  conv(x, w) = conv(x, w / scale) · scale           where all of w / scale are numbers of float8
+
+Such an x is stored in 8 bits, with what only moves its elements on the way to the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from tccompile.ir.types import DType
+from tccompile.load.constants import Weight, derived, literal
+from tccompile.rewrites.float8 import PRODUCTS, channels, float8_of, on_grid, rows, same_numbers, scales_of
+from tccompile.rewrites.rule import constant, finite, rank
+
+LEAST = 16
+"""Terms from which on they are multiplied so: 16 of them are what memory is read in."""
+
+ELEMENTWISE = ("Add", "Div", "Max", "Min", "Mul", "Neg", "Relu", "Sub")
+"""What may read such a tensor beside products: it takes elements one by one."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of a product: numbers of float8 and the scale of each output channel, or of all."""
+
+    numbers: Weight
+    scale: Weight
+
+
+@dataclass
+class Float8:
+    """Of a graph: tensors that are stored in 8 bits, by name, and products of them, by the identity of their nodes."""
+
+    stored: dict[str, DType] = field(default_factory=dict)
+    products: dict[int, Weights] = field(default_factory=dict)
+
+
+def found(graph: gs.Graph) -> Float8:
+    """What is stored and multiplied in floats of 8 bits."""
+    out = Float8()
+    taken = {id(t) for t in (*graph.inputs, *graph.outputs)}
+    for node in graph.nodes:
+        if node.op != "Cast" or (dtype := float8_of(node.outputs[0])) is None or node.outputs[0].name in out.stored:
+            continue
+        together, products = _together(node.outputs[0])
+        alike = {float8_of(t) for t in together} <= {None, dtype}
+        if products and alike and not any(id(t) in taken for t in together):
+            weights = {id(p): _weights(p) for p in products}
+            if all(weights.values()):
+                out.products |= {p: w for p, w in weights.items() if w is not None}
+                out.stored |= {t.name: dtype for t in together}
+    out.stored |= {w.numbers.name: DType.E4M3 for w in out.products.values()}
+    return out
+
+
+def _together(rounded: gs.Tensor) -> tuple[list[gs.Tensor], list[gs.Node]]:
+    """A tensor of floats of 8 bits with all that have its numbers, and the products that read them; no products where anything
+    else reads one than what takes its elements one by one."""
+    together, products, rest = [rounded], list[gs.Node](), [rounded]
+
+    def add(new: Iterable[gs.Tensor]) -> None:
+        found = [t for t in new if all(t is not known for known in together)]
+        together.extend(found)
+        rest.extend(found)
+
+    while rest:
+        t = rest.pop()
+        for node in t.outputs:
+            if (read := same_numbers(node)) is not None and all(on_grid(x) for x in read):
+                add(node.outputs)
+                add(x for x in read if x is not t)  # what is joined with it
+            elif node.op in PRODUCTS and node.inputs[0] is t and sum(x is t for x in node.inputs) == 1:
+                products.append(node)
+            elif node.op not in ELEMENTWISE:
+                return together, []
+        add(same_numbers(t.inputs[0]) or () if float8_of(t) is None else ())
+    return together, products
+
+
+# --- Weights -----------------------------------------------------------------------------------------------------------
+
+
+def _weights(node: gs.Node) -> Weights | None:
+    """A product's weights as numbers of float8; None where it has no such weights, or Tensor Cores would not take it."""
+    w = constant(node.inputs[1])
+    if not isinstance(w, Weight) or w.values.dtype != np.float32 or not finite(w) or not w.values.size:
+        return None
+    if node.op == "Conv":
+        terms, groups = w.values.shape[1], node.attrs.get("group", 1)
+        if rank(w) > 4 or terms < LEAST or (groups > 1 and terms % LEAST):
+            return None
+    elif rank(w) != 2 or node.attrs.get("transA", 0) or w.values.shape[1 - channels(node)] < LEAST:
+        return None
+    scales = scales_of(rows(node))
+    if scales is None:
+        return None
+    along = scales.reshape([-1 if a == channels(node) else 1 for a in range(rank(w))])
+    return Weights(derived(f"{w.name}/float8", "div", w, along), literal(f"{w.name}/scales", _one(scales)))
+
+
+def _one(scales: np.ndarray) -> np.ndarray:
+    """One scale, where all are the same."""
+    return scales[:1] if (scales == scales[0]).all() else scales

@@ -1,0 +1,199 @@
+"""Floats of 8 bits: loads and stores, and products of them, as compiled, run thread by thread: wgmma, mma.sync, CUDA cores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.emit.compile import resources
+from tccompile.ir.expr import call, identity_view, load
+from tccompile.ir.ops import Gemm
+from tccompile.ir.program import Program
+from tccompile.ir.reference import compute
+from tccompile.ir.storage import elements, from_storage, to_storage
+from tccompile.ir.types import FLOAT8, DType
+from tccompile.kernels import KERNELS
+from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
+from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
+from tccompile.kernels.gemm_sm90 import HOPPER
+from tccompile.kernels.gemm_sm90_tile import MOST_SUMS
+from tccompile.kernels.pointwise import PointwiseKernel
+from tccompile.kernels.spec import Config, Kernel
+from tests.gpu.cases import Builder, of_float8, pointwise
+from tests.kernels import machine
+from tests.kernels.memory import Memory
+from tests.kernels.support import on_two_blocks
+from tests.networks import relative_error
+from tests.tiers import thorough, usually
+
+F16, F32, E4M3, E5M2 = DType.F16, DType.F32, *FLOAT8
+
+
+def converted(x: np.ndarray, source: DType, to: DType, arch: str, columns: int) -> np.ndarray:
+    """What is stored as one type, in another one, negated by a kernel: rows of vectors, or of elements by themselves."""
+
+    def make(b: Builder):
+        b.values("x", np.zeros((x.size // columns, columns)), source, pad=1)
+        b.result((x.size // columns, columns), to)
+        return call("neg", load(0)), (identity_view("x", 2),)
+
+    program, kernel = pointwise("float8", make), PointwiseKernel()
+    (op,) = program.ops
+    config = next(kernel.configs(op, program, ARCHS[arch]))
+    given = {"x": x.reshape(-1, columns)}
+    memory = machine.run(kernel.work(op, program, config, ARCHS[arch]), program, given, "y", ARCHS[arch])
+    memory.check_written()
+    y = program.tensors["y"]
+    return elements(memory.buffers[memory.base["y"] // (1 << 33)], y).ravel()
+
+
+@pytest.mark.parametrize("columns", [8, 5])
+@pytest.mark.parametrize("arch", usually(["sm_61", "sm_89"], "sm_89"))
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_conversions_of_every_number(dtype: DType, arch: str, columns: int) -> None:
+    """By instructions for pairs of them, and by arithmetic before there were such."""
+    every = np.resize(np.arange(256, dtype=np.uint8), 280)
+    numbers = from_storage(every, dtype)
+    np.testing.assert_array_equal(converted(every, dtype, F32, arch, columns), -numbers)
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    halfway = (finite[1:] + finite[:-1]) / 2
+    beside = [np.nextafter(halfway, np.float32(end)) for end in (-np.inf, np.inf)]
+    x = np.concatenate([finite, halfway, *beside, [1e30, -1e9, 1e-30, np.inf, -np.inf, np.nan, 0.0, -0.0]]).astype(np.float32)
+    x = np.resize(x, -(-x.size // 40) * 40)
+    np.testing.assert_array_equal(converted(x, F32, dtype, arch, columns), to_storage(-x, dtype))
+
+
+# --- Products ----------------------------------------------------------------------------------------------------------
+
+ROUNDING = {F32: 3e-4, F16: 5e-4, E4M3: 1e-2, E5M2: 2e-2}
+"""What results may be off: sums of 14 digits, and what they are rounded to, a few of them to another number of 8 bits."""
+
+GEMMS = (GemmMma(), GemmSimt(), HOPPER[1])
+CONVS = (ConvMma(), ConvSimt(), HOPPER[0])
+MMA, SIMT, WGMMA = range(3)
+
+
+def result(program: Program, family: int, arch: str, config: Config | None = None) -> Memory:
+    """What a kernel's PTX makes of a product; all of its padding is written, and nothing else."""
+    (op,), generation = program.ops, ARCHS[arch]
+    kernel: Kernel = (GEMMS if isinstance(op, Gemm) else CONVS)[family]
+    assert kernel.supports(op, program, generation) is None
+    config = config or min(kernel.configs(op, program, generation), key=lambda c: kernel.cost(op, program, c, generation))
+    run = on_two_blocks if family == WGMMA else machine.run
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    memory = run(kernel.work(op, program, config, generation), program, given, op.y, generation)
+    memory.check_written(family != SIMT)
+    return memory
+
+
+def check(program: Program, family: int, arch: str, config: Config | None = None) -> None:
+    """The result is near what the CPU engine stores."""
+    (op,) = program.ops
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    y = program.tensors[op.y].dtype
+    expected = from_storage(to_storage(compute(op, program, given), y), y)
+    assert relative_error(result(program, family, arch, config).result(), expected) < ROUNDING[y]
+
+
+KINDS = [(E4M3, E4M3, F16), (E4M3, E5M2, F32), (E5M2, E4M3, E4M3), (E5M2, E5M2, E5M2), (E4M3, E4M3, E4M3)]
+FAMILIES = [(MMA, "sm_75"), (MMA, "sm_80"), (MMA, "sm_89"), (MMA, "sm_90a"), (SIMT, "sm_61"), (WGMMA, "sm_90a")]
+SMALL: dict[int, Config] = {
+    MMA: {"bm": 32, "bn": 64, "bk": 128, "splits": 1},
+    SIMT: {"bm": 32, "bn": 32, "splits": 1},
+    WGMMA: {"bm": 64, "bn": 32, "split": 1},
+}
+EACH = [(family, arch, kinds) for family, arch in FAMILIES for kinds in KINDS]
+
+
+@pytest.mark.parametrize(("family", "arch", "kinds"), usually(EACH, 7, 11, 29))
+def test_every_mix_and_every_result(family: int, arch: str, kinds: tuple[DType, DType, DType]) -> None:
+    check(of_float8("mix", (37, 200), 45, kinds=kinds, fn="relu"), family, arch, SMALL[family])
+
+
+@pytest.mark.parametrize(("arch", "family"), [("sm_89", MMA), ("sm_90a", WGMMA), pytest.param("sm_80", MMA, marks=thorough)])
+@pytest.mark.parametrize("depth", [4096, pytest.param(65536, marks=thorough)])
+def test_long_sums_keep_their_digits(arch: str, family: int, depth: int) -> None:
+    """Tensor Cores' own have 14, and cut the rest off: in sums of one sign what is lost adds up."""
+    program = of_float8("long", (8, depth), 8, kinds=(E4M3, E4M3, F32), bias=False, sign=False)
+    given = {name: recipe.values.astype(np.float64) for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    exact = given["x"] @ given["w"].T * given["scale"]
+    rough = np.zeros((8, 8), np.float32)
+    for k in range(0, depth, 32):
+        rough = machine.cut(rough + given["x"][:, k : k + 32] @ given["w"][:, k : k + 32].T)
+    assert relative_error(rough * given["scale"], exact) > 2e-3
+    config = {"bm": 16, "bn": 64, "bk": 128, "splits": 1} if family == MMA else {"bm": 64, "bn": 16, "split": 1}
+    assert relative_error(result(program, family, arch, config).result(), exact) < (1e-3 if arch != "sm_80" else 1e-5)
+
+
+CONVOLUTIONS = {
+    "3x3": ((1, 16, 7, 6), 24, (3, 3), (E4M3, E4M3, E4M3), {}),
+    "1x1 with strides": ((2, 64, 9, 8), 40, (1, 1), (E4M3, E4M3, F16), {"stride": 2}),
+    "5x3 mixed": ((1, 37, 9, 7), 16, (5, 3), (E5M2, E4M3, F32), {"stride": 2}),
+    "residual": ((2, 20, 7, 6), 40, (1, 1), (E4M3, E4M3, E4M3), {"residual": E4M3}),
+    "residual of halves": ((2, 20, 7, 6), 40, (1, 1), (E4M3, E4M3, F16), {"residual": F16}),
+}
+EVERY = [(case, family, arch) for case in CONVOLUTIONS for family, arch in FAMILIES]
+
+
+@pytest.mark.parametrize(("case", "family", "arch"), usually(EVERY, 5, 14))
+def test_convolutions(case: str, family: int, arch: str) -> None:
+    shape, outputs, window, kinds, how = CONVOLUTIONS[case]
+    check(of_float8(case, shape, outputs, window, kinds, **how), family, arch, SMALL[family])
+
+
+@thorough
+def test_two_groups() -> None:
+    check(of_float8("groups", (1, 32, 5, 5), 32, (3, 3), (E4M3,) * 3, groups=2), MMA, "sm_89")
+    check(of_float8("narrow", (1, 18, 5, 5), 27, (3, 3), groups=3), SIMT, "sm_80")
+
+
+@pytest.mark.parametrize("config", [{"bm": 24, "bn": 64, "split": 1, "swapped": True}, {"bm": 64, "bn": 64, "split": 1}])
+def test_halves_leave_by_wgmma_in_boxes(config: Config) -> None:
+    check(of_float8("boxes", (90, 130), 100, kinds=(E4M3, E4M3, F16), fn="relu"), WGMMA, "sm_90a", config)
+
+
+@pytest.mark.parametrize(("family", "arch"), usually(FAMILIES, 1, 5))
+def test_what_is_no_number_stays_none(family: int, arch: str) -> None:
+    program = of_float8("nan", (16, 64), 16, kinds=(E4M3, E4M3, F32))
+    program.constants["x"].values[3, 40] = np.nan  # type: ignore[union-attr]
+    found = result(program, family, arch, SMALL[family]).result()
+    assert np.isnan(found[3]).all() and np.isfinite(np.delete(found, 3, 0)).all()
+
+
+def test_what_multiplies_where() -> None:
+    """On every generation there is a kernel, on Tensor Cores where there are any; depthwise ones have a kernel of CUDA cores."""
+    for program in (of_float8("a", (64, 256), 64), of_float8("b", (1, 32, 8, 8), 32, (3, 3))):
+        (op,) = program.ops
+        for arch in ARCHS.values():
+            takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
+            kind = "gemm" if isinstance(op, Gemm) else "conv"
+            families = {"simt": True, "mma": arch.cc >= (7, 0), "sm90": arch.name == "sm_90a"}
+            direct = set() if isinstance(op, Gemm) else {"conv_direct"}
+            assert takes == {f"{kind}_{name}" for name, there in families.items() if there} | direct
+
+
+LARGEST = [(rows, columns, {"split": 1}) for rows, columns in MOST_SUMS.items()]
+LARGEST += [(64, 192, {"split": 4}), (128, 128, {"split": 2, "swapped": True})]
+
+
+@pytest.mark.parametrize(("y", "residual"), [(E4M3, E4M3), pytest.param(F32, F16, marks=thorough)])
+@pytest.mark.parametrize(("bm", "bn", "more"), usually(LARGEST, 1))
+def test_no_tile_of_wgmma_spills_registers(y: DType, residual: DType, bm: int, bn: int, more: Config) -> None:
+    """`resources` raises on spills and on serialised wgmma."""
+    program = of_float8("spills", (520, 2048), 520, kinds=(E4M3, E4M3, y), fn="relu", residual=residual)
+    (launch,) = HOPPER[1].work(program.ops[0], program, {"bm": bm, "bn": bn, **more}, ARCHS["sm_90a"]).launches
+    assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
+
+
+@pytest.mark.parametrize("arch", usually(["sm_70", "sm_75", "sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"], "sm_89"))
+def test_no_tile_spills_registers(arch: str) -> None:
+    """The largest that a generation is offered."""
+    program, kernel, generation = of_float8("spills", (520, 520), 520, kinds=(E4M3,) * 3, fn="relu"), GemmMma(), ARCHS[arch]
+    (op,) = program.ops
+    offered = [(c["bm"], c["bn"]) for c in kernel.configs(op, program, generation)]
+    chosen = [t for t in TILES if (t.bm, t.bn) in offered]
+    for tile in sorted(chosen, key=lambda t: -t.mi * t.nj)[:2]:
+        config = {"bm": tile.bm, "bn": tile.bn, "bk": tile.depth, "splits": 1}
+        (launch,) = kernel.work(op, program, config, generation).launches
+        assert resources(launch.code, generation).stack == 0

@@ -1,0 +1,145 @@
+"""`--quantize fp8`: products in floats of 8 bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tccompile.dump import Dump
+from tccompile.errors import InputError, UsageError
+from tccompile.fuse import fuse
+from tccompile.ir.ops import Conv, Gemm
+from tccompile.ir.program import Program
+from tccompile.ir.types import DType
+from tccompile.ir.weights import float8_scales
+from tccompile.load.model import load, sources
+from tccompile.lower.graph import lower
+from tccompile.options import Options
+from tccompile.pipeline import calibrated, compile, quantization_notes, read, to_program
+from tccompile.quantize import calibration as files
+from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.grid import grid_of, rounded, weight_error
+from tccompile.quantize.insert import Tensor
+from tccompile.quantize.observe import observe, outputs
+from tccompile.rewrites import rewrite
+from tccompile.runtime.session import Session
+from tests.networks import relative_error
+from tests.rewrites.common import Net, check_recipes
+from tests.tiers import thorough
+
+E4M3 = DType.E4M3
+
+
+def perceptron() -> Net:
+    net = Net(x=(256, 512))
+    h = net("Relu", net("Gemm", "x", net.normal(512, 512, scale=0.04), net.normal(512), transB=1))
+    return net.out(net("MatMul", h, net.normal(512, 512, scale=0.04)))
+
+
+def images() -> Net:
+    """A first layer of too few channels, pooling, and a residual sum."""
+    net = Net(x=(8, 3, 56, 56))
+    h = net("Relu", net("Conv", "x", net.normal(256, 3, 3, 3, scale=0.2), net.normal(256), pads=[1] * 4))
+    h = net("MaxPool", h, kernel_shape=[2, 2], strides=[2, 2])
+    y = net("Relu", net("Conv", h, net.normal(256, 256, 3, 3, scale=0.02), net.normal(256), pads=[1] * 4))
+    y = net("Conv", y, net.normal(256, 256, 3, 3, scale=0.02), net.normal(256), pads=[1] * 4)
+    return net.out(net("Relu", net("Add", h, y)))
+
+
+def saved(net: Net, path: Path, count: int = 4) -> Path:
+    rng = np.random.default_rng(5)
+    shapes = {x.name: [d.dim_value for d in x.type.tensor_type.shape.dim] for x in net.inputs}
+    np.savez(path, **{name: rng.standard_normal((count, *shape)).astype(np.float32) for name, shape in shapes.items()})  # type: ignore[arg-type]
+    return path
+
+
+def operands(program: Program) -> list[set[DType]]:
+    return [{program.tensors[name].dtype for name in op.operands} for op in program.ops if isinstance(op, Conv | Gemm)]
+
+
+def test_the_largest_value_becomes_the_largest_number() -> None:
+    x = np.random.default_rng(0).standard_normal(10_000).astype(np.float32) * 3
+    grid = grid_of(x, float8=True)
+    assert grid.scale == pytest.approx(np.abs(x).max() / 448) and grid.zero == 0 and grid.signed
+    assert grid.error == pytest.approx(relative_error(rounded(x, grid), x), rel=1e-3) and 0.02 < grid.error < 0.03
+    rows = x.reshape(10, -1)
+    np.testing.assert_allclose(float8_scales(rows), np.abs(rows).max(1) / 448, rtol=1e-6)
+    assert 0.02 < weight_error(rows, float8=True) < 0.03
+    assert grid_of(np.zeros(5, np.float32), float8=True).scale == 1.0
+
+
+def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
+    net, kept = perceptron(), tmp_path / "kept.json"
+    options = Options(archs=("sm_90a",), quantize="fp8", calibrate=saved(net, tmp_path / "d.npz"), calibration=kept)
+    opened = read(net.model())
+    found = calibrated(opened, options)
+    (head,) = quantization_notes(found, options)
+    assert head.startswith("fp8: 2 of 2 products; outputs are off by ") and 1e-2 < found.error < 1e-1
+    later = Options(archs=("sm_90a",), quantize="fp8", calibration=kept)
+    programs = [to_program(opened, {}, later, Dump(None), calibration=c) for c in (found, calibrated(opened, later))]
+    assert operands(programs[0]) == [{E4M3}, {E4M3}] and repr(programs[0]) == repr(programs[1])
+    with pytest.raises(UsageError, match="was found for fp8, not for int8: give another file"):
+        calibrated(opened, Options(archs=("sm_90a",), quantize="int8", calibration=kept))
+    changed = json.loads(kept.read_text())
+    changed["chosen"]["tensors"]["x"]["grid"]["zero"] = 3
+    kept.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="a zero point of 3"):
+        files.read(kept)
+
+
+def test_what_lies_between_products_is_in_float8() -> None:
+    """With one scale before and behind what only moves numbers; where others read them too, these read the same."""
+    net = Net(x=(1, 16, 8, 8))
+    h = net("Relu", net("Conv", "x", net.normal(32, 16, 3, 3, scale=0.1), net.normal(32), pads=[1] * 4))
+    h = net("MaxPool", h, kernel_shape=[2, 2], strides=[2, 2])
+    y = net("Conv", h, net.normal(32, 32, 1, 1, scale=0.1))
+    net.out(net("Relu", net("Add", h, y)))
+    graph, weights = rewrite(load(net.model())), sources(net.model())
+    x = {"x": np.random.default_rng(3).standard_normal((1, 16, 8, 8)).astype(np.float32)}
+    whole = lower(graph)
+    seen = observe(whole, [x], weights, {name: 1 for name in ("x", "t1", "t2")}, lambda done: None).values
+    grids = {"x": grid_of(seen["x"].all(), True), "t1": grid_of(seen["t1"].all(), True)}
+    grids["t2"] = grids["t1"]
+    tensors = {name: Tensor(grid, seen[name].means, shared=True, tied=True) for name, grid in grids.items()}
+    made = Chosen(tensors, {}, ("n0", "n3"), {}, 0.0, 1, 0, (0.0, 0.0)).applied(graph)
+    check_recipes(made, net.model())
+    program = fuse(lower(rewrite(made)))
+    assert operands(program) == [{E4M3}, {E4M3}]
+    assert [program.tensors[op.y].dtype for op in program.ops] == [E4M3, E4M3, E4M3, DType.F32, DType.F32]
+    (exact,), (found,) = (outputs(p, [x], weights) for p in (whole, program))
+    assert 1e-2 < relative_error(*found.values(), *exact.values()) < 1e-1
+
+
+@thorough
+def test_what_stands_between_products_stays_in_bytes(tmp_path: Path) -> None:
+    net = images()
+    options = Options(archs=("sm_90a",), quantize="fp8", calibrate=saved(net, tmp_path / "d.npz", 2))
+    opened = read(net.model())
+    found = calibrated(opened, options)
+    assert len(found.layers) == 2 and found.error < 1e-1
+    program = to_program(opened, {}, options, Dump(None), calibration=found)
+    assert [kinds == {E4M3} for kinds in operands(program)] == [False, True, True]
+    assert E4M3 in {program.tensors[op.y].dtype for op in program.ops if isinstance(op, Conv)}
+
+
+def test_a_bound_that_float8_does_not_keep_leaves_halves(tmp_path: Path) -> None:
+    net = perceptron()
+    data = saved(net, tmp_path / "d.npz")
+    found = calibrated(read(net.model()), Options(archs=("sm_90a",), quantize="fp8", calibrate=data, max_error=5e-3))
+    assert not found.layers and set(found.floats.values()) == {"the error would be above the bound"}
+
+
+@thorough
+def test_a_plan_computes_what_was_measured(tmp_path: Path) -> None:
+    net = perceptron()
+    data = saved(net, tmp_path / "d.npz")
+    model, x = net.model(), np.load(data)["x"]
+    how = {"archs": ("sm_90a",), "calibrate": data}
+    with Session(compile(model, **how, quantize="fp8"), "cpu") as session:
+        (found,) = session.run(None, {"x": x[-1]})
+    with Session(compile(model, **how), "cpu") as session:
+        (exact,) = session.run(None, {"x": x[-1]})
+    assert 1e-2 < relative_error(found, exact) < 1e-1

@@ -1,0 +1,106 @@
+"""Results that are rounded to bytes, computed in steps: the same bytes by fewer operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tccompile.fuse.steps import in_steps
+from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load, walk
+from tccompile.ir.ops import Gemm
+from tccompile.ir.program import Program, verify
+from tccompile.ir.reference import compute
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal
+from tccompile.ir.weights import evaluate as value_of
+
+I8, U8, F16, F32 = DType.I8, DType.U8, DType.F16, DType.F32
+SUM = cast(Expr("acc", (), None, DType.I64), F32)
+SCALED = call("add", call("mul", SUM, load(0)), load(1))
+BYTES = call("mul", call("sub", cast(load(2, DType.I64), F32), 3.0), 0.586483)
+
+
+def quantized(x: Expr, step: float, zero: float = 0.0, low: float = 0.0) -> Expr:
+    """x in steps, as QuantizeLinear has it."""
+    moved = call("add", call("round", call("ratio", x, step)), zero)
+    return cast(Expr("saturate", (moved, const(low), const(low + 255))), DType.I64)
+
+
+def program_of(expr: Expr, y: DType = U8) -> Program:
+    """A product of bytes with this epilogue: loads are a scale and a constant for each channel, bytes, and halves."""
+    rng, rows = np.random.default_rng(1), (40, 24)
+    given = {
+        "x": rng.integers(-128, 128, (40, 64)).astype(np.int8),
+        "w": rng.integers(-128, 128, (24, 64)).astype(np.int8),
+        "scale": rng.uniform(1e-4, 4e-4, 24).astype(np.float32),
+        "bias": rng.normal(0, 20, 24).astype(np.float32),
+        "r": rng.integers(0, 256, rows).astype(np.uint8),
+        "h": rng.normal(0, 20, rows).astype(np.float16),
+    }
+    kinds = {"x": I8, "w": I8, "scale": F32, "bias": F32, "r": U8, "h": F16}
+    tensors = {n: dense(n, v.shape, kinds[n], pad=1) for n, v in given.items()} | {"y": dense("y", rows, y, pad=1)}
+    views = (View("scale", (coord(1),)), View("bias", (coord(1),)), *(View(n, (coord(0), coord(1))) for n in "rh"))
+    used = sorted({e.value for e in walk(expr) if e.fn == "load"})  # type: ignore[type-var]
+    assert used == list(range(len(used)))
+    op = Gemm(nodes=("product",), a="x", b="w", y="y", epilogue=Epilogue(expr, views[: len(used)]))
+    constants = {n: Literal(v) for n, v in given.items() if n in ("x", "w", *(v.tensor for v in views[: len(used)]))}
+    made = Program((), ("y",), {n: tensors[n] for n in (*constants, "y")}, constants, (op,))
+    verify(made)
+    return made
+
+
+def results(program: Program) -> np.ndarray:
+    (op,) = program.ops
+    return compute(op, program, {n: value_of(recipe, {}) for n, recipe in program.constants.items()})
+
+
+def functions(program: Program) -> list[str]:
+    return [e.fn for e in walk(program.ops[0].epilogue.expr)]
+
+
+DIVIDED = {
+    "a layer": quantized(SCALED, 0.37),
+    "with relu": quantized(call("relu", SCALED), 0.37),
+    "relu, and a zero point": quantized(call("relu", SCALED), 0.37, 4.0),
+    "a limit": quantized(call("min", call("relu", SCALED), 6.0), 0.037),
+    "a residual": quantized(call("relu", call("add", SCALED, BYTES)), 1.1108),
+    "a residual in halves": quantized(call("add", call("add", SCALED, BYTES), load(3)), 0.37),
+    "bytes, and bytes of these": quantized(call("relu", call("mul", cast(quantized(SCALED, 0.37, 128.0), F32), 0.37)), 0.21),
+}
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_quotients_are_products_by_other_constants(case: str) -> None:
+    before = program_of(DIVIDED[case])
+    after = in_steps(before)
+    verify(after)
+    left = int(case == "bytes, and bytes of these")  # of what was rounded quotients stay exact: halves are no accident
+    assert functions(before).count("ratio") == left + 1 and functions(after).count("ratio") == left
+    assert len(functions(after)) < len(functions(before)) + ("in halves" in case)
+    assert ("relu" in functions(after)) == (case in ("relu, and a zero point", "a limit", "bytes, and bytes of these"))
+    wanted, found = results(before), results(after)
+    assert len(np.unique(wanted)) > 20 and (found == wanted).mean() > 0.995 and abs(found - wanted).max() <= 1
+
+
+STAYING = {
+    "a function of another kind": quantized(call("sigmoid", SCALED), 0.004),
+    "two sums multiplied": quantized(call("mul", SCALED, call("relu", SCALED)), 40.0),
+}
+
+
+@pytest.mark.parametrize("case", STAYING)
+def test_what_no_constant_can_take_stays(case: str) -> None:
+    program = program_of(STAYING[case])
+    assert in_steps(program).ops == program.ops
+
+
+def test_a_scale_that_others_read_stays_for_them() -> None:
+    program = program_of(DIVIDED["a layer"])
+    op = program.ops[0]
+    other = replace(op, y="z", epilogue=Epilogue(SCALED, op.epilogue.loads))
+    program = replace(program, tensors={**program.tensors, "z": dense("z", (40, 24), F32, pad=1)}, ops=(op, other))
+    made = in_steps(program)
+    assert made.ops[1] == other and made.ops[0].epilogue.loads != op.epilogue.loads
