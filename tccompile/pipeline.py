@@ -66,7 +66,7 @@ from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose
-from tccompile.quantize.known import find, measuring, tested
+from tccompile.quantize.known import Measure, find, tested
 from tccompile.quantize.smooth import smoothed
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
@@ -450,7 +450,7 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         else:
             known = kept.known
             if real is not None:
-                measure = measuring(smoothed(real[0], known.smooth), real[1], model.weights)
+                measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights)
         times = partial(_times, arch=ARCHS[purpose.arch], known=timings(options.timing_cache, options.archs), ranked={})
         chosen, tried = choose(known.within(graphs, options.fp32), graphs, purpose.bound, times, measure)
     if file is not None and kept is None:
@@ -501,8 +501,8 @@ def quantization_notes(found: Chosen, options: Options) -> list[str]:
 def _error_of(found: Chosen) -> str:
     if not found.runs:
         return f"about {found.error:.1e}, estimated by what was calibrated for other builds: --calibrate DATA.npz measures it"
-    held = f"{found.runs} sets of inputs, {found.held} of them held back from calibration"
-    return f"{found.error:.1e} on {held if found.held else 'the inputs that it was calibrated with'}"
+    sets = f"{found.runs} set{'s' if found.runs > 1 else ''} of inputs"
+    return f"{found.error:.1e} on {sets}, {found.held or 'none'} of them held back from calibration"
 
 
 def _timed(archs: Sequence[str]) -> str:

@@ -417,8 +417,8 @@ def test_activations_of_other_sizes_are_not_tied() -> None:
 
 def steps(graph: gs.Graph, floats: float, bytes_: float) -> list[tuple[tuple[str, ...], float]]:
     """Each product takes so long in floats, and so long in bytes."""
-    quantized = {n.name for n in graph.nodes if n.op in ("Conv", "MatMul") and n.inputs[1].inputs}
-    return [((n.name,), bytes_ if n.name in quantized else floats) for n in graph.nodes if n.op in ("Conv", "MatMul")]
+    quantized = {n.name for n in graph.nodes if n.op in OPS and n.inputs[1].inputs}
+    return [((n.name,), bytes_ if n.name in quantized else floats) for n in graph.nodes if n.op in OPS]
 
 
 def picked(net: Net, bound: float, times: Times, count: int = 4, fp32: tuple[str, ...] = ()) -> Chosen:
@@ -706,6 +706,20 @@ def test_random_graphs_are_off_by_what_is_stated(seed: int, monkeypatch: Any) ->
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
+def test_outputs_that_bytes_make_infinite_are_kept_in_floats_and_out_of_the_file(tmp_path: Path) -> None:
+    """Logarithms of what is hardly above zero in floats, and below it in bytes."""
+    net = Net(x=(16, 64))
+    w = net.normal(64, 32)
+    least = np.min([run["x"] @ w for run in runs_of(net, 4)], (0, 1))
+    net.out(net("Log", net("Sub", net("MatMul", "x", w), (least - 1e-4).astype(np.float32))))
+    graph = rewritten(net)
+    known, measure = find(graph, runs_of(net, 4), sources(net.model()), lambda done, total: None)
+    found, tried = choose(known, [graph], 1.0, lambda g: steps(g, 2.0, 1.0), measure)
+    assert not known.tried and not tried and found.floats == {"n0": "the error would be above the bound"}
+    files.write(known, PURPOSE, found, tmp_path / "c.json")
+    files.read(tmp_path / "c.json")
+
+
 PURPOSE = Purpose(({"x": (1, 32, 12, 12)},), "sm_90a", 5e-2, ("n*",))
 
 
@@ -754,7 +768,7 @@ WRONG = {
     "an infinite square": ("known", "alone", 0, "squares", [0, "inf", 0]),
     "bytes that floats are": ("known", "alone", 0, "how", 0, {"x": {"grid": {}}}),
     "a way more": ("known", "alone", 0, "how", [{}, {}, {}, {}]),
-    "a negative number of runs": ("known", "runs", -1),
+    "a negative number of runs": ("chosen", "runs", -1),
     "a field more": ("known", "more", 1),
     "shapes that are none": ("purpose", "shapes", [{"x": [1.5]}]),
 }
@@ -830,10 +844,10 @@ def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def perceptron() -> Net:
-    net = Net(x=(256, 1024))
-    h = net("Relu", net("Gemm", "x", net.normal(1024, 1024, scale=0.03), net.normal(1024), transB=1))
-    return net.out(net("Gemm", h, net.normal(1024, 1024, scale=0.03), net.normal(1024), transB=1))
+def perceptron(rows: int = 256, width: int = 1024) -> Net:
+    net, scale = Net(x=(rows, width)), width**-0.5
+    h = net("Relu", net("Gemm", "x", net.normal(width, width, scale=scale), net.normal(width), transB=1))
+    return net.out(net("Gemm", h, net.normal(width, width, scale=scale), net.normal(width), transB=1))
 
 
 def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
@@ -940,9 +954,10 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
     assert program.ops[1].epilogue.shuffle == 2 and program.tensors[program.ops[1].y].dtype in (DType.I8, DType.U8)
 
 
-def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path) -> None:
+def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch: Any) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
-    net, kept, told = perceptron(), tmp_path / "kept.json", Told()
+    monkeypatch.setattr(pipeline, "_times", lambda graph, arch, known, ranked: steps(graph, 2.0, 1.0))
+    net, kept, told = perceptron(64, 256), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
     found = calibrated(opened, options)
@@ -1085,7 +1100,10 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     assert not calibrated(opened, replace(some, max_error=found.error / 2)).layers
     assert len(calibrated(opened, replace(some, fp32=("n0",))).layers) == 1
     again = calibrated(opened, replace(some, calibrate=tmp_path / "d.npz"))
-    assert again.runs == 8 and again.error == pytest.approx(found.error, rel=0.2)
+    assert again.runs == 8 and again.held == 3 and again.error == pytest.approx(found.error, rel=0.2)
+    np.savez(tmp_path / "one.npz", x=net.normal(1, 32))
+    again = calibrated(opened, some := replace(some, calibrate=tmp_path / "one.npz"))
+    assert " on 1 set of inputs, none of them held back from calibration" in quantization_notes(again, some)[0]
     times.clear()
     calibrated(opened, later)
     assert not times

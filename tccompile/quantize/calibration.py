@@ -137,7 +137,7 @@ def _check(c: Calibration) -> None:
         _require(bool(positive), f"{name!r} is not divided by positive numbers")
     tried = (x for pair in known.tried for x in pair)
     _numbers("errors and times", (chosen.error, *chosen.times, c.purpose.bound, *tried))
-    _require(min(chosen.runs, chosen.held, known.runs, known.held) >= 0, "a negative number of inputs")
+    _require(min(chosen.runs, chosen.held) >= 0, "a negative number of inputs")
     stored = [t for a in (*known.alone, *known.tied, *known.added) for how in a.how for t in how.values()]
     alike = all(t.grid.float8 == known.float8 for t in (*stored, *chosen.tensors.values()))
     _require(alike, "tensors in bytes of both formats")

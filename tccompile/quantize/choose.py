@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
-from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, Measure, made, predicted, stored
+from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, Measure, made, measurements, predicted, stored
 from tccompile.quantize.smooth import smoothed
 
 Steps = Sequence[tuple[Collection[str], float]]
@@ -98,7 +98,7 @@ def choose(
     def error(choice: Mapping[str, int]) -> float:
         if measure is None:
             return _estimated(known, activations, choice)
-        measured = measure(*stored(activations, choice))
+        measured = measure.error(*stored(activations, choice))
         tried.append((predicted(activations, choice), measured))
         return measured
 
@@ -117,8 +117,8 @@ def choose(
             reasons[layer] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
     tensors, names = stored(activations, choice)
     smooth = {name: f for name, f in known.smooth.items() if name in tensors}
-    runs, held = (0, 0) if measure is None else (known.runs, known.held)
-    return Chosen(tensors, smooth, names, reasons, off, runs, held, (in_floats, took)), tuple(tried)
+    runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
+    return Chosen(tensors, smooth, names, reasons, off, runs, held, (in_floats, took)), measurements(tried)
 
 
 def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:

@@ -28,9 +28,6 @@ from tccompile.rewrites.rule import rank
 
 Feeds = Mapping[str, np.ndarray]
 
-Measure = Callable[[Mapping[str, Tensor], Collection[str]], float]
-"""What outputs are off by with these tensors in bytes and these layers multiplying them."""
-
 Progress = Callable[[int, int], None]
 """Called with how many runs of the network are done, and about how many there are."""
 
@@ -79,7 +76,6 @@ class Known:
     floats  products that are not in bytes, whatever they take, and why
     float8  whether bytes are floats
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
-    runs    sets of inputs that this was on, and how many of all were `held` back from calibration
     """
 
     alone: tuple[Activation, ...]
@@ -89,8 +85,6 @@ class Known:
     floats: Mapping[str, str]
     float8: bool
     tried: tuple[tuple[float, float], ...]
-    runs: int
-    held: int
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str]) -> Known:
         """The part of it that all these graphs have, without the products that are to be in fp32, by names or patterns.
@@ -155,12 +149,12 @@ def find(
         if operands:
             tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed, float8))
     whole = {a.name: max(a.ways) for a in alone}
-    measure = measuring(graph, runs, sources)
-    tried = ((predicted(alone, whole), measure(*stored(alone, whole))),) if alone else ()
+    measure = Measure(graph, runs, sources)
+    tried = [(predicted(alone, whole), measure.error(*stored(alone, whole)))] if alone else []
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name, float8) for name in added if _is_usable(observed, name))
-    return Known(tuple(alone), others, sums, smooth, floats, float8, tried, len(tested(runs)), held(len(runs))), measure
+    return Known(tuple(alone), others, sums, smooth, floats, float8, measurements(tried)), measure
 
 
 def held(count: int) -> int:
@@ -173,21 +167,26 @@ def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
     return runs[-TESTED:]
 
 
-def measuring(graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray]) -> Measure:
-    """Runs a graph, whose channels are smoothed, with some in bytes beside float32: the largest error of any output."""
-    test, weights = tested(runs), Rounded()
-    exact = outputs(lower(graph), test, sources)
-    known: dict[Hashable, float] = {}
+class Measure:
+    """Runs a graph, whose channels are smoothed, with some in bytes beside float32.
 
-    def measure(tensors: Mapping[str, Tensor], names: Collection[str]) -> float:
+    runs  how many sets of inputs it is run on; of these, `held` were held back from calibration
+    """
+
+    def __init__(self, graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray]) -> None:
+        self._graph, self._test, self._sources = graph, tested(runs), sources
+        self._exact, self._weights = outputs(lower(graph), self._test, sources), Rounded()
+        self._known: dict[Hashable, float] = {}
+        self.runs, self.held = len(self._test), held(len(runs))
+
+    def error(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> float:
+        """What outputs are off by, the largest of any, with these tensors in bytes and these layers multiplying them."""
         what = frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
-        if what not in known:
-            got = outputs(lower(made(graph, tensors, names, weights)), test, sources)
-            errors = (relative_error(o[n], e[n]) for o, e in zip(got, exact, strict=True) for n in e)
-            known[what] = max(errors, default=0.0)
-        return known[what]
-
-    return measure
+        if what not in self._known:
+            got = outputs(lower(made(self._graph, tensors, names, self._weights)), self._test, self._sources)
+            errors = (relative_error(o[n], e[n]) for o, e in zip(got, self._exact, strict=True) for n in e)
+            self._known[what] = max(errors, default=0.0)
+        return self._known[what]
 
 
 def made(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:
@@ -257,17 +256,17 @@ def _added(graph: gs.Graph) -> list[str]:
 def _sum(observed: Observed, name: str, float8: bool) -> Activation:
     values = observed.values[name]
     how = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
-    square = (observed.gains.get(name, 1.0) * how.grid.error) ** 2
+    square = (_gain(observed, name) * how.grid.error) ** 2
     return Activation(name, (), ({}, {}, {name: how}), (FLOATS, ALL), (0.0, 0.0, square))
 
 
 def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, float8: bool) -> Activation:
     values = observed.values[name]
     how = Tensor(grid_of(values.all(), float8), values.means, shared=True)
-    gains = [_gain(observed, layer) for layer in own]
+    gains = [_gain(observed, layer.node.outputs[0].name) for layer in own]
     by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
     as_operand = sum(g**2 for g in gains) * how.grid.error**2
-    whole = observed.gains.get(name, 1.0) ** 2 * how.grid.error**2
+    whole = _gain(observed, name) ** 2 * how.grid.error**2
     ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
     squares = (0.0, by_weights + as_operand, by_weights + max(whole, as_operand))
     return Activation(name, _names(own), ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
@@ -281,16 +280,23 @@ def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer]
     moved = 0.0
     for t in begins(members):
         sample = observed.values[t.name].all()
-        moved += (observed.gains.get(t.name, 1.0) * relative_error(rounded(sample, grid), sample)) ** 2
+        moved += (_gain(observed, t.name) * relative_error(rounded(sample, grid), sample)) ** 2
     alone = sum(a.squares[OPERANDS] for a in operands)
     apart = {name: t for a in operands for name, t in a.how[OPERANDS].items()}
-    by_weights = alone - sum((_gain(observed, layer) * apart[layer.x.name].grid.error) ** 2 for layer in own)
+    by_weights = alone - sum((_gain(observed, layer.node.outputs[0].name) * apart[layer.x.name].grid.error) ** 2 for layer in own)
     squares = (0.0, alone, max(by_weights, 0.0) + moved)
     return Activation(operands[0].name, _names(own), ({}, apart, how), (FLOATS, OPERANDS, ALL), squares)
 
 
-def _gain(observed: Observed, layer: Layer) -> float:
-    return observed.gains.get(layer.node.outputs[0].name, 1.0)
+def measurements(tried: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Estimates and what was measured, where outputs were finite."""
+    return tuple((said, off) for said, off in tried if np.isfinite(off))
+
+
+def _gain(observed: Observed, name: str) -> float:
+    """What the outputs move by for what a tensor moves by; that of one that nothing is known of is 1."""
+    gain = observed.gains.get(name, 1.0)
+    return gain if gain < LARGEST else LARGEST
 
 
 def _names(own: Sequence[Layer]) -> tuple[str, ...]:
