@@ -21,6 +21,7 @@ from tccompile.ir.expr import (
     broadcast_view,
     call,
     cast,
+    const,
     constant,
     coord,
     element,
@@ -398,6 +399,25 @@ def of_float8(
     return b.program(
         Conv(y=name, x="x", w="w", strides=(stride,) * len(window), pads=pads, dilations=one, groups=groups, **fields)
     )
+
+
+def halves_to_bytes(case: str, x: tuple[int, int, int, int], n: int, window: tuple[int, int], stride: int = 1) -> Program:
+    """A Conv of small integers in halves, whose sums are exact, stored in bytes: moved by a zero point and saturated."""
+    b = Builder(case)
+    b.values("x", b.rng.integers(-4, 5, x), F16, NHWC)
+    b.values("w", b.rng.integers(-4, 5, (n, x[1], *window)), F16, NHWC)
+    b.integers("bias", (n,), F32, -40, 41)
+    pads = tuple(k // 2 for k in window)
+    spatial = tuple(extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True))
+    y = b.result((x[0], n, *spatial), DType.I8, NHWC)
+    b.tensors[y] = dense(y, b.tensors[y].shape, DType.I8, NHWC, 16)
+    steps = call("add", call("round", call("add", ACC, load(0))), 5.0)
+    rounded = cast(Expr("saturate", (steps, const(-128.0), const(127.0))), I64)
+    op = Conv(
+        nodes=(case,), y=y, x="x", w="w", strides=(stride, stride), pads=pads, dilations=(1, 1),
+        epilogue=Epilogue(rounded, (View("bias", (coord(1),)),)),
+    )  # fmt: skip
+    return b.program(op)
 
 
 def pool(
@@ -887,6 +907,10 @@ CASES: Cases = {
     "s8_conv_1x1_residual": _case(of_8_bits, (3, 64, 14, 14), 256, (1, 1), (DType.U8, DType.I8, DType.I8), residual=DType.I8),
     "s8_conv_residual": _case(of_8_bits, (2, 48, 13, 11), 48, (3, 3), (DType.I8, DType.I8, DType.U8), residual=DType.I8),
     "s8_gemm_residual": _case(of_8_bits, (300, 528), 270, kinds=(DType.I8, DType.I8, DType.I8), residual=DType.U8),
+    "halves_to_bytes_stem": _case(halves_to_bytes, (2, 3, 37, 45), 40, (7, 7), stride=2),
+    "halves_to_bytes_stem_3x3": _case(halves_to_bytes, (1, 3, 19, 36), 24, (3, 3)),
+    "halves_to_bytes_1x1": _case(halves_to_bytes, (3, 72, 13, 14), 96, (1, 1)),
+    "halves_to_bytes_3x3": _case(halves_to_bytes, (2, 64, 13, 14), 48, (3, 3)),
     "s8_conv_groups": _case(of_8_bits, (1, 64, 9, 10), 48, (3, 3), (DType.U8, DType.I8, DType.U8), groups=2),
     "s8_conv_narrow_groups": _case(of_8_bits, (1, 18, 9, 10), 27, (3, 3), (DType.I8, DType.I8, DType.I32), groups=3),
     # floats of 8 bits, of both kinds in any mix
