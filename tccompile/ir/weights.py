@@ -180,6 +180,58 @@ def float8_scales(x: np.ndarray) -> np.ndarray:
     return np.where(most > 0, float8_scale(most), 1.0).astype(np.float32)
 
 
+NEAR = {np.dtype(np.float16): (2.0**-9, 2.0**-25), np.dtype(np.float32): (2.0**-20, 0.0)}
+"""How far weights are from a number of float8 times their scale at most, relative to it, and by how much more: they have been
+rounded, more than once where scales were multiplied into them."""
+
+SOME = 64
+"""Weights of each channel that are looked at first."""
+
+
+def multiples(x: np.ndarray) -> np.ndarray:
+    """The scale of each row, of its first axis, by which all of its values are numbers of E4M3.
+
+    Raises ValueError where a row has none.
+    """
+    rows = x.reshape(len(x), -1)
+    largest = np.abs(rows).max(1, initial=0).astype(np.float32)
+    some = rows[:, :: max(1, rows.shape[1] // SOME)]
+    scales = _first_of(some, largest)
+    if some.shape == rows.shape:
+        return scales
+    wrong = ~_fits(rows, scales)
+    if wrong.any():  # by some weights of a row there may be several
+        scales[wrong] = _first_of(rows[wrong], largest[wrong])
+    return scales
+
+
+def _first_of(rows: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """For each row the first scale that fits."""
+    scales, left = np.zeros(len(rows), np.float32), np.arange(len(rows))
+    for scale in _candidates(largest):
+        fits = _fits(rows[left], scale[left])
+        scales[left[fits]] = scale[left[fits]]
+        left = left[~fits]
+    if left.size:
+        raise ValueError("weights that are no numbers of float8 times a scale for each output channel")
+    return scales
+
+
+def _fits(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Of which rows all weights are numbers of E4M3 times the row's scale."""
+    near, more = NEAR[rows.dtype]
+    q = np.divide(rows, scales[:, None], dtype=np.float32)
+    off = np.abs(nearest(q, DType.E4M3) - q)
+    found: np.ndarray = (off <= near * np.abs(q) + more / scales[:, None]).all(1)
+    return found
+
+
+def _candidates(largest: np.ndarray) -> Iterator[np.ndarray]:
+    """The scales that make the largest weight of each row one of E4M3's largest numbers of each fraction."""
+    for number in (448, 416, 384, 352, 320, 288, 256, 240):
+        yield np.where(largest > 0, largest / np.float32(number), np.float32(1))
+
+
 def _in_bytes(x: np.ndarray, scale: np.ndarray, means: np.ndarray) -> np.ndarray:
     """As int8, each row less its own scale, such that sums over a row weighted by `means` stay: they are of its second axis.
 
@@ -242,6 +294,7 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "rounded": _rounded,
     "byte_scales": byte_scales,
     "float8_scales": float8_scales,
+    "multiples": multiples,
     "in_bytes": _in_bytes,
     "float8": lambda x: nearest(x, DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
@@ -332,7 +385,7 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
         case "take":
             axis = range(max(len(x), 1))[given["axis"]]  # a single number is taken from as a row of one
             return (*x[:axis], *shapes[1], *x[axis + 1 :])
-        case "byte_scales" | "float8_scales":
+        case "byte_scales" | "float8_scales" | "multiples":
             return x[:1]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.types import DType
-from tccompile.load.constants import Weight, derived, literal
-from tccompile.rewrites.float8 import PRODUCTS, channels, float8_of, on_grid, rows, same_numbers, scales_of
+from tccompile.load.constants import Weight, derived, held
+from tccompile.rewrites.float8 import PRODUCTS, channels, float8_of, lying, on_grid, same_numbers, scales_of
 from tccompile.rewrites.rule import constant, finite, rank
 
 LEAST = 16
@@ -93,21 +93,16 @@ def _together(rounded: gs.Tensor) -> tuple[list[gs.Tensor], list[gs.Node]]:
 def _weights(node: gs.Node) -> Weights | None:
     """A product's weights as numbers of float8; None where it has no such weights, or Tensor Cores would not take it."""
     w = constant(node.inputs[1])
-    if not isinstance(w, Weight) or w.values.dtype != np.float32 or not finite(w) or not w.values.size:
+    if not isinstance(w, Weight) or held(w).dtype != np.float32 or not finite(w) or not held(w).size:
         return None
     if node.op == "Conv":
-        terms, groups = w.values.shape[1], node.attrs.get("group", 1)
+        terms, groups = w.shape[1], node.attrs.get("group", 1)
         if rank(w) > 4 or terms < LEAST or (groups > 1 and terms % LEAST):
             return None
-    elif rank(w) != 2 or node.attrs.get("transA", 0) or w.values.shape[1 - channels(node)] < LEAST:
+    elif rank(w) != 2 or node.attrs.get("transA", 0) or w.shape[1 - channels(node)] < LEAST:
         return None
-    scales = scales_of(rows(node))
+    scales = scales_of(node)
     if scales is None:
         return None
-    along = scales.reshape([-1 if a == channels(node) else 1 for a in range(rank(w))])
-    return Weights(derived(f"{w.name}/float8", "div", w, along), literal(f"{w.name}/scales", _one(scales)))
-
-
-def _one(scales: np.ndarray) -> np.ndarray:
-    """One scale, where all are the same."""
-    return scales[:1] if (scales == scales[0]).all() else scales
+    scales.name = f"{w.name}/scales"
+    return Weights(derived(f"{w.name}/float8", "div", w, lying(node, scales)), scales)

@@ -10,14 +10,12 @@ product(x · s, w)                      =  product(x, w · s)     whoever else r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.storage import nearest
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.load.constants import Weight, derived
 from tccompile.rewrites.quantized import MOVES, moves
@@ -32,6 +30,7 @@ from tccompile.rewrites.rule import (
     operand,
     producer,
     rank,
+    reshaped,
     scalar,
 )
 
@@ -179,7 +178,7 @@ def _check_product(edit: Editor, product: Product) -> str | None:
         return "its weights are computed, or no finite numbers"
     if np.dtype(w.dtype) == np.float32:
         return None
-    if np.dtype(w.dtype) != np.float16 or rank(w) < 2 or (node.op == "MatMul" and rank(w) != 2) or scales_of(rows(node)) is None:
+    if np.dtype(w.dtype) != np.float16 or rank(w) < 2 or (node.op == "MatMul" and rank(w) != 2) or scales_of(node) is None:
         return "its weights are no numbers of float8"
     return "its bias is computed" if operand(node, 2) is not None and constant(operand(node, 2)) is None else None
 
@@ -189,9 +188,9 @@ def _apply(edit: Editor, product: Product) -> None:
     node, w, x, y = product.node, product.node.inputs[1], product.x.x, product.node.outputs[0]
     scale, weights = calculate("reshape", product.x.scale, shape=()), w
     if np.dtype(w.dtype) == np.float16:
-        found = scales_of(rows(node))
+        found = scales_of(node)
         assert found is not None
-        along = found.reshape([-1 if a == channels(node) else 1 for a in range(rank(w))])
+        along = lying(node, found)
         numbers = derived("", "float8", derived("", "div", derived("", "cast", w, dtype="float32"), along))
         weights = derived("", "mul", numbers, along)
         if (bias := constant(operand(node, 2))) is not None:
@@ -206,64 +205,30 @@ def _apply(edit: Editor, product: Product) -> None:
 
 # --- Weights -----------------------------------------------------------------------------------------------------------
 
-NEAR = {np.dtype(np.float16): (2.0**-9, 2.0**-25), np.dtype(np.float32): (2.0**-20, 0.0)}
-"""How far weights are from a number of float8 times their scale at most, relative to it, and by how much more: they have been
-rounded, more than once where scales were multiplied into them."""
-
-SOME = 64
-"""Weights of each channel that are looked at first."""
-
 
 def channels(node: gs.Node) -> int:
     """The axis of a product's weights that its output channels go along."""
     return 0 if node.op == "Conv" or node.attrs.get("transB", 0) else 1
 
 
-def rows(node: gs.Node) -> np.ndarray:
-    """A product's constant weights, those of an output channel as a row."""
-    values = np.moveaxis(node.inputs[1].values, channels(node), 0)
-    return values.reshape(len(values), -1)
+def rows(node: gs.Node) -> Weight:
+    """A product's constant weights, output channels first."""
+    w: Weight = node.inputs[1]
+    return w if channels(node) == 0 else derived("", "transpose", w, axes=(1, 0))
 
 
-def scales_of(rows: np.ndarray) -> np.ndarray | None:
-    """For each row of weights a scale by which all of them are numbers of E4M3, or None where one has none."""
-    largest = np.abs(rows).max(1, initial=0).astype(np.float32)
-    some = rows[:, :: max(1, rows.shape[1] // SOME)]
-    scales = _first_of(some, largest)
-    if scales is None or some.shape == rows.shape:
-        return scales
-    wrong = ~_fits(rows, scales)
-    if wrong.any():  # by some weights of a row there may be several
-        others = _first_of(rows[wrong], largest[wrong])
-        if others is None:
-            return None
-        scales[wrong] = others
-    return scales
+def lying(node: gs.Node, scales: Weight) -> Weight:
+    """Scales of output channels as what is broadcast to a product's weights."""
+    return reshaped(scales, *(-1 if a == channels(node) else 1 for a in range(rank(node.inputs[1]))))
 
 
-def _first_of(rows: np.ndarray, largest: np.ndarray) -> np.ndarray | None:
-    """For each row the first scale that fits, or None where none does."""
-    scales, left = np.zeros(len(rows), np.float32), np.arange(len(rows))
-    for scale in _candidates(largest):
-        fits = _fits(rows[left], scale[left])
-        scales[left[fits]] = scale[left[fits]]
-        left = left[~fits]
-    return None if left.size else scales
-
-
-def _fits(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Of which rows all weights are numbers of E4M3 times the row's scale."""
-    near, more = NEAR[rows.dtype]
-    q = np.divide(rows, scales[:, None], dtype=np.float32)
-    off = np.abs(nearest(q, DType.E4M3) - q)
-    found: np.ndarray = (off <= near * np.abs(q) + more / scales[:, None]).all(1)
-    return found
-
-
-def _candidates(largest: np.ndarray) -> Iterator[np.ndarray]:
-    """The scales that make the largest weight of each row one of E4M3's largest numbers of each fraction."""
-    for number in (448, 416, 384, 352, 320, 288, 256, 240):
-        yield np.where(largest > 0, largest / np.float32(number), np.float32(1))
+def scales_of(node: gs.Node) -> Weight | None:
+    """For each output channel a scale by which all of a product's constant weights are numbers of E4M3, or None where one has
+    none."""
+    try:
+        return derived("", "multiples", rows(node))
+    except ValueError:
+        return None
 
 
 REWRITES = (

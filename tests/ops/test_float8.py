@@ -15,12 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
 import tccompile
+from tccompile.errors import UsageError
 from tccompile.ir.ops import Conv, Gemm, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage
 from tccompile.ir.types import FLOAT8, DType
+from tccompile.ir.weights import multiples
+from tccompile.load.model import sources
 from tccompile.pipeline import without_code
-from tccompile.rewrites.float8 import scales_of
+from tccompile.refit.constants import refitted_constants
 from tests.networks import relative_error
 from tests.tiers import thorough
 
@@ -188,13 +191,32 @@ def test_scales_are_found_from_values() -> None:
     numbers = from_storage(rng.integers(0, 0x7F, (9, 300)).astype(np.uint8), E4M3) * rng.choice([-1, 1], (9, 300))
     numbers[8] = 0
     rows = (numbers * rng.uniform(1e-4, 2, (9, 1))).astype(np.float32) * np.float32(0.37)
-    scales = scales_of(rows)
-    assert scales is not None and (scales > 0).all()
+    scales = multiples(rows)
+    assert (scales > 0).all()
     q = rows / scales[:, None]
     np.testing.assert_allclose(q, from_storage(np.asarray(q).astype(KINDS[E4M3]).view(np.uint8), E4M3), rtol=1e-6)
     rows[3, 7] *= 1.03
-    assert scales_of(rows) is None
-    assert scales_of(rng.standard_normal((4, 20)).astype(np.float32)) is None
+    for other in (rows, rng.standard_normal((4, 20)).astype(np.float32)):
+        with pytest.raises(ValueError, match="no numbers of float8"):
+            multiples(other)
+
+
+def test_scales_follow_weights_that_are_given_later() -> None:
+    """A plan with other weights in it is that of a model with these; weights that are none of float8 are refused."""
+    made, turned = Made(), Made()
+    for m in (made, turned):
+        m.node("MatMul", [m.stored("x"), m.filters("w", (32, 24), 1)], "y")
+    at = next(i for i, w in enumerate(turned.weights) if w.name == "w")
+    turned.weights[at] = numpy_helper.from_array(numpy_helper.to_array(turned.weights[at])[::-1] / 2, "w")
+    model, other = made.model((5, 32), "y"), turned.model((5, 32), "y")
+    plan, expected = without_code(model), without_code(other)
+    new = sources(other)["w"]
+    found = refitted_constants(plan, {"w": new}, sources(model))
+    assert len(found) == 2
+    for name, stored in found.items():
+        assert stored == expected.weight(name) != plan.weight(name)
+    with pytest.raises(UsageError, match="no numbers of float8"):
+        refitted_constants(plan, {"w": new * np.float32(1.01) + np.float32(1e-3)}, sources(model))
 
 
 @thorough
