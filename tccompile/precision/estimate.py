@@ -26,7 +26,7 @@ from tccompile.ir.extent import Shape, round_up
 from tccompile.ir.moments import CHANNELS, SAMPLE, Moments
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
-from tccompile.ir.storage import from_storage, store
+from tccompile.ir.storage import from_storage, store, to_storage
 from tccompile.ir.types import DType
 from tccompile.precision.ranges import Spread
 
@@ -70,7 +70,8 @@ class _Constants:
         self.sums.clear()
 
     def values(self, name: str) -> np.ndarray:
-        return from_storage(weights.evaluate(self.program.constants[name], self.sources), self.program.tensors[name].dtype)
+        values, dtype = weights.evaluate(self.program.constants[name], self.sources), self.program.tensors[name].dtype
+        return from_storage(to_storage(values, dtype), dtype)
 
     def storage(self, owner: str) -> np.ndarray:
         """What lies in the constant's memory, in the type that expressions compute in."""
