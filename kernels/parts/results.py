@@ -210,7 +210,7 @@ class Boxes(Results):
 
         def put_box(number: int) -> Any:
             """The box of these columns, and its way to memory."""
-            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
+            spans_of_box = _all_of([put_span(number * spans + i) for i in range(spans)])
 
             @inline
             def put(acc, own, at, where, lane, turn, e):
@@ -231,7 +231,7 @@ class Boxes(Results):
 
             return put
 
-        put_all = in_turn([put_box(number) for number in range(chunks)])
+        put_all = _in_turn([put_box(number) for number in range(chunks)])
 
         @inline
         def finish(acc, read, thread, tile, turn, e):
@@ -272,11 +272,11 @@ class Boxes(Results):
             self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
 
 
-def all_of(steps: Sequence[Any]) -> Any:
+def _all_of(steps: Sequence[Any]) -> Any:
     """The device function that calls all of these of (acc, at, c, e), without a loop."""
     if len(steps) == 1:
         return steps[0]
-    first, rest = steps[0], all_of(steps[1:])
+    first, rest = steps[0], _all_of(steps[1:])
 
     @inline
     def every(acc, at, c, e):
@@ -286,11 +286,11 @@ def all_of(steps: Sequence[Any]) -> Any:
     return every
 
 
-def in_turn(steps: Sequence[Any]) -> Any:
+def _in_turn(steps: Sequence[Any]) -> Any:
     """The same of (acc, own, at, where, lane, turn, e) → turn."""
     if len(steps) == 1:
         return steps[0]
-    first, rest = steps[0], in_turn(steps[1:])
+    first, rest = steps[0], _in_turn(steps[1:])
 
     @inline
     def every(acc, own, at, where, lane, turn, e):
