@@ -33,7 +33,7 @@ def load(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global")
     """The device function that reads n elements of `dtype`."""
     value = f32 if dtype.is_float else i64
     params = (_address(space), i32) if guarded else (_address(space),)
-    return instruction(_made(dtype, lambda: _load(dtype, n, guarded, space)), value if n == 1 else (value,) * n, *params)
+    return instruction(_made(dtype, lambda: _load(dtype, n, guarded, space, unpack)), value if n == 1 else (value,) * n, *params)
 
 
 def _made(dtype: DType, text: Callable[[], str]) -> str | Callable[[], str]:
@@ -41,8 +41,11 @@ def _made(dtype: DType, text: Callable[[], str]) -> str | Callable[[], str]:
     return text if dtype in FLOAT8 else text()
 
 
-def _load(dtype: DType, n: int, guarded: bool, space: str) -> str:
-    address, body = f"${n}", []
+def _load(
+    dtype: DType, n: int, guarded: bool, space: str, convert: Callable[[DType, str, list[str]], list[str]], head: str = ""
+) -> str:
+    """The text of a load, after declarations in `head`: `convert` has what makes values of a register's elements."""
+    address, body = f"${n}", [head] if head else []
     for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
         vector, target = _braces(names)
@@ -54,32 +57,21 @@ def _load(dtype: DType, n: int, guarded: bool, space: str) -> str:
         per_word = word // dtype.size
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
-            body += unpack(dtype, name, [f"${first + j}" for j in range(per_word)])
+            body += convert(dtype, name, [f"${first + j}" for j in range(per_word)])
     return _block(body, f"${n + 1}" if guarded else "")
 
 
 @cache
 def load_floats(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
     """The same of integers of 8 bits as float32: a byte below 2^23's digits is one plus that, by two instructions."""
-    address, body = f"${n}", [".reg .b32 t; .reg .f32 u;"]
-    for at, width, word in _chunks(1, n):
-        names = [f"w{at}_{k}" for k in range(width // word)]
-        vector, target = _braces(names)
-        body.append(f".reg .b{8 * max(word, 2)} {', '.join(names)};")
-        if guarded:
-            body += [f"mov.b{8 * max(word, 2)} {name}, 0;" for name in names]
-        kind = f"b{8 * word}" if word > 1 else "u8"
-        body.append(f"{'@p ' if guarded else ''}ld.{space}{vector}.{kind} {target}, [{address}+{at}];")
-        for k, name in enumerate(names):
-            body += _bytes_to_floats(dtype, name, word, [f"${at + k * word + j}" for j in range(word)])
-    params = (_address(space), i32) if guarded else (_address(space),)
-    return instruction(_block(body, f"${n + 1}" if guarded else ""), f32 if n == 1 else (f32,) * n, *params)
+    text = _load(dtype, n, guarded, space, _bytes_to_floats, ".reg .b32 t; .reg .f32 u;")
+    return instruction(text, f32 if n == 1 else (f32,) * n, *((_address(space), i32) if guarded else (_address(space),)))
 
 
-def _bytes_to_floats(dtype: DType, word: str, size: int, out: list[str]) -> list[str]:
-    """Convert the `size` bytes of a register; signed ones by way of what they are more than -128."""
+def _bytes_to_floats(dtype: DType, word: str, out: list[str]) -> list[str]:
+    """Convert the bytes of a register; signed ones by way of what they are more than -128."""
     lines, signed = [], dtype is DType.I8
-    if size < 4:
+    if len(out) < 4:
         lines += [f".reg .b32 {word}w;", f"cvt.u32.u16 {word}w, {word};"]
         word = f"{word}w"
     if signed:
