@@ -88,10 +88,10 @@ class Prepared(BackendRep):
         if self.gpu is None:
             return Session(without_code(model, shapes, self.precision), "cpu")
         from tccompile.runtime.driver import open_device
-        from tccompile.runtime.gpu import arch_for
+        from tccompile.runtime.generations import native
 
         gpu = open_device(self.gpu)  # kept until the session has it: to make its context again would take 0.2 s
-        options = Options((shapes,), (arch_for(gpu.cc),), self.precision, jobs=self.jobs)
+        options = Options((shapes,), native(gpu.cc), self.precision, jobs=self.jobs)
         return Session(compile_model(model, options), f"gpu:{self.gpu}")
 
 

@@ -52,7 +52,7 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
-from tccompile.load.model import Tuned, load, read
+from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
 from tccompile.plan.format import Origin, Plan, Section, Step
@@ -62,6 +62,7 @@ from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes, in_batches
+from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
@@ -71,6 +72,7 @@ from tccompile.quantize.smooth import smoothed
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
+from tccompile.runtime.generations import archs_of
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
@@ -79,7 +81,7 @@ from tccompile.tune import gpu_to_measure, tune
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-    from tccompile.load.model import Model, Opened
+    from tccompile.load.model import Given, Model, Opened
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and how much there is."""
@@ -89,8 +91,9 @@ def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
 
 
+@speaking_python
 def compile(
-    model: Model,
+    model: Given,
     shapes: Shapes | None = None,
     archs: Sequence[str] = Options.archs,
     *,
@@ -112,10 +115,12 @@ def compile(
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
 ) -> Plan:
-    """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
+    """Compile an ONNX model into a plan. Needs no GPU, but for `tune`.
 
-    shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
-    archs         GPU generations to build for
+    model         its file, an onnx.ModelProto, a file's bytes, or a file that is open for reading
+    shapes        of inputs whose shapes the model leaves open, by name, as {"image": (1, 3, 224, 224)}; `entries`: several such
+                  sets, one plan for all of them
+    archs         GPU generations to build for, as "sm_86", "8.6" or "native" for this machine's GPU; by default all
     precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
@@ -140,7 +145,7 @@ def compile(
     cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(
         sets,
-        tuple(archs),
+        archs_of(archs),
         precision=precision,
         strip_weights=strip_weights,
         timing_cache=cache,
@@ -156,7 +161,7 @@ def compile(
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
     )
-    return compile_model(adapted(part(model, inputs, outputs), options), options)
+    return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
 
 
 def adapted(model: Model, options: Options) -> Model:
@@ -229,7 +234,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
     origin = origin_of(opened, told)
-    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+    plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+    return replace(plan, metadata=metadata(opened))
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -277,7 +283,7 @@ def without_code(model: Model, shapes: Shapes | None = None, precision: str = Op
     section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
     producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, told)
     plan = pack("cpu", producer, [(program, ())], {}, opened.weights, False, origin=origin, rooms=told.rooms)
-    return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
+    return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),), metadata=metadata(opened))
 
 
 def to_program(

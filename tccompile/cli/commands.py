@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_entry, parse_ranges, parse_shapes
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -42,44 +41,51 @@ INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 class Command(click.Command):
     """A command whose failures are messages and exit codes, never tracebacks."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_settings["help_option_names"] = ["-h", "--help"]
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             sys.exit(self._run(args, prog_name or self.name, **extra))
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
-        """The command's exit code, after its failure has been printed."""
+        """The command's exit code, after its failure has been printed; on stdout, too, as JSON where results are."""
+        words = sys.argv[1:] if args is None else args
+
+        def failed(message: str, code: int) -> int:
+            _fail(message)
+            if "--json" in words:
+                with suppress(OSError):
+                    say(json_text({"error": {"code": code, "message": message}}))
+            return code
+
         try:
             code = super().main(args, prog_name, standalone_mode=False, **extra)
             if sys.stdout:  # it may have been closed
                 sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
-            _fail(error.format_message())
+            failed(error.format_message(), UsageError.exit_code)
             if isinstance(error, click.UsageError):
                 say(f"see: {prog_name} --help", err=True)
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
-            _fail("stopped")
-            return INTERRUPTED
+            return failed("stopped", INTERRUPTED)
         except TccompileError as error:
-            if error.exit_code == TccompileError.exit_code:
-                _bug(str(error))
-            else:
-                _fail(str(error))
-            return error.exit_code
+            bug = error.exit_code == TccompileError.exit_code
+            return failed(_bug(error, words) if bug else str(error), error.exit_code)
         except BrokenPipeError:  # the reader of our output, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except MemoryError as error:
-            _fail(f"out of memory{f': {error}' if str(error) else ''}")
-            return LaunchError.exit_code
+            return failed(f"out of memory{f': {error}' if str(error) else ''}", LaunchError.exit_code)
         except OSError as error:
-            _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-            return UsageError.exit_code
+            says = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+            return failed(says, UsageError.exit_code)
         except Exception as error:
-            _bug(f"{type(error).__name__}: {error}")
-            return TccompileError.exit_code
+            return failed(_bug(error, words), TccompileError.exit_code)
 
 
 def _fail(message: str) -> None:
@@ -91,19 +97,21 @@ def _show_warning(message: Any, *_: Any) -> None:
     say(f"warning: {plain(str(message))}", err=True)
 
 
-def _bug(message: str) -> None:
-    """Say that a failure is ours, with a file that holds what we know of it."""
-    import platform
+def _bug(error: Exception, words: Sequence[str]) -> str:
+    """What to say of a failure that is ours, with a file that holds what makes it again."""
+    from tccompile.cli.bug import text_of, where_to_send
 
-    text = f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-    text += f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    named = isinstance(error, TccompileError)
+    message, text = str(error) if named else f"{type(error).__name__}: {error}", text_of(error, words)
     try:
         with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
             file.write(text)
     except OSError:
-        _fail(f"{message}\nthis is a bug of tccompile's; please send this, as no file can be written:\n{text}")
-        return
-    _fail(f"{message}\nthis is a bug of tccompile's; please send the file {file.name}")
+        return (
+            f"{message}\nthis is a bug of tccompile's; please send this to {where_to_send()}, as no file can be written:\n{text}"
+        )
+    holds = "which has the command and what the failing nodes are, and none of the model's weights"
+    return f"{message}\nthis is a bug of tccompile's; please send the file {file.name}, {holds}, to {where_to_send()}"
 
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -177,7 +185,11 @@ def _need_compiler(purpose: str) -> None:
     help="A set of input shapes that the plan can run; repeat for more sets. "
     "A , or = may belong to an input's name: the longest names that the model has count.",
 )
-@click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
+@click.option(
+    "--arch",
+    metavar="sm_80,8.6,…|native|all",
+    help="GPU generations to build for; native: this machine's. Default: all, which takes about five times as long as one.",
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -257,7 +269,7 @@ def tccompile(
     outputs: Sequence[str],
     shape_texts: Sequence[str],
     entry_texts: Sequence[str],
-    arch: str,
+    arch: str | None,
     precision: str,
     fp32: Sequence[str],
     calibrate: Path | None,
@@ -297,10 +309,12 @@ def tccompile(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    from tccompile.runtime.generations import archs_of
+
     whole_or_part = _part(model, inputs, outputs)
     options = Options(
         _entries(whole_or_part, shape_texts, entry_texts),
-        parse_archs(arch),
+        archs_of((arch or "all").split(",")),
         precision=precision,
         strip_weights=strip_weights,
         nchwc_block=nchwc_block,
@@ -346,7 +360,8 @@ def tccompile(
     if check:
         return _print_check(check_model(whole_or_part, options), as_json)
     budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
-    with _Progress(quiet, verbose) as progress:
+    notice = f"building for all {len(options.archs)} GPU generations: {FOR_ALL}" if arch is None else ""
+    with _Progress(quiet, verbose, notice) as progress:
         whole_or_part = adapted(whole_or_part, options)
         plan = compile_model(whole_or_part, options, progress)
         if exceeded := _exceeded(plan, budgets, options, as_json):
@@ -374,9 +389,16 @@ def tccompile(
     return 0
 
 
+FOR_ALL = (
+    "a minute or two for ResNet-50 on two cores, five times as long as for one of them; --arch native, or --arch sm_86,sm_90a, "
+    "builds for those that you have"
+)
+"""What somebody should know who has named no generation."""
+
 ONE_THREAD = "1"
 """How many threads NumPy multiplies with while networks are measured: where others use the processor's cores too, or a container
 may use fewer than there are, its threads spin for each other, some 10 ms a product, which is most often far smaller than that."""
+
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision; of what is quantized it is what --quantize was allowed."""
@@ -474,14 +496,20 @@ def _print_check(report: Report, as_json: bool) -> int:
         say(json_text(report.to_json()))
     else:
         say(report.text)
+    if report.exit_code == UsageError.exit_code:
+        _fail("the shapes of inputs are open: give them with --shape")
     return report.exit_code
 
 
 class _Progress:
-    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet."""
+    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet.
 
-    def __init__(self, quiet: bool, verbose: bool):
+    notice  what to say as soon as there is code to compile
+    """
+
+    def __init__(self, quiet: bool, verbose: bool, notice: str = ""):
         self.verbose, self.stage, self.begin = verbose, "", 0.0
+        self.notice = "" if quiet else notice
         self.bar: Any = None
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
@@ -505,6 +533,9 @@ class _Progress:
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage != self.stage:
             self._next(stage)
+        if self.notice and stage == "emit" and done < total:
+            say(self.notice, err=True)
+            self.notice = ""
         if self.bar:
             self.bar.update(self.task, description=stage, completed=done, total=total)
 

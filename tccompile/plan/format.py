@@ -26,6 +26,7 @@ from tccompile.ir.feeds import InputRange
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
+from tccompile.ir.metadata import Metadata
 from tccompile.ir.ops import OPS, Op
 from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.storage import elements, store, to_storage
@@ -35,8 +36,9 @@ from tccompile.ir.weights import SMALL, Literal, Recipe, Source, digest, evaluat
 from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
+from tccompile.terminal import plain
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -257,7 +259,7 @@ class Origin:
     factor: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A compiled model.
 
@@ -268,6 +270,7 @@ class Plan:
     notes    what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
     origin   what `refit` holds other weights to
+    metadata what the model's file says of itself
     """
 
     name: str
@@ -278,6 +281,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
     origin: Origin = field(default_factory=Origin)
+    metadata: Metadata = field(default_factory=Metadata)
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -308,6 +312,14 @@ class Plan:
     def kind(self, section: Section) -> str:
         """In what form the section's code comes: "cubin" or "ptx"."""
         return next((self.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
+
+    def __repr__(self) -> str:
+        program = self.entries[0].program
+        named = {n: "x".join(map(str, program.tensors[n].shape)) for n in (*program.inputs, *program.outputs)}
+        inputs, outputs = (", ".join(f"{n} {named[n]}" for n in names) for names in (program.inputs, program.outputs))
+        archs = ", ".join(dict.fromkeys(s.arch for e in self.entries for s in e.sections))
+        more = f", {len(self.entries)} entries" if len(self.entries) > 1 else ""
+        return plain(f"<Plan {self.name!r}: {inputs} → {outputs}{more}, for {archs}>")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: see `write_plan`."""
