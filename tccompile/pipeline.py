@@ -16,6 +16,7 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -89,6 +90,24 @@ Progress = Callable[[str, int, int], None]
 
 def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
+
+
+LOG = logging.getLogger("tccompile")
+"""Tells each stage of a build as it begins, at INFO."""
+
+
+def logged(progress: Progress) -> Progress:
+    """The same progress, with stages in the log."""
+    now = ""
+
+    def told(stage: str, done: int, total: int) -> None:
+        nonlocal now
+        if stage != now:
+            LOG.info("%s", stage)
+        now = stage
+        progress(stage, done, total)
+
+    return told
 
 
 @speaking_python
@@ -181,6 +200,7 @@ def adapted(model: Model, options: Options) -> Model:
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
     measuring = gpu_to_measure(options.archs) if options.tune else None
+    progress = logged(progress)
     progress("load", 0, 5)
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     notes: list[str] = []

@@ -68,7 +68,8 @@ def _in_frame(frame: FrameType, frames: Sequence[FrameType]) -> Iterator[str]:
         value = frame.f_locals.get(name)
         if isinstance(value, Op):
             programs = (v for f in (frame, *reversed(frames)) for v in f.f_locals.values() if isinstance(v, Program))
-            yield from _op(value, next(programs, None))
+            arch = getattr(frame.f_locals.get("arch"), "name", "")
+            yield from _op(value, next(programs, None), f"on {arch}: " if arch else "")
         elif type(value).__name__ == "NodeProto":
             types = getattr(frame.f_locals.get("self"), "types", None) or frame.f_locals.get("types") or {}
             yield from _proto(value, types)
@@ -78,8 +79,8 @@ def _in_frame(frame: FrameType, frames: Sequence[FrameType]) -> Iterator[str]:
             yield plain(f"  {name} {_short(value)}")
 
 
-def _op(op: Op, program: Program | None) -> Iterator[str]:
-    yield plain(f"  {op_text(op)}    # {', '.join(op.nodes)}")
+def _op(op: Op, program: Program | None, where: str) -> Iterator[str]:
+    yield plain(f"  {where}{op_text(op)}    # {', '.join(op.nodes)}")
     if program is not None:
         names = dict.fromkeys((op.y, *op.operands, *(view.tensor for view in op.epilogue.loads)))
         yield from (plain(f"    {tensor_text(program.tensors[n])}") for n in names if n in program.tensors)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,6 +155,24 @@ def _need_compiler(purpose: str) -> None:
 # --- tccompile -------------------------------------------------------------------------------------------------------
 
 
+def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """For --cache and --clear-cache: print where compiled kernels are kept and how much that is, or delete them; and end."""
+    if not asked or context.resilient_parsing:
+        return
+    _need_compiler("the cache of compiled kernels")
+    from tccompile.cli.report import size_text
+    from tccompile.emit import cache
+
+    count, size = cache.size()
+    if option.name == "clear_cache":
+        cache.evict(0)
+        count, size = (before - now for before, now in zip((count, size), cache.size(), strict=True))
+        say(f"{cache.folder()}: {count} entries deleted, {size_text(size)}")
+    else:
+        say(f"{cache.folder()}: {count} entries, {size_text(size)} of {size_text(cache.LIMIT)} (TCCOMPILE_CACHE_DIR says where)")
+    context.exit()
+
+
 @click.command(cls=Command)
 @click.argument("model", metavar="MODEL.onnx", type=EXISTING)
 @click.option(
@@ -260,7 +278,18 @@ def _need_compiler(purpose: str) -> None:
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
+@click.option(
+    "--cache",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_cache,
+    help="Say where compiled kernels are kept for other builds, and how much that is, and exit.",
+)
+@click.option(
+    "--clear-cache", is_flag=True, is_eager=True, expose_value=False, callback=_tell_cache, help="Delete these, and exit."
+)
 @click.version_option(__version__)
 def tccompile(
     model: Path,
@@ -309,8 +338,11 @@ def tccompile(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    from tccompile.plan.format import is_plan
     from tccompile.runtime.generations import archs_of
 
+    if is_plan(model):
+        raise UsageError(f"{model} is a plan already: tcrun runs it, and tcinspect says what is in it")
     whole_or_part = _part(model, inputs, outputs)
     options = Options(
         _entries(whole_or_part, shape_texts, entry_texts),
@@ -358,13 +390,16 @@ def tccompile(
     from tccompile.plan.format import write_plan
 
     if check:
-        return _print_check(check_model(whole_or_part, options), as_json)
+        with _Progress(quiet or as_json, False) as progress:
+            progress("check", 0, 1)
+            found = check_model(whole_or_part, options)
+        return _print_check(found, as_json)
     budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
     notice = f"building for all {len(options.archs)} GPU generations: {FOR_ALL}" if arch is None else ""
     with _Progress(quiet, verbose, notice) as progress:
         whole_or_part = adapted(whole_or_part, options)
         plan = compile_model(whole_or_part, options, progress)
-        if exceeded := _exceeded(plan, budgets, options, as_json):
+        if exceeded := _exceeded(plan, budgets, options, as_json, progress):
             return exceeded
         verification = _verify(whole_or_part, plan, tolerance, data_file, layers, options, progress) if verify else None
         plan = verification.plan if verification else plan
@@ -416,7 +451,7 @@ def _budgets(vram: str | None, size: str | None, share: str | None, latency: str
     )
 
 
-def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool) -> int:
+def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, progress: _Progress) -> int:
     """Print what a plan takes of its budgets where it takes too much; the exit code, 0 if all are kept."""
     from tccompile.schedule.timings import timings
     from tccompile.verify.budgets import findings, text_of
@@ -424,6 +459,7 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool) -> 
     found = findings(plan, budgets, timings(options.timing_cache, options.archs)) if budgets else []
     if all(f.kept for f in found):
         return 0
+    progress.stop()
     say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
     _fail("the plan takes more than it may, and was not written")
     return VerificationError.exit_code
@@ -502,7 +538,8 @@ def _print_check(report: Report, as_json: bool) -> int:
 
 
 class _Progress:
-    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet.
+    """Progress on stderr: on a terminal a bar, or where rich is not installed the stage; a line for each stage with --verbose;
+    nothing with --quiet.
 
     notice  what to say as soon as there is code to compile
     """
@@ -511,13 +548,15 @@ class _Progress:
         self.verbose, self.stage, self.begin = verbose, "", 0.0
         self.notice = "" if quiet else notice
         self.bar: Any = None
-        if not quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        self.shown = not quiet and sys.stderr.isatty()
+        if self.shown:
+            with suppress(ModuleNotFoundError):  # it comes with the compiler
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task("", total=None)
+                columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+                self.bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+                self.task = self.bar.add_task("", total=None)
 
     def __enter__(self) -> _Progress:
         if self.bar:
@@ -525,19 +564,28 @@ class _Progress:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.stop()
         if kind is None:
             self._next("")
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self.stage:
-            self._next(stage)
         if self.notice and stage == "emit" and done < total:
             say(self.notice, err=True)
             self.notice = ""
         if self.bar:
             self.bar.update(self.task, description=stage, completed=done, total=total)
+        elif self.shown and stage != self.stage:
+            click.echo(f"\r{stage}…{CLEAR}", nl=False, err=True)
+        if stage != self.stage:
+            self._next(stage)
+
+    def stop(self) -> None:
+        """Take the bar away, so that something can be printed."""
+        if self.bar:
+            self.bar.stop()
+        elif self.shown:
+            click.echo(f"\r{CLEAR}", nl=False, err=True)
+        self.bar, self.shown = None, False
 
     def _next(self, stage: str) -> None:
         now = time.perf_counter()
@@ -545,6 +593,9 @@ class _Progress:
             say(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
         self.stage, self.begin = stage, now
 
+
+CLEAR = "\x1b[K"
+"""Takes the rest of a line away on a terminal."""
 
 # --- tcrun -----------------------------------------------------------------------------------------------------------
 
@@ -639,18 +690,24 @@ def tcrun(
         from tccompile.load.model import sources
 
         loaded = fill(loaded, sources(weights))
-    with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
+    with _Progress(quiet or as_json, False) as progress, Session(loaded, device, check_finite, target) as session:
         where = session.describe()
+        progress("run", 0, 1)
         if not quiet and not as_json:
             say(f"on {where}", err=True)
         if selftest:
-            return _selftest(loaded, session, as_json)
+            return _selftest(loaded, session, as_json, progress)
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
+        progress("measure", 0, 1)
         times = session.bench(iterations, feeds) if bench else None
         steps = session.profile(iterations, feeds) if profile else None
+        number, ran = _entry_of(session, feeds)
     if output is not None:
         _write_outputs(output, outputs)
+        if not quiet and not as_json:
+            written = ", ".join(f"{plain(n)} {'x'.join(map(str, v.shape)) or 'a scalar'}" for n, v in outputs.items())
+            say(f"{output}: {written}")
     summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
     if page is not None and steps is not None:
         from tccompile.cli.profile_page import profile_page
@@ -658,15 +715,23 @@ def tcrun(
 
         with whole_file(page) as file:
             file.write(profile_page(steps).encode())
-    _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
+    result: Json = {"device": where, "outputs": summaries, "entry": number, "inputs": {n: list(s) for n, s in ran.items()}}
+    _print_result(result, times, steps, as_json, quiet=output is not None)
     return 0
 
 
-def _selftest(plan: Plan, session: Session, as_json: bool) -> int:
+def _entry_of(session: Session, feeds: Mapping[str, Any] | None) -> tuple[int, Mapping[str, tuple[int, ...]]]:
+    """The number and the input shapes of the entry that runs these inputs; without any, the first."""
+    given = None if feeds is None else {name: tuple(x.shape) for name, x in feeds.items()}
+    return next(((n, e) for n, e in enumerate(session.entries) if given in (None, e)), (0, session.entries[0]))
+
+
+def _selftest(plan: Plan, session: Session, as_json: bool, progress: _Progress) -> int:
     """Hold the plan to its certificate, and print each output's error; the exit code."""
     from tccompile.verify.certificate import results_text, selftest
 
     results = selftest(plan, session)
+    progress.stop()
     passed = all(r.passed for r in results)
     if as_json:
         say(json_text({"passed": passed, "outputs": [r.to_json() for r in results]}))
@@ -709,18 +774,10 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
 
 
-def _print_result(
-    where: str,
-    summaries: Sequence[Json],
-    times: Sequence[float] | None,
-    steps: Profile | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def _print_result(result: Json, times: Sequence[float] | None, steps: Profile | None, as_json: bool, quiet: bool) -> None:
     """The outputs' summaries, unless `quiet`, the milliseconds of `times`, and the profile."""
     import numpy as np
 
-    result: Json = {"device": where, "outputs": summaries}
     if times is not None:
         median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
         figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
@@ -730,12 +787,13 @@ def _print_result(
     if as_json:
         say(json_text(result))
         return
-    for s in () if quiet else summaries:
+    for s in () if quiet else result["outputs"]:
         say(f"{plain(s['name'])}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
     if times is not None:
-        say(
-            f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
-        )
+        shapes = ", ".join(f"{plain(n)} {'x'.join(map(str, s)) or 'a scalar'}" for n, s in result["inputs"].items())
+        many = f"of {len(times)} inferences; {1000 / median:.1f} a second"
+        say(f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms {many}")
+        say(f"of entry {result['entry']}: {shapes or 'no inputs'}")
     if steps is not None:
         from tccompile.cli.profile_page import profile_text
 
@@ -891,7 +949,9 @@ def tcrefit(
         bounds = [expected.bound for c in loaded.certificates for expected in c.outputs]
         ranges = {name: (r.low, r.high) for c in loaded.certificates for name, r in c.ranges.items() if not r.whole}
         bound = tolerance or max(bounds, default=TOLERANCE["mixed"])
-        verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
+        with _Progress(quiet or as_json, False) as progress:
+            progress("verify", 0, 1)
+            verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
         made = verification.plan
         if not verification.passed:
             return _print_verification(verification, as_json, quiet, "compile the model with these weights")

@@ -954,7 +954,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     except OSError as error:
         raise PlanError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
     except PlanError as error:
-        raise PlanError(f"{os.fspath(path)}: {error}") from None
+        way_out = ": tccompile makes one of a model" if os.fspath(path).endswith(".onnx") else ""
+        raise PlanError(f"{os.fspath(path)}: {error}{way_out}") from None
 
 
 def from_bytes(data: bytes | memoryview) -> Plan:
