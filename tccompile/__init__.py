@@ -50,17 +50,19 @@ _WHERE = {
 NEED_COMPILER = {"compile": "compiling", "weights": "reading a model's weights"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _WHERE[name]
-    try:
-        found = import_module(module)
-    except ModuleNotFoundError as error:
-        if name not in NEED_COMPILER or (error.name or "").startswith("tccompile"):
-            raise
-        return _told_when_called(name, error)
-    return found if attribute is None else getattr(found, attribute)
+if not TYPE_CHECKING:  # to whom any name would be one of the package's
+
+    def __getattr__(name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, attribute = _WHERE[name]
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError as error:
+            if name not in NEED_COMPILER or (error.name or "").startswith("tccompile"):
+                raise
+            return _told_when_called(name, error)
+        return found if attribute is None else getattr(found, attribute)
 
 
 def _told_when_called(name: str, missing: ModuleNotFoundError) -> Any:

@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import ml_dtypes
@@ -23,6 +24,7 @@ from tccompile.pipeline import without_code
 from tccompile.plan.format import Plan, from_bytes, to_bytes
 from tccompile.python import ARGUMENTS, as_python
 from tccompile.runtime.generations import archs_of, native
+from tests import user_script
 
 ROOT = Path(__file__).parents[1]
 FLOAT = TensorProto.FLOAT
@@ -82,6 +84,18 @@ def test_without_the_compiler_everything_can_be_looked_at(plan: Plan, tmp_path: 
     done = subprocess.run([sys.executable, "-c", WITHOUT, tmp_path / "small.plan"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "entries" in done.stdout and "weights" in done.stdout
+
+
+def test_a_users_program_that_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make check` holds its types; what it does, but for building for a GPU, it does."""
+    assert "tests.user_script" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["modules"]
+    made = without_code(model(), precision="fp32")
+    monkeypatch.setattr(tccompile, "compile", lambda *_, **__: made, raising=False)
+    onnx.save(model(), tmp_path / "m.onnx")
+    read = user_script.compiled(tmp_path / "m.onnx")
+    relu, neg = user_script.run(read, X)
+    for y, again in zip((relu, neg), user_script.by_onnx_runtimes_api((tmp_path / "m.onnx").read_bytes(), X), strict=True):
+        np.testing.assert_array_equal(y, again)
 
 
 def test_as_a_module() -> None:
