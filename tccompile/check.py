@@ -22,6 +22,7 @@ from tccompile.load.nodes import subgraphs
 from tccompile.lower.graph import check_together, lower, missing, unsupported
 from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Shapes
+from tccompile.python import as_python
 from tccompile.rewrites import rewrite
 from tccompile.terminal import plain
 
@@ -131,6 +132,9 @@ class Report:
         what = "thing" if any(m.issue.op in ("Input", "Output", "Model") for m in missing) else "node"
         last = f"{count} {what}{'s are' if count > 1 else ' is'} not supported"
         return "\n".join((*said, last, *([self.cut.text] if self.cut else ())))
+
+    def __str__(self) -> str:
+        return as_python(self.text)
 
     def to_json(self) -> list[dict[str, Any]]:
         command = self.cut.command if self.cut else None

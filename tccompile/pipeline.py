@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ from tccompile.load.identity import digests
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Shapes
-from tccompile.plan.format import Origin, Plan, Section, Step
+from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
@@ -73,7 +74,7 @@ from tccompile.quantize.smooth import smoothed
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
-from tccompile.runtime.generations import archs_of
+from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
@@ -114,7 +115,7 @@ def logged(progress: Progress) -> Progress:
 def compile(
     model: Given,
     shapes: Shapes | None = None,
-    archs: Sequence[str] = Options.archs,
+    archs: Sequence[Named] = Options.archs,
     *,
     entries: Sequence[Shapes] | None = None,
     precision: str = Options.precision,
@@ -139,7 +140,7 @@ def compile(
     model         its file, an onnx.ModelProto, a file's bytes, or a file that is open for reading
     shapes        of inputs whose shapes the model leaves open, by name, as {"image": (1, 3, 224, 224)}; `entries`: several such
                   sets, one plan for all of them
-    archs         GPU generations to build for, as "sm_86", "8.6" or "native" for this machine's GPU; by default all
+    archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
     precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
@@ -160,6 +161,8 @@ def compile(
     for what, names in (("archs", archs), ("fp32", fp32), ("inputs", inputs), ("outputs", outputs)):
         if isinstance(names, str):
             raise UsageError(f"{what} is a list of names, as [{names!r}]")
+    if isinstance(model, str | os.PathLike) and Path(model).is_file() and is_plan(Path(model)):
+        raise UsageError(f"{os.fspath(model)} is a plan already: open a Session of it")
     sets = tuple(entries) if entries is not None else (shapes or {},)
     cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(

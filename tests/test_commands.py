@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.cli import commands as cli
+from tccompile.cli import foreign
 from tccompile.cli.bug import where_to_send
 from tccompile.ir.ops import Conv, Op
 from tccompile.options import Options
@@ -150,6 +152,32 @@ def test_errors_are_json_where_results_are(
     result = run(command, *args)
     error = json.loads(result.out)["error"]
     assert result.code == error["code"] == code and says in error["message"] and "error: " in result.err
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "says"),
+    [
+        ("tccompile", "m.onnx --fp16", "--precision fp16"),
+        ("tccompile", "--onnx=m.onnx --saveEngine=m.plan", "tccompile MODEL.onnx"),
+        ("tccompile", "m.onnx --optShapes=x:1x3", "--entry"),
+        ("tccompile", "run m.plan", "There are no subcommands: tcrun MODEL.plan"),
+        ("tcrun", "--loadEngine=m.plan", "tcrun MODEL.plan"),
+        ("tcrun", "m.plan --nonsense", "No such option '--nonsense'"),
+    ],
+)
+def test_what_users_of_other_tools_type(command: str, args: str, says: str, run: Any) -> None:
+    result = run(command, *args.split())
+    assert result.code == 2 and says in result.err
+
+
+def test_no_hint_is_about_an_option_that_there_is() -> None:
+    """And every option and command that a hint names is there."""
+    options = {o: c for c in (cli.tccompile, cli.tcrun, cli.tcinspect, cli.tcrefit) for p in c.params for o in (*p.opts,)}
+    both = [o for o in foreign.SAID if o in {o for p in cli.tccompile.params for o in p.opts}]
+    assert not both
+    for said in (*foreign.SAID.values(), *foreign.COMMANDS.values()):
+        for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", said):
+            assert option in options, said
 
 
 @pytest.mark.parametrize("command", ["tccompile", "tcrun", "tcinspect", "tcrefit"])

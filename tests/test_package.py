@@ -171,6 +171,23 @@ def test_pickled_by_path(plan: Plan, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.run(["neg"], {"x": X})[0], -X)
     with pytest.raises(TypeError, match="save the plan, and open a Session of its path"):
         pickle.dumps(tccompile.Session(plan, "cpu"))
+    assert to_bytes(pickle.loads(pickle.dumps(Plan.load(tmp_path / "m.plan")))) == to_bytes(plan)
+
+
+def test_a_session_of_other_weights_is_not_pickled(tmp_path: Path) -> None:
+    """It would be opened again with the plan's own."""
+    w = np.float32([[1, 2], [3, 4]])
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    values = [helper.make_tensor_value_info(n, FLOAT, (2, 2)) for n in ("x", "y")]
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [onnx.numpy_helper.from_array(w, "w")])
+    made = without_code(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), precision="fp32")
+    made.save(tmp_path / "m.plan")
+    with tccompile.Session(tmp_path / "m.plan", "cpu") as session:
+        session.refit({"w": w + 1})
+        with pytest.raises(TypeError, match="other weights than its plan's cannot be pickled: tcrefit writes a plan"):
+            pickle.dumps(session)
+        session.refit({"w": w})
+        assert pickle.dumps(session)
 
 
 def test_bf16_of_other_libraries() -> None:
@@ -296,3 +313,17 @@ def test_native_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match="native means the GPU of this machine: no NVIDIA driver is installed; name the"):
         archs_of(["native"])
     assert archs_of(["all", " 86"]) == tuple(ARCHS)
+    assert archs_of([(8, 6), 8.6, 86, "sm_86"]) == ("sm_86",) and archs_of([(10, 0), 9.0]) == ("sm_100", "sm_90a")
+
+
+def test_a_plan_is_not_compiled_again(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "m.plan")
+    with pytest.raises(UsageError, match=r"m\.plan is a plan already: open a Session of it"):
+        tccompile.compile(tmp_path / "m.plan")
+
+
+def test_reports_are_printed() -> None:
+    report = tccompile.check(model(("batch", 3, "h", "w")))
+    assert "--shape x=1x3x224x224" in report.text and "shapes={'x': (1, 3, 224, 224)}" in str(report)
+    verification = tccompile.verify(without_code(model(), precision="fp32"), model())
+    assert str(verification).startswith("pass  relu: error 0") and verification.passed

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
+from tccompile.cli.foreign import message_of
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
 from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_entry, parse_ranges, parse_shapes
 from tccompile.terminal import json_text, member_name, plain, say
@@ -67,7 +68,7 @@ class Command(click.Command):
                 sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
-            failed(error.format_message(), UsageError.exit_code)
+            failed(message_of(error), UsageError.exit_code)
             if isinstance(error, click.UsageError):
                 say(f"see: {prog_name} --help", err=True)
             return UsageError.exit_code

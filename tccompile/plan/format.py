@@ -321,6 +321,10 @@ class Plan:
         more = f", {len(self.entries)} entries" if len(self.entries) > 1 else ""
         return plain(f"<Plan {self.name!r}: {inputs} → {outputs}{more}, for {archs}>")
 
+    def __reduce__(self) -> Any:
+        """Pickled, a plan is its file's bytes: weights may lie in a file that is not there where it is read."""
+        return from_bytes, (to_bytes(self),)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: see `write_plan`."""
         write_plan(self, path)

@@ -1,4 +1,4 @@
-"""GPU generations as users name them: `sm_86`, `8.6`, `native` for this machine's GPU, `all`."""
+"""GPU generations as users name them: `sm_86`, `8.6`, (8, 6), `native` for this machine's GPU, `all`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from tccompile.arch import ARCHS, PTX, TEGRA, arch_named
 from tccompile.errors import DeviceError
 from tccompile.runtime.driver import open_device
 
+Named = str | int | float | tuple[int, int]
+"""What a generation is called: its name, or its compute capability, as 8.6 or as PyTorch's (8, 6)."""
 
-def archs_of(names: Iterable[str]) -> tuple[str, ...]:
+
+def archs_of(names: Iterable[Named]) -> tuple[str, ...]:
     """The generations that are meant, each once. Raises UsageError for a name of none, DeviceError for `native` without a GPU."""
     out: list[str] = []
-    for name in filter(None, map(str.strip, names)):
+    texts = (".".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in names)
+    for name in filter(None, map(str.strip, texts)):
         out += ARCHS if name == "all" else _of_this_machine() if name == "native" else [arch_named(name)]
     return tuple(dict.fromkeys(out))
 
