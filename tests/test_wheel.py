@@ -18,6 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tccompile
 from tccompile.pipeline import without_code
 
 ROOT = Path(__file__).parents[1]
@@ -149,12 +150,12 @@ def test_newer_pythons_read_it(version: str, installed: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:running on the CPU:RuntimeWarning")
-def test_the_description_on_the_package_index_shows_what_works(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python runs, where it compiles for one generation."""
-    text = (ROOT / TOLD["readme"]).read_text(encoding="utf-8")
-    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize("page", [TOLD["readme"], "docs/python.md"])
+def test_programs_on_pages_run(page: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, but that they compile for one generation that is not here."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     shutil.copy(work / "m.onnx", work / "model.onnx")
     monkeypatch.chdir(work)
     assert len(programs) == 2
     for program in programs:
-        exec(program.replace('"sm_90a"', '"sm_86"'), {})
+        exec(re.sub('"(sm_90a|native)"', '"sm_86"', program), {"tccompile": tccompile, "x": np.ones((2, 3), np.float32)})
