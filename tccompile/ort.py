@@ -44,6 +44,7 @@ from tccompile.runtime.driver import Memory, open_device
 from tccompile.runtime.generations import native
 from tccompile.runtime.session import Session
 from tccompile.schedule.digest import key
+from tccompile.terminal import plain
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
@@ -263,6 +264,10 @@ class InferenceSession:
             self._session({n: tuple(int(e or 0) for e in s or ()) for n, s in shapes.items()}, {})
 
     # --- What it is --------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        names = [", ".join(v.name for v in values) for values in (self.get_inputs(), self.get_outputs())]
+        return plain(f"<InferenceSession: {' → '.join(names)}, on {self._device}>")
 
     def get_inputs(self) -> list[NodeArg]:
         """The model's inputs, in its order."""

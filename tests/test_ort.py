@@ -299,6 +299,7 @@ def test_a_plan_by_its_path(tmp_path: Path) -> None:
     session = ort.InferenceSession(str(tmp_path / "m.plan"), providers=["CPUExecutionProvider"])
     assert session.run(None, {"input": np.full((3, 2), 3, np.float32)})[0].tolist() == [[9, 9]] * 3
     assert session.get_modelmeta().custom_metadata_map == {"stride": "32"}
+    assert repr(session) == "<InferenceSession: input → output, on cpu>"
     assert repr(session.get_inputs()[0]) == "NodeArg(name='input', type='tensor(float)', shape=[3, 2])"
 
 
