@@ -645,7 +645,7 @@ def measured(
                 return run(small, _random(small, options))
         except InputError as error:
             why = f"random inputs do not fit: {error}"
-    way_out = "--calibrate DATA.npz measures it with real inputs"
+    way_out = "calibrate with real inputs to measure it"
     warnings.warn(f"what values tensors take was estimated from the weights, {why}: {way_out}", RuntimeWarning, stacklevel=2)
     return constants | estimated(program, weights)
 

@@ -557,7 +557,7 @@ class _Progress:
 
                 columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
                 self.bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-                self.task = self.bar.add_task("", total=None)
+                self.task = self.bar.add_task("load", total=None)
 
     def __enter__(self) -> _Progress:
         if self.bar:
@@ -701,6 +701,8 @@ def tcrun(
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
         progress("measure", 0, 1)
+        if session.device != "cpu":
+            progress.stop()  # what draws it would take the processor between launches, and be measured
         times = session.bench(iterations, feeds) if bench else None
         steps = session.profile(iterations, feeds) if profile else None
         number, ran = _entry_of(session, feeds)
@@ -940,7 +942,9 @@ def tcrefit(
     loaded = read_plan(plan)
     if new.suffix != ".safetensors" or (was is not None and was.suffix != ".safetensors"):
         _need_compiler("reading a model")
-    made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
+    with _Progress(quiet or as_json, False) as progress:
+        progress("refit", 0, 1)
+        made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
     verification = None
     if verify:
         from tccompile.verify import oracle
