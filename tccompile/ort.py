@@ -36,7 +36,7 @@ from tccompile.emit import cache
 from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.ir.metadata import Metadata
 from tccompile.load.classical import class_names
-from tccompile.load.model import in_memory, parsed
+from tccompile.load.model import files_beside, in_memory, parsed
 from tccompile.options import Options
 from tccompile.pipeline import compile_model, without_code
 from tccompile.plan.format import Plan, from_bytes, is_plan, read_plan, to_bytes
@@ -590,11 +590,9 @@ def _type_name(elem: int) -> str:
 def _digest(path: Path | None, proto: onnx.ModelProto) -> str:
     """Of the model and of the files that it keeps weights in."""
     total = hashlib.sha256(proto.SerializeToString(deterministic=True) if path is None else path.read_bytes())
-    if path is not None:
-        tensors = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
-        for place in sorted({e.value for t in tensors for e in t.external_data if e.key == "location"}):
-            with open(path.parent / place, "rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+    for beside in files_beside(proto, path) if path is not None else ():
+        with open(beside, "rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
 

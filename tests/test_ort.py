@@ -277,13 +277,35 @@ def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert run(3, (2, 2)).tolist() == [[3, 6]] * 2
 
 
-def test_weights_in_a_file_of_their_own_are_content(tmp_path: Path) -> None:
-    net, given = tmp_path / "net.onnx", {"x": np.ones((1, 512), np.float32)}
+@pytest.mark.parametrize("constant", [False, True], ids=["an initializer", "a Constant"])
+def test_weights_in_a_file_of_their_own_are_content(constant: bool, tmp_path: Path) -> None:
+    net, given = tmp_path / "net.onnx", {"x": np.ones((1, 2048), np.float32)}
     for scale in (1.0, 2.0):
-        node = helper.make_node("Mul", ["x", "w"], ["y"])
-        save(str(net), [node], [value("x", FLOAT, 1, 512)], [value("y", FLOAT, 1, 512)], w=np.full(512, scale, np.float32))
-        onnx.save(onnx.load(net), net, save_as_external_data=True, location="net.data", size_threshold=0)
+        w = np.full(2048, scale, np.float32)
+        nodes = [helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(w, "w"))] if constant else []
+        nodes.append(helper.make_node("Mul", ["x", "w"], ["y"]))
+        save(str(net), nodes, [value("x", FLOAT, 1, 2048)], [value("y", FLOAT, 1, 2048)], **({} if constant else {"w": w}))
+        of = {"save_as_external_data": True, "location": "net.data", "size_threshold": 0, "convert_attribute": True}
+        onnx.save(onnx.load(net), net, **of)
+        assert (tmp_path / "net.data").exists()
         assert ort.InferenceSession(str(net)).run([], given)[0][0, 0] == scale
+        (tmp_path / "net.data").unlink()
+
+
+def test_files_outside_the_models_folder_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "secret").write_bytes(bytes(4))
+    for place in ("../secret", str(tmp_path / "secret"), "/dev/zero"):
+        tensor = onnx.TensorProto(name="w", data_type=FLOAT, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=place)
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "w"], ["y"])], "g", [value("x", FLOAT, 1)], [value("y", FLOAT, 1)]
+        )
+        graph.initializer.append(tensor)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        (tmp_path / "inner" / "m.onnx").write_bytes(made.SerializeToString())
+        with pytest.raises(ModelError, match="outside the model's folder; it will not be read"):
+            ort.InferenceSession(tmp_path / "inner" / "m.onnx")
 
 
 def test_values_that_decide_shapes_are_compiled_in(tmp_path: Path) -> None:

@@ -106,6 +106,21 @@ def metadata(model: Opened) -> Metadata:
     )
 
 
+def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files in a model's folder that it keeps constants in; what is named outside of it is not looked at."""
+    sparse = [t for s in proto.graph.sparse_initializer for t in (s.values, s.indices)]
+    inside = [t for part in (proto.graph, *proto.functions) for node in part.node for t in _tensors(node)]
+    external = [t for t in (*proto.graph.initializer, *sparse, *inside) if t.data_location == onnx.TensorProto.EXTERNAL]
+    names = sorted({e.value for t in external for e in t.external_data if e.key == "location"})
+    found = ((path.parent / name).resolve() for name in names if ".." not in Path(name).parts)
+    return [file for file in found if file.is_file() and _beside(file, path)]
+
+
+def _beside(file: Path, model: Path) -> bool:
+    """Whether a file is in the folder of a model, or of the file that the model is a link to, as in the caches of model hubs."""
+    return any(file.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
+
+
 def _text(value: str | bytes) -> str:
     """Of a text that is not UTF-8, which protobuf gives as bytes, what can be read."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
@@ -518,9 +533,7 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
     if model is None:
         raise ModelError(f"the constant {name!r} lies in the file {location!r}: give the model's path, not its ModelProto")
     path = (model.parent / location).resolve()
-    # a model that is a link (as in the caches of model hubs) has its weights beside the link or beside the file it names
-    inside = any(path.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not _beside(path, model):
         raise ModelError(f"the constant {name!r} lies in {location!r}, outside the model's folder; it will not be read")
     if not path.is_file():
         raise ModelError(f"the constant {name!r} lies in {location!r}, and there is no such file beside the model")
