@@ -428,6 +428,7 @@ class InferenceSession:
             plan = compile_model(model, Options((dict(shapes),), archs, precision))
         if sum(map(plan.size, plan.weights)) < LARGEST:
             cache.put(name, to_bytes(plan))
+            cache.evict()
         return plan
 
 
