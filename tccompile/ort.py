@@ -298,6 +298,17 @@ class InferenceSession:
         """Those that stand for the device."""
         return [CPU] if self._gpu is None else [CUDA, CPU]
 
+    def set_providers(self, providers: Sequence[Any], provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Go on with other providers: what runs on another device is compiled again when it is next run."""
+        with self._lock:
+            self._gpu = _gpu_of(providers, provider_options)
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+            if self._plan is not None:
+                self._fixed.close()
+                self._fixed = Session(self._plan, self._device)
+
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """The device's number."""
         return {name: {"device_id": str(self._gpu)} if name == CUDA else {} for name in self.get_providers()}

@@ -74,6 +74,15 @@ def test_the_first_provider_that_there_is(providers: Any, device: str, fake: Cal
     np.testing.assert_array_equal(session.run(["y"], {"x": x_of()})[0], expected(x_of())[0])
 
 
+def test_other_providers_later(fake: Callable[..., FakeApi], path: str) -> None:
+    fake()
+    session = ort.InferenceSession(path, providers=GPU)
+    for providers, device in ((["CPUExecutionProvider"], "cpu"), (GPU, "gpu:0")):
+        session.set_providers(providers)
+        assert session._fixed.device == device
+        np.testing.assert_array_equal(session.run(["y"], {"x": x_of()})[0], expected(x_of())[0])
+
+
 def test_a_model_is_compiled_for_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(ort, "open_device", lambda _: SimpleNamespace(cc=(8, 7)))
