@@ -40,6 +40,7 @@ from tccompile.load.model import files_beside, in_memory, parsed
 from tccompile.options import Options
 from tccompile.pipeline import compile_model, without_code
 from tccompile.plan.format import Plan, from_bytes, is_plan, read_plan, to_bytes
+from tccompile.python import speaking_python
 from tccompile.runtime.driver import Memory, open_device
 from tccompile.runtime.generations import native
 from tccompile.runtime.session import Session
@@ -415,6 +416,7 @@ class InferenceSession:
             self._sessions[name] = Session(self._plan_of(name, shapes, bound, archs, precision), self._device)
         return self._sessions[name]
 
+    @speaking_python
     def _plan_of(
         self,
         name: str,

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
 import tccompile.ort as ort
-from tccompile.errors import InputError, ModelError, UsageError
+from tccompile.errors import InputError, ModelError, UnsupportedError, UsageError
 from tests.networks import relative_error
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -314,6 +314,14 @@ def test_values_that_decide_shapes_are_compiled_in(tmp_path: Path) -> None:
     session, x = ort.InferenceSession(tmp_path / "r.onnx"), np.arange(6, dtype=np.float32).reshape(2, 3)
     for shape in ((3, 2), (1, 6), (3, 2)):
         np.testing.assert_array_equal(session.run(None, {"x": x, "shape": np.array(shape)})[0], x.reshape(shape))
+
+
+def test_what_is_refused_says_so_in_python(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["n"], "good"), helper.make_node("Det", ["n"], ["y"], "the determinant")]
+    save(str(tmp_path / "d.onnx"), nodes, [value("x", FLOAT, 2, 2)], [value("y", FLOAT)])
+    with pytest.raises(UnsupportedError, match=r"the determinant .* is not supported") as error:
+        ort.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
+    assert "--" not in str(error.value)
 
 
 def test_a_plan_by_its_path(tmp_path: Path) -> None:

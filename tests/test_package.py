@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 import tccompile
 from tccompile.arch import ARCHS, PTX, TEGRA, arch_named, what_runs_on
-from tccompile.errors import DeviceError, TccompileError, UnsupportedError, UsageError
+from tccompile.errors import DeviceError, PlanError, TccompileError, UnsupportedError, UsageError
 from tccompile.load.model import plausible
 from tccompile.pipeline import without_code
 from tccompile.plan.format import Plan, from_bytes, to_bytes
@@ -138,6 +138,11 @@ def test_sessions_of_bytes(form: str, plan: Plan, tmp_path: Path) -> None:
 def test_what_is_no_plan(given: object) -> None:
     with pytest.raises(UsageError, match="a session takes a Plan, a path, bytes or an open file, not a"):
         tccompile.Session(given, "cpu")  # type: ignore[arg-type]
+
+
+def test_bytes_of_no_plan() -> None:
+    with pytest.raises(PlanError, match="what was given in memory: is not a plan"):
+        tccompile.Session(b"nothing", "cpu")
 
 
 # --- The session -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from tccompile.errors import DeviceError, InputError, UsageError
+from tccompile.errors import DeviceError, InputError, PlanError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.metadata import Metadata
@@ -439,7 +439,10 @@ def _plan_of(plan: Plan | str | os.PathLike[str] | bytes | IO[bytes]) -> Plan:
         what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
         way_out = ": tccompile.compile makes a plan of a model" if "ModelProto" in what else ""
         raise UsageError(f"a session takes a Plan, a path, bytes or an open file, not {what}{way_out}")
-    return from_bytes(bytes(data))
+    try:
+        return from_bytes(bytes(data))
+    except PlanError as error:
+        raise PlanError(f"what was given in memory: {error}") from None
 
 
 _plans: weakref.WeakValueDictionary[tuple[int, ...], Plan] = weakref.WeakValueDictionary()
