@@ -271,7 +271,9 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
 @click.option(
-    "--explain", is_flag=True, help="Print each step: nodes, kernel, config, Tensor Cores or why not, precision, padding."
+    "--explain",
+    is_flag=True,
+    help="Print what takes longest, then each step: nodes, kernel, config, Tensor Cores or why not, precision, padding.",
 )
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
 @click.option("--timing-cache", type=NEW, metavar="FILE", help="Choose kernels by the times in this file, which --tune writes.")
@@ -333,6 +335,13 @@ def tccompile(
     """Compile an ONNX model into a plan. Needs no GPU.
 
     Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
+
+    \b
+    tccompile model.onnx --arch native                       for the GPU of this machine
+    tccompile model.onnx --arch sm_86,sm_90a -o model.plan   for those GPUs
+    tccompile model.onnx --shape image=1x3x224x224           where the model leaves a shape open
+    tccompile model.onnx --check                             what is not supported, if anything
+    tcrun model.plan input.npy -o output.npy                 then run it
     """
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
