@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 from enum import Flag, auto
+
+from tccompile.errors import UsageError
 
 
 class Feature(Flag):
@@ -80,3 +84,46 @@ ARCHS: dict[str, Arch] = {a.name: a for a in (
 
 PTX = ("sm_61", "sm_80")
 """The generations whose code a plan also carries as PTX, which the driver compiles on GPUs that no machine code fits."""
+
+TEGRA = {(5, 3): "Jetson Nano", (6, 2): "Jetson TX2", (7, 2): "Jetson Xavier", (8, 7): "Jetson Orin", (11, 0): "Jetson Thor"}
+"""GPUs that take no machine code of other ones, not even of their own major version: they run PTX."""
+
+CARDS = {
+    "sm_61": ("pascal", "p4", "p40", "gtx1080"), "sm_70": ("volta", "v100", "titanv"), "sm_75": ("turing", "t4", "rtx2080"),
+    "sm_80": ("ampere", "a100", "a30"), "sm_86": ("a10", "a40", "a6000", "rtx3090"), "sm_89": ("ada", "l4", "l40s", "rtx4090"),
+    "sm_90a": ("hopper", "h100", "h200", "gh200"), "sm_100": ("blackwell", "b200", "gb200"), "sm_120": ("rtx5090", "rtxpro6000"),
+}  # fmt: skip
+"""What somebody may call a generation, for whom an error names it."""
+
+_FORM = re.compile(r"(?:sm_?|compute_?)?(\d{1,2})\.?(\d)[af]?")
+
+
+def arch_named(name: str) -> str:
+    """The generation that is meant by `sm_86`, `86`, `8.6` or `sm_90`. Raises UsageError, which says what other GPUs run."""
+    if name in ARCHS:
+        return name
+    form = _FORM.fullmatch(name.strip().lower())
+    if form is None:
+        known = {card: arch for arch, cards in CARDS.items() for card in cards} | {arch: arch for arch in ARCHS}
+        plain = re.sub(r"[^a-z0-9_]", "", name.lower().removeprefix("nvidia").removeprefix("geforce"))
+        near = difflib.get_close_matches(plain, known, 1, 0.7)
+        hint = f"did you mean {known[near[0]]}? " if near else ""
+        raise UsageError(f"unknown GPU generation {name!r}; {hint}choose from {', '.join(ARCHS)}, native, or all")
+    cc = int(form[1]), int(form[2])
+    for arch in ARCHS.values():
+        if arch.cc == cc:
+            return arch.name
+    called = f"{name!r} ({TEGRA[cc]})" if cc in TEGRA else repr(name)
+    raise UsageError(f"no code is built for {called}: {what_runs_on(cc)}")
+
+
+def what_runs_on(cc: tuple[int, int]) -> str:
+    """For people, what a GPU of another compute capability than those in the table runs, and how to build it."""
+    older = [arch for arch in ARCHS.values() if arch.cc <= cc and not arch.suffix]
+    near = [arch.name for arch in older if arch.cc[0] == cc[0]]
+    if near and cc not in TEGRA:
+        return f"it runs the machine code of {near[-1]}; give --arch {near[-1]}"
+    ptx = [arch.name for arch in older if arch.name in PTX]
+    if ptx:
+        return f"it runs the PTX of {ptx[-1]}, which the driver compiles; give --arch {ptx[-1]}"
+    return f"it is older than {next(iter(ARCHS))}, the first that can be built for"

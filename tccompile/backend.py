@@ -42,7 +42,7 @@ class Prepared(BackendRep):
         weights = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
         self.inputs = [v.name for v in model.graph.input if v.name not in weights]
         self.outputs = [v.name for v in model.graph.output]
-        self._bound = _deciding(model) & set(self.inputs)
+        self._bound = deciding(model) & set(self.inputs)
         self._sessions: dict[tuple, Session] = {}
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -57,10 +57,10 @@ class Prepared(BackendRep):
                 self._sessions.pop(next(iter(self._sessions))).close()
             self._sessions[key] = self._session(shapes, bound)
         session = self._sessions[key]
-        results = session.run(self.outputs, {name: _stored(x) for name, x in rest.items()})
+        results = session.run(self.outputs, {name: stored(x) for name, x in rest.items()})
         types = {v.name: v.type.tensor_type.elem_type for v in self.model.graph.output}
         named = namedtupledict("Outputs", self.outputs)
-        return named(*(_typed(np.asarray(y), types[name]) for name, y in zip(self.outputs, results, strict=True)))
+        return named(*(typed(np.asarray(y), types[name]) for name, y in zip(self.outputs, results, strict=True)))
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -88,10 +88,10 @@ class Prepared(BackendRep):
         if self.gpu is None:
             return Session(without_code(model, shapes, self.precision), "cpu")
         from tccompile.runtime.driver import open_device
-        from tccompile.runtime.gpu import arch_for
+        from tccompile.runtime.generations import native
 
         gpu = open_device(self.gpu)  # kept until the session has it: to make its context again would take 0.2 s
-        options = Options((shapes,), (arch_for(gpu.cc),), self.precision, jobs=self.jobs)
+        options = Options((shapes,), native(gpu.cc), self.precision, jobs=self.jobs)
         return Session(compile_model(model, options), f"gpu:{self.gpu}")
 
 
@@ -174,7 +174,7 @@ def _gpu(device: str) -> int | None:
     return int(number or 0) if name == "CUDA" else None
 
 
-def _deciding(model: onnx.ModelProto) -> set[str]:
+def deciding(model: onnx.ModelProto) -> set[str]:
     """The tensors whose values decide shapes: inputs in DECIDES, and what those are computed from, but not through Shape."""
     found: set[str] = set()
     for node in reversed(list(_nodes(model.graph))):
@@ -193,7 +193,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
 
 
-def _stored(x: np.ndarray) -> np.ndarray:
+def stored(x: np.ndarray) -> np.ndarray:
     """What NumPy does not have as sessions take it: floats as their bits, integers as those of 8."""
     if x.dtype.isbuiltin == 1:
         return x
@@ -201,7 +201,7 @@ def _stored(x: np.ndarray) -> np.ndarray:
     return x.astype(integers[x.dtype.name]) if x.dtype.name in integers else x.view(f"u{x.itemsize}")
 
 
-def _typed(y: np.ndarray, elem: int) -> np.ndarray:
+def typed(y: np.ndarray, elem: int) -> np.ndarray:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(elem)
     if dtype.isbuiltin == 1:
         return y

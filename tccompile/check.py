@@ -22,6 +22,7 @@ from tccompile.load.nodes import subgraphs
 from tccompile.lower.graph import check_together, lower, missing, unsupported
 from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Shapes
+from tccompile.python import as_python
 from tccompile.rewrites import rewrite
 from tccompile.terminal import plain
 
@@ -112,16 +113,28 @@ class Report:
         """That of the error that a model's first defect is; 0 if there is none."""
         if not self.missing:
             return 0
-        return ModelError.exit_code if self.missing[0].issue.invalid else UnsupportedError.exit_code
+        issues = [m.issue for m in self.missing if not m.issue.open]
+        if not issues:
+            return UsageError.exit_code
+        return ModelError.exit_code if issues[0].invalid else UnsupportedError.exit_code
 
     @property
     def text(self) -> str:
         if not self.missing:
             return "every node is supported"
-        count = sum(len(m.nodes) for m in self.missing)
-        what = "thing" if any(m.issue.op in ("Input", "Output", "Model") for m in self.missing) else "node"
+        missing = [m for m in self.missing if not m.issue.open]
+        said = [m.text for m in self.missing]
+        if len(missing) < len(said) and missing:
+            said.append("the rest was looked at with these examples of shapes")
+        elif not missing:
+            return "\n".join((*said, "every node is supported, with these examples of shapes"))
+        count = sum(len(m.nodes) for m in missing)
+        what = "thing" if any(m.issue.op in ("Input", "Output", "Model") for m in missing) else "node"
         last = f"{count} {what}{'s are' if count > 1 else ' is'} not supported"
-        return "\n".join((*(m.text for m in self.missing), last, *([self.cut.text] if self.cut else ())))
+        return "\n".join((*said, last, *([self.cut.text] if self.cut else ())))
+
+    def __str__(self) -> str:
+        return as_python(self.text)
 
     def to_json(self) -> list[dict[str, Any]]:
         command = self.cut.command if self.cut else None
@@ -131,11 +144,14 @@ class Report:
 def check(model: Model, entries: Sequence[Shapes], block: int | None = None) -> Report:
     """What of a model is not supported, or not valid, for any of the entries; nothing if it can be compiled.
 
+    An input whose shape is open is one of that, and the rest is looked at with an example of its shape.
+
     block  how many channels a block has, as `load.read` takes it
     Raises UsageError for shapes that do not fit, and what `load.parsed` raises of a file that is no model.
     """
     found = _find(model, entries, block)
-    return Report(_grouped(found.issues), _way_round(model, entries, found, block) if found.issues else None)
+    refused = replace(found, issues=[issue for issue in found.issues if not issue.open])
+    return Report(_grouped(found.issues), _way_round(model, entries, refused, block) if refused.issues else None)
 
 
 def advise(error: TccompileError, model: Model, entries: Sequence[Shapes], block: int | None = None) -> None:
@@ -217,7 +233,13 @@ def _grouped(issues: Iterable[Issue]) -> tuple[Missing, ...]:
         reason = issue.reason
         for name in sorted({issue.node, *issue.outputs}, key=len, reverse=True):
             reason = reason.replace(repr(name), "_")
-        key = issue.domain, issue.op, re.sub(r"\d+", "0", re.sub(r"'[^']*'", "_", reason)), issue.invalid
+        key = (
+            issue.domain,
+            issue.op,
+            re.sub(r"\d+", "0", re.sub(r"'[^']*'", "_", reason)),
+            issue.invalid,
+            issue.open and issue.node,
+        )
         groups.setdefault(key, []).append(issue)
     return tuple(Missing(of[0], tuple(issue.node for issue in of)) for of in groups.values())
 

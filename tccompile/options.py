@@ -131,12 +131,6 @@ def _entry_text(shapes: Shapes) -> str:
     return ",".join(f"{name}={'x'.join(map(str, shapes[name]))}" for name in sorted(shapes))
 
 
-def parse_archs(text: str) -> tuple[str, ...]:
-    """`sm_80,sm_90a` or `all`"""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    return tuple(ARCHS) if "all" in names else names
-
-
 def parse_shapes(texts: Iterable[str], inputs: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The shapes of several of the model's inputs, each as `NAME=1x3x224x224`; a scalar input is `NAME=`."""
     out: dict[str, tuple[int, ...]] = {}

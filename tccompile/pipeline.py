@@ -16,7 +16,9 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,16 +55,17 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
-from tccompile.load.model import Tuned, load, read
+from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Axes, Options, Shapes
-from tccompile.plan.format import Origin, Plan, Section, Step
+from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes, in_batches
+from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
@@ -80,6 +83,7 @@ from tccompile.ranges.tables import Tables, tables
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
+from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
@@ -89,7 +93,7 @@ from tccompile.tune import gpu_to_measure, tune
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-    from tccompile.load.model import Model, Opened
+    from tccompile.load.model import Given, Model, Opened
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and how much there is."""
@@ -99,10 +103,29 @@ def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
 
 
+LOG = logging.getLogger("tccompile")
+"""Tells each stage of a build as it begins, at INFO."""
+
+
+def logged(progress: Progress) -> Progress:
+    """The same progress, with stages in the log."""
+    now = ""
+
+    def told(stage: str, done: int, total: int) -> None:
+        nonlocal now
+        if stage != now:
+            LOG.info("%s", stage)
+        now = stage
+        progress(stage, done, total)
+
+    return told
+
+
+@speaking_python
 def compile(
-    model: Model,
+    model: Given,
     shapes: Shapes | None = None,
-    archs: Sequence[str] = Options.archs,
+    archs: Sequence[Named] = Options.archs,
     *,
     entries: Sequence[Shapes] | None = None,
     precision: str = Options.precision,
@@ -123,12 +146,14 @@ def compile(
     lora_names: str | Path | None = None,
     ranges: Mapping[str, Size | Axes] | None = None,
 ) -> Plan:
-    """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
+    """Compile an ONNX model into a plan. Needs no GPU, but for `tune`.
 
-    shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
+    model         its file, an onnx.ModelProto, a file's bytes, or a file that is open for reading
+    shapes        of inputs whose shapes the model leaves open, by name, as {"image": (1, 3, 224, 224)}; `entries`: several such
+                  sets, one plan for all of them
     ranges        sizes that are known when the plan runs: {"batch": Size("batch", 1, 64)}, by the model's names of dimensions, or
                   {"x": (Size("batch", 1, 64), 3, 224, 224)}, by the input
-    archs         GPU generations to build for
+    archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
     precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
@@ -149,11 +174,13 @@ def compile(
     for what, names in (("archs", archs), ("fp32", fp32), ("inputs", inputs), ("outputs", outputs)):
         if isinstance(names, str):
             raise UsageError(f"{what} is a list of names, as [{names!r}]")
+    if isinstance(model, str | os.PathLike) and Path(model).is_file() and is_plan(Path(model)):
+        raise UsageError(f"{os.fspath(model)} is a plan already: open a Session of it")
     sets = tuple(entries) if entries is not None else (shapes or {},)
     cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(
         sets,
-        tuple(archs),
+        archs_of(archs),
         precision=precision,
         strip_weights=strip_weights,
         timing_cache=cache,
@@ -170,7 +197,7 @@ def compile(
         lora_names=Path(lora_names) if lora_names is not None else None,
         ranges=dict(ranges or {}),
     )
-    return compile_model(adapted(part(model, inputs, outputs), options), options)
+    return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
 
 
 def adapted(model: Model, options: Options) -> Model:
@@ -194,6 +221,7 @@ def adapted(model: Model, options: Options) -> Model:
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
     measuring = gpu_to_measure(options.archs) if options.tune else None
+    progress = logged(progress)
     progress("load", 0, 5)
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     notes: list[str] = []
@@ -257,7 +285,8 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     packing = partial(progress, "pack")
     origin = origin_of(opened, told)
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
-    return with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
+    plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
+    return replace(plan, metadata=metadata(opened))
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -319,7 +348,8 @@ def without_code(
     plan = pack("cpu", producer, entries, {}, opened.weights, False, origin=origin, rooms=told.rooms)
     sections = [_for_the_cpu(program, greatest) for _, program, greatest in programs]
     whole = [replace(e, sections=(section,)) for e, section in zip(plan.entries, sections, strict=True)]
-    return with_families(replace(plan, entries=tuple(whole)), [box for box, _, _ in programs])
+    plan = replace(plan, entries=tuple(whole), metadata=metadata(opened))
+    return with_families(plan, [box for box, _, _ in programs])
 
 
 def _for_the_cpu(program: Program, greatest: Program) -> Section:
@@ -675,7 +705,7 @@ def measured(
                 return run(small, _random(small, options))
         except InputError as error:
             why = f"random inputs do not fit: {error}"
-    way_out = "--calibrate DATA.npz measures it with real inputs"
+    way_out = "calibrate with real inputs to measure it"
     warnings.warn(f"what values tensors take was estimated from the weights, {why}: {way_out}", RuntimeWarning, stacklevel=2)
     return constants | estimated(program, weights)
 

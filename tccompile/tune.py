@@ -95,7 +95,7 @@ def gpu_to_measure(archs: Sequence[str]) -> tuple[Device, Arch]:
     Raises DeviceError if there is no GPU, UsageError if the code asked for is none that it would take.
     """
     from tccompile.runtime.driver import open_device
-    from tccompile.runtime.gpu import arch_for
+    from tccompile.runtime.generations import native
 
     try:
         gpu = open_device()
@@ -104,7 +104,7 @@ def gpu_to_measure(archs: Sequence[str]) -> tuple[Device, Arch]:
             f"tuning measures kernels on a GPU: {error}; tune on a machine that has one, and hand the times "
             "to this one with --timing-cache FILE"
         ) from error
-    name = arch_for(gpu.cc)
+    name = next(iter(native(gpu.cc)), "no generation")
     if name not in archs:
         raise UsageError(f"{gpu} runs code for {name}, which is not among --arch {','.join(archs)}: there is nothing to tune")
     return gpu, ARCHS[name]

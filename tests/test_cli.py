@@ -186,7 +186,8 @@ COMPILING = {
     "unsupported op": ("unsupported.onnx", 3, "the_determinant", "Det", "2×4×4", "not supported", "replace it"),
     "opset too new": ("newer.onnx", 3, "opset 30", "7 to 28", "export it"),
     "weights beyond fp16": ("weights.onnx --arch sm_86 --precision fp16", 3, "w1", "'first'", "65504", "mixed"),
-    "unknown generation": ("conv.onnx --arch sm_90", 2, "sm_90", "sm_90a", "sm_61"),
+    "unknown generation": ("conv.onnx --arch rtx3080", 2, "rtx3080", "did you mean sm_86?", "sm_90a", "sm_61", "native"),
+    "generation of another device": ("conv.onnx --arch 8.7", 2, "'8.7' (Jetson Orin)", "PTX of sm_80", "--arch sm_80"),
     "no generation": ("conv.onnx --arch ,", 2, "--arch"),
     "no shape": ("conv.onnx --shape x", 2, "'x'", "NAME=1x3x224x224"),
     "half a shape": ("conv.onnx --shape x=1x3xx", 2, "x=1x3xx", "NAME=1x3x224x224"),
@@ -294,8 +295,8 @@ def test_entries_of_a_model_whose_inputs_have_commas(run, tmp_path):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "odd.onnx")
     assert run("tccompile", "odd.onnx", "--check", "--entry", "a,b=1=3,c d=3").code == 0
     assert run("tccompile", "odd.onnx", "--check", "--shape", "a,b=1=3", "--shape", "c d=3").code == 0
-    assert "--shape a,b=1=1" in run("tccompile", "odd.onnx", "--check").err
-    assert "--shape 'c d=1'" in run("tccompile", "odd.onnx", "--check", "--shape", "a,b=1=3").err
+    assert "--shape a,b=1=1" in run("tccompile", "odd.onnx", "--check").out
+    assert "--shape 'c d=1'" in run("tccompile", "odd.onnx", "--check", "--shape", "a,b=1=1").out
 
 
 RUNNING = {
@@ -399,7 +400,7 @@ def test_a_bug_of_ours_is_told_where_no_file_can_be_written(run, models, monkeyp
 
     monkeypatch.setattr("tccompile.pipeline.lower", lambda *_: 1 / 0)
     monkeypatch.setattr("tempfile.NamedTemporaryFile", no_room)
-    monkeypatch.setattr("traceback.format_exc", lambda: "where it was")
+    monkeypatch.setattr("traceback.format_exception", lambda *_: ["where it was"])
     result = run("tccompile", models / "conv.onnx", "-o", "m.plan")
     assert result.code == 70 and "no file can be written" in result.err and result.err.endswith("where it was\n")
 
@@ -438,7 +439,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(run, m
 def test_python_says_what_is_not_installed():
     code = (
         "import sys\nsys.modules['onnx_graphsurgeon'] = None\nimport tccompile\n"
-        "try:\n    tccompile.compile\nexcept ImportError as error:\n    print(error)\n"
+        "assert hasattr(tccompile, 'compile')\n"
+        "try:\n    tccompile.compile('m.onnx')\nexcept ImportError as error:\n    print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert "onnx_graphsurgeon" in said and "pip install 'tccompile[compiler]'" in said

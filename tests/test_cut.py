@@ -23,7 +23,7 @@ from tccompile.errors import TccompileError, UnsupportedError, UsageError
 from tccompile.load.cut import Part, quoted
 from tccompile.load.model import input_names, parsed, sources
 from tccompile.options import Options
-from tccompile.pipeline import to_program, without_code
+from tccompile.pipeline import compile_model, to_program, without_code
 from tccompile.plan.format import fill
 from tccompile.runtime.session import Session
 from tccompile.verify.oracle import Oracle
@@ -363,7 +363,7 @@ def test_a_refusal_names_a_cut_that_is_accepted(case: str, tmp_path: Path) -> No
     path = tmp_path / "a model.onnx"
     onnx.save(model, path)
     with pytest.raises(UnsupportedError) as error:
-        compile_plan(path, shapes)
+        compile_model(path, Options((shapes,)))
     command = str(error.value).splitlines()[-1].partition(": ")[2]
     assert command.startswith(f"tccompile '{path}' {options}"), error.value
     words = shlex.split(command)

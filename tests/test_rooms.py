@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "terminal", "arch", "sizes"),
+    ("errors", "terminal", "sizes"),
+    ("arch", "python"),
     ("options",),
     ("ir",),
     ("layout",),
@@ -29,7 +30,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("check", "dump", "tune"),
     ("pipeline",),
     ("verify", "backend"),
+    ("ort",),
     ("cli",),
+    ("api", "__main__"),
 )
 """Rooms and modules of tccompile, lowest first. A room imports itself and what is on floors below it."""
 

@@ -11,9 +11,8 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +20,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
+from tccompile.cli.foreign import message_of
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import (
-    PRECISIONS,
-    QUANTIZATIONS,
-    Options,
-    Shapes,
-    parse_archs,
-    parse_entry,
-    parse_ranges,
-    parse_shapes,
-    parse_sizes,
-)
+from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_entry, parse_ranges, parse_shapes, parse_sizes
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -52,44 +42,51 @@ INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 class Command(click.Command):
     """A command whose failures are messages and exit codes, never tracebacks."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_settings["help_option_names"] = ["-h", "--help"]
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             sys.exit(self._run(args, prog_name or self.name, **extra))
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
-        """The command's exit code, after its failure has been printed."""
+        """The command's exit code, after its failure has been printed; on stdout, too, as JSON where results are."""
+        words = sys.argv[1:] if args is None else args
+
+        def failed(message: str, code: int) -> int:
+            _fail(message)
+            if "--json" in words:
+                with suppress(OSError):
+                    say(json_text({"error": {"code": code, "message": message}}))
+            return code
+
         try:
             code = super().main(args, prog_name, standalone_mode=False, **extra)
             if sys.stdout:  # it may have been closed
                 sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
-            _fail(error.format_message())
+            failed(message_of(error), UsageError.exit_code)
             if isinstance(error, click.UsageError):
                 say(f"see: {prog_name} --help", err=True)
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
-            _fail("stopped")
-            return INTERRUPTED
+            return failed("stopped", INTERRUPTED)
         except TccompileError as error:
-            if error.exit_code == TccompileError.exit_code:
-                _bug(str(error))
-            else:
-                _fail(str(error))
-            return error.exit_code
+            bug = error.exit_code == TccompileError.exit_code
+            return failed(_bug(error, words) if bug else str(error), error.exit_code)
         except BrokenPipeError:  # the reader of our output, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except MemoryError as error:
-            _fail(f"out of memory{f': {error}' if str(error) else ''}")
-            return LaunchError.exit_code
+            return failed(f"out of memory{f': {error}' if str(error) else ''}", LaunchError.exit_code)
         except OSError as error:
-            _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
-            return UsageError.exit_code
+            says = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+            return failed(says, UsageError.exit_code)
         except Exception as error:
-            _bug(f"{type(error).__name__}: {error}")
-            return TccompileError.exit_code
+            return failed(_bug(error, words), TccompileError.exit_code)
 
 
 def _fail(message: str) -> None:
@@ -101,19 +98,21 @@ def _show_warning(message: Any, *_: Any) -> None:
     say(f"warning: {plain(str(message))}", err=True)
 
 
-def _bug(message: str) -> None:
-    """Say that a failure is ours, with a file that holds what we know of it."""
-    import platform
+def _bug(error: Exception, words: Sequence[str]) -> str:
+    """What to say of a failure that is ours, with a file that holds what makes it again."""
+    from tccompile.cli.bug import text_of, where_to_send
 
-    text = f"tccompile {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-    text += f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    named = isinstance(error, TccompileError)
+    message, text = str(error) if named else f"{type(error).__name__}: {error}", text_of(error, words)
     try:
         with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
             file.write(text)
     except OSError:
-        _fail(f"{message}\nthis is a bug of tccompile's; please send this, as no file can be written:\n{text}")
-        return
-    _fail(f"{message}\nthis is a bug of tccompile's; please send the file {file.name}")
+        return (
+            f"{message}\nthis is a bug of tccompile's; please send this to {where_to_send()}, as no file can be written:\n{text}"
+        )
+    holds = "which has the command and what the failing nodes are, and none of the model's weights"
+    return f"{message}\nthis is a bug of tccompile's; please send the file {file.name}, {holds}, to {where_to_send()}"
 
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -157,6 +156,24 @@ def _need_compiler(purpose: str) -> None:
 # --- tccompile -------------------------------------------------------------------------------------------------------
 
 
+def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """For --cache and --clear-cache: print where compiled kernels are kept and how much that is, or delete them; and end."""
+    if not asked or context.resilient_parsing:
+        return
+    _need_compiler("the cache of compiled kernels")
+    from tccompile.cli.report import size_text
+    from tccompile.emit import cache
+
+    count, size = cache.size()
+    if option.name == "clear_cache":
+        cache.evict(0)
+        count, size = (before - now for before, now in zip((count, size), cache.size(), strict=True))
+        say(f"{cache.folder()}: {count} entries deleted, {size_text(size)}")
+    else:
+        say(f"{cache.folder()}: {count} entries, {size_text(size)} of {size_text(cache.LIMIT)} (TCCOMPILE_CACHE_DIR says where)")
+    context.exit()
+
+
 @click.command(cls=Command)
 @click.argument("model", metavar="MODEL.onnx", type=EXISTING)
 @click.option(
@@ -194,7 +211,11 @@ def _need_compiler(purpose: str) -> None:
     metavar="batch=1..64",
     help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224.",
 )
-@click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
+@click.option(
+    "--arch",
+    metavar="sm_80,8.6,…|native|all",
+    help="GPU generations to build for; native: this machine's. Default: all, which takes about five times as long as one.",
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -257,7 +278,9 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
 @click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
 @click.option(
-    "--explain", is_flag=True, help="Print each step: nodes, kernel, config, Tensor Cores or why not, precision, padding."
+    "--explain",
+    is_flag=True,
+    help="Print what takes longest, then each step: nodes, kernel, config, Tensor Cores or why not, precision, padding.",
 )
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write every stage into a folder.")
 @click.option("--timing-cache", type=NEW, metavar="FILE", help="Choose kernels by the times in this file, which --tune writes.")
@@ -265,7 +288,18 @@ def _need_compiler(purpose: str) -> None:
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
+@click.option(
+    "--cache",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_cache,
+    help="Say where compiled kernels are kept for other builds, and how much that is, and exit.",
+)
+@click.option(
+    "--clear-cache", is_flag=True, is_eager=True, expose_value=False, callback=_tell_cache, help="Delete these, and exit."
+)
 @click.version_option(__version__)
 def tccompile(
     model: Path,
@@ -275,7 +309,7 @@ def tccompile(
     shape_texts: Sequence[str],
     entry_texts: Sequence[str],
     size_texts: Sequence[str],
-    arch: str,
+    arch: str | None,
     precision: str,
     fp32: Sequence[str],
     calibrate: Path | None,
@@ -309,16 +343,28 @@ def tccompile(
     """Compile an ONNX model into a plan. Needs no GPU.
 
     Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
+
+    \b
+    tccompile model.onnx --arch native                       for the GPU of this machine
+    tccompile model.onnx --arch sm_86,sm_90a -o model.plan   for those GPUs
+    tccompile model.onnx --shape image=1x3x224x224           where the model leaves a shape open
+    tccompile model.onnx --check                             what is not supported, if anything
+    tcrun model.plan input.npy -o output.npy                 then run it
     """
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
+    from tccompile.plan.format import is_plan
+    from tccompile.runtime.generations import archs_of
+
+    if is_plan(model):
+        raise UsageError(f"{model} is a plan already: tcrun runs it, and tcinspect says what is in it")
     whole_or_part = _part(model, inputs, outputs)
     options = Options(
         _entries(whole_or_part, shape_texts, entry_texts),
-        parse_archs(arch),
+        archs_of((arch or "all").split(",")),
         precision=precision,
         strip_weights=strip_weights,
         nchwc_block=nchwc_block,
@@ -363,12 +409,16 @@ def tccompile(
     from tccompile.plan.format import write_plan
 
     if check:
-        return _print_check(check_model(whole_or_part, options), as_json)
+        with _Progress(quiet or as_json, False) as progress:
+            progress("check", 0, 1)
+            found = check_model(whole_or_part, options)
+        return _print_check(found, as_json)
     budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
-    with _Progress(quiet, verbose) as progress:
+    notice = f"building for all {len(options.archs)} GPU generations: {FOR_ALL}" if arch is None else ""
+    with _Progress(quiet, verbose, notice) as progress:
         whole_or_part = adapted(whole_or_part, options)
         plan = compile_model(whole_or_part, options, progress)
-        if exceeded := _exceeded(plan, budgets, options, as_json):
+        if exceeded := _exceeded(plan, budgets, options, as_json, progress):
             return exceeded
         verification = _verify(whole_or_part, plan, tolerance, data_file, layers, options, progress) if verify else None
         plan = verification.plan if verification else plan
@@ -393,9 +443,16 @@ def tccompile(
     return 0
 
 
+FOR_ALL = (
+    "a minute or two for ResNet-50 on two cores, five times as long as for one of them; --arch native, or --arch sm_86,sm_90a, "
+    "builds for those that you have"
+)
+"""What somebody should know who has named no generation."""
+
 ONE_THREAD = "1"
 """How many threads NumPy multiplies with while networks are measured: where others use the processor's cores too, or a container
 may use fewer than there are, its threads spin for each other, some 10 ms a product, which is most often far smaller than that."""
+
 
 TOLERANCE = {"mixed": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "fp32": 1e-4}
 """The relative error of an output that --verify allows, by precision; of what is quantized it is what --quantize was allowed."""
@@ -413,7 +470,7 @@ def _budgets(vram: str | None, size: str | None, share: str | None, latency: str
     )
 
 
-def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool) -> int:
+def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, progress: _Progress) -> int:
     """Print what a plan takes of its budgets where it takes too much; the exit code, 0 if all are kept."""
     from tccompile.schedule.timings import timings
     from tccompile.verify.budgets import findings, text_of
@@ -421,6 +478,7 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool) -> 
     found = findings(plan, budgets, timings(options.timing_cache, options.archs)) if budgets else []
     if all(f.kept for f in found):
         return 0
+    progress.stop()
     say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
     _fail("the plan takes more than it may, and was not written")
     return VerificationError.exit_code
@@ -493,22 +551,31 @@ def _print_check(report: Report, as_json: bool) -> int:
         say(json_text(report.to_json()))
     else:
         say(report.text)
+    if report.exit_code == UsageError.exit_code:
+        _fail("the shapes of inputs are open: give them with --shape")
     return report.exit_code
 
 
 class _Progress:
-    """Progress on stderr: a bar on a terminal, a line for each stage with --verbose, nothing with --quiet."""
+    """Progress on stderr: on a terminal a bar, or where rich is not installed the stage; a line for each stage with --verbose;
+    nothing with --quiet.
 
-    def __init__(self, quiet: bool, verbose: bool):
+    notice  what to say as soon as there is code to compile
+    """
+
+    def __init__(self, quiet: bool, verbose: bool, notice: str = ""):
         self.verbose, self.stage, self.begin = verbose, "", 0.0
+        self.notice = "" if quiet else notice
         self.bar: Any = None
-        if not quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        self.shown = not quiet and sys.stderr.isatty()
+        if self.shown:
+            with suppress(ModuleNotFoundError):  # it comes with the compiler
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task("", total=None)
+                columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+                self.bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+                self.task = self.bar.add_task("load", total=None)
 
     def __enter__(self) -> _Progress:
         if self.bar:
@@ -516,16 +583,28 @@ class _Progress:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.stop()
         if kind is None:
             self._next("")
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self.stage:
-            self._next(stage)
+        if self.notice and stage == "emit" and done < total:
+            say(self.notice, err=True)
+            self.notice = ""
         if self.bar:
             self.bar.update(self.task, description=stage, completed=done, total=total)
+        elif self.shown and stage != self.stage:
+            click.echo(f"\r{stage}…{CLEAR}", nl=False, err=True)
+        if stage != self.stage:
+            self._next(stage)
+
+    def stop(self) -> None:
+        """Take the bar away, so that something can be printed."""
+        if self.bar:
+            self.bar.stop()
+        elif self.shown:
+            click.echo(f"\r{CLEAR}", nl=False, err=True)
+        self.bar, self.shown = None, False
 
     def _next(self, stage: str) -> None:
         now = time.perf_counter()
@@ -533,6 +612,9 @@ class _Progress:
             say(f"{self.stage:10} {now - self.begin:6.2f} s", err=True)
         self.stage, self.begin = stage, now
 
+
+CLEAR = "\x1b[K"
+"""Takes the rest of a line away on a terminal."""
 
 # --- tcrun -----------------------------------------------------------------------------------------------------------
 
@@ -627,18 +709,26 @@ def tcrun(
         from tccompile.load.model import sources
 
         loaded = fill(loaded, sources(weights))
-    with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
+    with _Progress(quiet or as_json, False) as progress, Session(loaded, device, check_finite, target) as session:
         where = session.describe()
+        progress("run", 0, 1)
         if not quiet and not as_json:
             say(f"on {where}", err=True)
         if selftest:
-            return _selftest(loaded, session, as_json)
+            return _selftest(loaded, session, as_json, progress)
         outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
+        progress("measure", 0, 1)
+        if session.device != "cpu":
+            progress.stop()  # what draws it would take the processor between launches, and be measured
         times = session.bench(iterations, feeds) if bench else None
         steps = session.profile(iterations, feeds) if profile else None
+        number, ran = _entry_of(session, feeds)
     if output is not None:
         _write_outputs(output, outputs)
+        if not quiet and not as_json:
+            written = ", ".join(f"{plain(n)} {'x'.join(map(str, v.shape)) or 'a scalar'}" for n, v in outputs.items())
+            say(f"{output}: {written}")
     summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
     if page is not None and steps is not None:
         from tccompile.cli.profile_page import profile_page
@@ -646,15 +736,23 @@ def tcrun(
 
         with whole_file(page) as file:
             file.write(profile_page(steps).encode())
-    _print_result(where, summaries, times, steps, as_json, quiet=output is not None)
+    result: Json = {"device": where, "outputs": summaries, "entry": number, "inputs": {n: list(s) for n, s in ran.items()}}
+    _print_result(result, times, steps, as_json, quiet=output is not None)
     return 0
 
 
-def _selftest(plan: Plan, session: Session, as_json: bool) -> int:
+def _entry_of(session: Session, feeds: Mapping[str, Any] | None) -> tuple[int, Mapping[str, tuple[int, ...]]]:
+    """The number and the input shapes of the entry that runs these inputs; without any, the first."""
+    given = None if feeds is None else {name: tuple(x.shape) for name, x in feeds.items()}
+    return next(((n, e) for n, e in enumerate(session.entries) if given in (None, e)), (0, session.entries[0]))
+
+
+def _selftest(plan: Plan, session: Session, as_json: bool, progress: _Progress) -> int:
     """Hold the plan to its certificate, and print each output's error; the exit code."""
     from tccompile.verify.certificate import results_text, selftest
 
     results = selftest(plan, session)
+    progress.stop()
     passed = all(r.passed for r in results)
     if as_json:
         say(json_text({"passed": passed, "outputs": [r.to_json() for r in results]}))
@@ -697,18 +795,10 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
 
 
-def _print_result(
-    where: str,
-    summaries: Sequence[Json],
-    times: Sequence[float] | None,
-    steps: Profile | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def _print_result(result: Json, times: Sequence[float] | None, steps: Profile | None, as_json: bool, quiet: bool) -> None:
     """The outputs' summaries, unless `quiet`, the milliseconds of `times`, and the profile."""
     import numpy as np
 
-    result: Json = {"device": where, "outputs": summaries}
     if times is not None:
         median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
         figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
@@ -718,12 +808,13 @@ def _print_result(
     if as_json:
         say(json_text(result))
         return
-    for s in () if quiet else summaries:
+    for s in () if quiet else result["outputs"]:
         say(f"{plain(s['name'])}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
     if times is not None:
-        say(
-            f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms of {len(times)} inferences; {1000 / median:.1f} a second"
-        )
+        shapes = ", ".join(f"{plain(n)} {'x'.join(map(str, s)) or 'a scalar'}" for n, s in result["inputs"].items())
+        many = f"of {len(times)} inferences; {1000 / median:.1f} a second"
+        say(f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms {many}")
+        say(f"of entry {result['entry']}: {shapes or 'no inputs'}")
     if steps is not None:
         from tccompile.cli.profile_page import profile_text
 
@@ -869,7 +960,9 @@ def tcrefit(
     loaded = read_plan(plan)
     if new.suffix != ".safetensors" or (was is not None and was.suffix != ".safetensors"):
         _need_compiler("reading a model")
-    made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
+    with _Progress(quiet or as_json, False) as progress:
+        progress("refit", 0, 1)
+        made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
     verification = None
     if verify:
         from tccompile.verify import oracle
@@ -879,7 +972,9 @@ def tcrefit(
         bounds = [expected.bound for c in loaded.certificates for expected in c.outputs]
         ranges = {name: (r.low, r.high) for c in loaded.certificates for name, r in c.ranges.items() if not r.whole}
         bound = tolerance or max(bounds, default=TOLERANCE["mixed"])
-        verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
+        with _Progress(quiet or as_json, False) as progress:
+            progress("verify", 0, 1)
+            verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
         made = verification.plan
         if not verification.passed:
             return _print_verification(verification, as_json, quiet, "compile the model with these weights")

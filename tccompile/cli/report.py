@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import accumulate
 from typing import Any
 
@@ -87,8 +88,15 @@ def explain(plan: Plan) -> list[Json]:
         for arch in dict.fromkeys(s.arch for s in entry.sections):
             same = [s for s in entry.sections if s.arch == arch]
             steps = [_step(entry.program, step) for step in same[0].steps]
-            out.append({"entry": number, "arch": arch, "code": [plan.kind(s) for s in same], "steps": steps})
+            whole = sum(step["flops"] for step in steps)
+            there = sum(step["flops"] for step in steps if step["tensor_cores"])
+            told = {"flops": whole, "tensor_core_flops": there, "us": sum(step["us"] for step in steps)}
+            out.append({"entry": number, "arch": arch, "code": [plan.kind(s) for s in same], **told, "steps": steps})
     return out
+
+
+_TIME = re.compile(r"(?:estimated|measured) ([0-9.]+) µs")
+"""What a step's reason says first: by what time it was chosen."""
 
 
 def _step(program: Program, step: Step) -> Json:
@@ -102,6 +110,8 @@ def _step(program: Program, step: Step) -> Json:
         "config": dict(step.config),
         "launches": len(step.launches),
         "tensor_cores": step.tensor_cores,
+        "flops": program.flops(op),
+        "us": float(time[1]) if (time := _TIME.match(step.reason)) else 0.0,
         "reason": step.reason,
         "precision": _precision(program, op),
         "padding": _padding(program, op, step),
@@ -204,6 +214,7 @@ def explain_text(sections: list[Json]) -> str:
     for section in sections:
         entry = f"entry {section['entry']}, " if any(s["entry"] for s in sections) else ""
         lines.append(f"{entry}{section['arch']} ({', '.join(section['code'])})")
+        lines += _longest(section)
         for number, step in enumerate(section["steps"]):
             config = " ".join(f"{k}={v}" for k, v in step["config"].items())
             cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
@@ -215,6 +226,31 @@ def explain_text(sections: list[Json]) -> str:
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")
     return "\n".join(map(plain, lines))
+
+
+LONGEST = 10
+"""Steps that are named before all."""
+
+
+def _longest(section: Json) -> list[str]:
+    """How much runs on Tensor Cores, and the steps that take longest by what they were chosen by."""
+    whole, us = section["flops"], section["us"]
+    share = f"{100 * section['tensor_core_flops'] / whole:.1f}% of {_count(whole)}FLOP on Tensor Cores; " if whole else ""
+    numbered = [(n, step) for n, step in enumerate(section["steps"]) if step["us"]]
+    longest = sorted(numbered, key=lambda pair: -pair[1]["us"])[:LONGEST]
+    lines = [f"  {share}{us:.1f} µs for {len(numbered)} steps one after the other, those that take longest:"]
+    for n, step in longest:
+        cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
+        lines.append(
+            f"  {n:5}  {step['us']:8.1f} µs  {100 * step['us'] / us:5.1f}%  {cores:12}  {step['kernel']}: {step['nodes'][-1]}"
+        )
+    return [*lines, "  all steps:"] if longest else []
+
+
+def _count(number: int) -> str:
+    """12.3 G"""
+    unit = min(max(int(math.log10(max(number, 1))) // 3, 0), 4)
+    return f"{number / 1000**unit:.{1 if unit else 0}f} {('', 'k', 'M', 'G', 'T')[unit]}"
 
 
 def size_text(size: int) -> str:

@@ -100,6 +100,15 @@ def put(key: str, data: bytes) -> None:
             raise
 
 
+def size() -> tuple[int, int]:
+    """How many entries there are, and their bytes."""
+    sizes = []
+    for path in folder().glob("*/*.bin"):
+        with suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return len(sizes), sum(sizes)
+
+
 def evict(limit: int = LIMIT) -> None:
     """Delete what was not used for longest until the entries take at most `limit` bytes, and what failed writes left behind."""
     entries, now = [], time.time()

@@ -14,16 +14,17 @@ from tccompile.ir.tensor import Tensor
 
 def program_text(program: Program) -> str:
     """A program as text, an op a line, with the tensor it writes: shape, dtype, and where it differs from dense, strides."""
-    lines = [f"input {_tensor(program.tensors[n])}\n" for n in program.inputs]
-    lines += [f"constant {_tensor(program.tensors[n])}\n" for n in program.constants]
+    lines = [f"input {tensor_text(program.tensors[n])}\n" for n in program.inputs]
+    lines += [f"constant {tensor_text(program.tensors[n])}\n" for n in program.constants]
     for op in program.ops:
-        lines.append(f"{_tensor(program.tensors[op.y])} = {op_text(op)}    # {', '.join(op.nodes)}\n")
+        lines.append(f"{tensor_text(program.tensors[op.y])} = {op_text(op)}    # {', '.join(op.nodes)}\n")
     lines += [f"output {n}\n" for n in program.outputs]
     lines += [f"storage of %{n}: {s.reason}\n" for n, s in program.storage.items()]
     return "".join(lines)
 
 
-def _tensor(t: Tensor) -> str:
+def tensor_text(t: Tensor) -> str:
+    """Its type and shape, and where it lies."""
     shape = "x".join(map(str, t.shape))
     padded = "" if t.padded == t.shape else f" padded {'x'.join(map(str, t.padded))}"
     view = f" in {t.base}+{t.offset}" if t.base else ""

@@ -15,6 +15,7 @@ class Issue:
 
     outputs  the tensors that the node writes, as the stage knows them that refuses it; of an input or output, that tensor
     invalid  the node is not what the standard asks for
+    open     an input, of whose shape the user has to say more
     """
 
     node: str
@@ -25,6 +26,7 @@ class Issue:
     domain: str = ""
     outputs: tuple[str, ...] = ()
     invalid: bool = False
+    open: bool = False
 
     @property
     def title(self) -> str:

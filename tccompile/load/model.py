@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import shlex
 import stat
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -27,6 +29,7 @@ from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
+from tccompile.ir.metadata import Metadata
 from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Source
@@ -69,6 +72,58 @@ class Tuned:
 
 
 Model = str | Path | onnx.ModelProto | Part | Tuned
+
+Given = Model | os.PathLike[str] | bytes | IO[bytes]
+"""A model as users give it: also the bytes of a file, and a file that is open for reading."""
+
+
+def in_memory(model: Given) -> Model:
+    """The model, a ModelProto where it is given as bytes or as an open file, which can be read only once."""
+    if isinstance(model, str | Path | onnx.ModelProto | Part | Tuned):
+        return model
+    if isinstance(model, os.PathLike):
+        return Path(model)
+    data = model.read() if hasattr(model, "read") else model
+    if not isinstance(data, bytes | bytearray | memoryview):
+        what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
+        raise UsageError(f"a model is a path, an onnx.ModelProto, bytes or an open file, not {what}")
+    proto = onnx.ModelProto()
+    _guard("the bytes are not an ONNX file", proto.ParseFromString, bytes(data))
+    return proto
+
+
+def metadata(model: Opened) -> Metadata:
+    """What the file says of itself."""
+    proto = model.proto
+    return Metadata(
+        producer_name=_text(proto.producer_name),
+        graph_name=_text(proto.graph.name),
+        domain=_text(proto.domain),
+        description=_text(proto.doc_string),
+        graph_description=_text(proto.graph.doc_string),
+        version=proto.model_version,
+        custom_metadata_map={_text(p.key): _text(p.value) for p in proto.metadata_props},
+    )
+
+
+def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files in a model's folder that it keeps constants in; what is named outside of it is not looked at."""
+    sparse = [t for s in proto.graph.sparse_initializer for t in (s.values, s.indices)]
+    inside = [t for part in (proto.graph, *proto.functions) for node in part.node for t in _tensors(node)]
+    external = [t for t in (*proto.graph.initializer, *sparse, *inside) if t.data_location == onnx.TensorProto.EXTERNAL]
+    names = sorted({e.value for t in external for e in t.external_data if e.key == "location"})
+    found = ((path.parent / name).resolve() for name in names if ".." not in Path(name).parts)
+    return [file for file in found if file.is_file() and _beside(file, path)]
+
+
+def _beside(file: Path, model: Path) -> bool:
+    """Whether a file is in the folder of a model, or of the file that the model is a link to, as in the caches of model hubs."""
+    return any(file.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
+
+
+def _text(value: str | bytes) -> str:
+    """Of a text that is not UTF-8, which protobuf gives as bytes, what can be read."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
 def read(model: Model | Opened, block: int | None = None) -> Opened:
@@ -478,9 +533,7 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
     if model is None:
         raise ModelError(f"the constant {name!r} lies in the file {location!r}: give the model's path, not its ModelProto")
     path = (model.parent / location).resolve()
-    # a model that is a link (as in the caches of model hubs) has its weights beside the link or beside the file it names
-    inside = any(path.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not _beside(path, model):
         raise ModelError(f"the constant {name!r} lies in {location!r}, outside the model's folder; it will not be read")
     if not path.is_file():
         raise ModelError(f"the constant {name!r} lies in {location!r}, and there is no such file beside the model")
@@ -646,10 +699,56 @@ def _bind(graph: onnx.GraphProto, weights: set[str], shapes: Mapping[str, tuple[
         bound = partial(_bind_input, value, shapes.get(value.name), symbols)
         if found is None:
             bound()
-        elif found.catch(bound, Issue(value.name, "Input", (), "", "", outputs=(value.name,)), f"the input {value.name!r}"):
+            continue
+        issue = Issue(value.name, "Input", (), "", "", outputs=(value.name,))
+        try:
+            refused = found.catch(bound, issue, f"the input {value.name!r}")
+        except OpenShape as error:
+            found.issues.append(replace(issue, reason=f"it {error.reason}", way_out=error.way_out, open=True))
+            refused = error.example is None
+            if error.example is not None:
+                _bind_input(value, error.example, symbols)
+        if refused:
             left_out.append(value.name)
     _drop_inputs(graph, left_out)
     return left_out
+
+
+class OpenShape(UsageError):
+    """An input whose shape the model leaves open and nobody has given.
+
+    example  a shape that it may well have, by which the rest of the model can be looked at; None if its rank is open too
+    """
+
+    def __init__(self, reason: str, way_out: str, name: str, example: tuple[int, ...] | None = None) -> None:
+        super().__init__(f"the input {name!r} {reason}: {way_out}")
+        self.reason, self.way_out, self.example = reason, way_out, example
+
+
+CALLED = (
+    (r"batch|^[nb]$|num_?(images|samples)", 1), (r"seq|len|token|context|past|position", 128), (r"chan|^c$|rgb", 3), (r"head", 8),
+    (r"height|width|^[hw]$|size|spatial|^[xy]$", 224), (r"time|frame|audio|sample", 400), (r"depth|^d$", 16),
+)  # fmt: skip
+"""How large what is called so may well be."""
+
+BY_RANK = {2: (1, 128), 3: (1, 128, 128), 4: (1, 3, 224, 224), 5: (1, 3, 16, 112, 112)}
+"""The same, of extents whose names say nothing: rows of numbers, sequences, images, films."""
+
+
+def plausible(said: Sequence[int | str]) -> tuple[int, ...]:
+    """A shape that an input may well have: its fixed extents, and examples for those that are open."""
+
+    def example(axis: int, called: str) -> int:
+        for pattern, extent in CALLED:
+            if re.search(pattern, called.lower()):
+                return extent
+        return 1 if axis == 0 else BY_RANK.get(len(said), (64,) * len(said))[axis]
+
+    channels_last = len(said) == 4 and said[3] in (1, 3, 4)
+    out = [d if isinstance(d, int) else example(axis, d) for axis, d in enumerate(said)]
+    if channels_last and isinstance(said[1], str):
+        out[1] = max(out[1], out[2] if isinstance(said[2], int) else 224)
+    return tuple(out)
 
 
 KINDS = {
@@ -670,7 +769,7 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
     if not tensor.HasField("shape"):
         if shape is None:
             example = shlex.quote(f"{name}=1x3x224x224")
-            raise UsageError(f"the input {name!r} has no shape: give it with --shape {example} (its own extents)")
+            raise OpenShape("has no shape", f"give it with --shape {example} (its own extents)", name)
         tensor.shape.SetInParent()
         tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
     dims = tensor.shape.dim
@@ -682,9 +781,10 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
         if len(bound) == len(said):
             shape = bound
     if shape is None:
-        example = shlex.quote(f"{name}={'x'.join(str(d) if isinstance(d, int) else '1' for d in said)}")
+        likely = plausible(said)
+        asked = shlex.quote(f"{name}={'x'.join(map(str, likely))}")
         free = ", ".join(repr(d) for d in said if not isinstance(d, int))
-        raise UsageError(f"the input {name!r} is {text}, and {free} can be anything: say what it is, as in --shape {example}")
+        raise OpenShape(f"is {text}, and {free} can be anything", f"say what it is, as in --shape {asked}", name, likely)
     if len(shape) != len(said):
         raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} has {len(shape)} extents; the input is {text}")
     dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)

@@ -27,6 +27,7 @@ from tccompile.ir.feeds import InputRange
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
+from tccompile.ir.metadata import Metadata
 from tccompile.ir.ops import OPS, Op
 from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.storage import elements, store, to_storage
@@ -38,6 +39,7 @@ from tccompile.plan.code import has_function, targets
 from tccompile.plan.formulas import Formula, Slot, check_formulas, computed, filler, slots
 from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
+from tccompile.terminal import plain
 
 FORMAT_VERSION = 10
 
@@ -309,7 +311,7 @@ class Origin:
     factor: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A compiled model.
 
@@ -322,6 +324,7 @@ class Plan:
     certificates  what `tcrun --selftest` holds the plan to
     origin   what `refit` holds other weights to
     families entries for whole ranges of sizes
+    metadata what the model's file says of itself
     """
 
     name: str
@@ -333,6 +336,7 @@ class Plan:
     certificates: tuple[Certificate, ...] = ()
     origin: Origin = field(default_factory=Origin)
     families: tuple[Family, ...] = ()
+    metadata: Metadata = field(default_factory=Metadata)
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -363,6 +367,18 @@ class Plan:
     def kind(self, section: Section) -> str:
         """In what form the section's code comes: "cubin" or "ptx"."""
         return next((self.images[launch.image].kind for step in section.steps for launch in step.launches), "cubin")
+
+    def __repr__(self) -> str:
+        program = self.entries[0].program
+        named = {n: "x".join(map(str, program.tensors[n].shape)) for n in (*program.inputs, *program.outputs)}
+        inputs, outputs = (", ".join(f"{n} {named[n]}" for n in names) for names in (program.inputs, program.outputs))
+        archs = ", ".join(dict.fromkeys(s.arch for e in self.entries for s in e.sections))
+        more = f", {len(self.entries)} entries" if len(self.entries) > 1 else ""
+        return plain(f"<Plan {self.name!r}: {inputs} → {outputs}{more}, for {archs}>")
+
+    def __reduce__(self) -> Any:
+        """Pickled, a plan is its file's bytes: weights may lie in a file that is not there where it is read."""
+        return from_bytes, (to_bytes(self),)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: see `write_plan`."""
@@ -1055,7 +1071,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     except OSError as error:
         raise PlanError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
     except PlanError as error:
-        raise PlanError(f"{os.fspath(path)}: {error}") from None
+        way_out = ": tccompile makes one of a model" if os.fspath(path).endswith(".onnx") else ""
+        raise PlanError(f"{os.fspath(path)}: {error}{way_out}") from None
 
 
 def from_bytes(data: bytes | memoryview) -> Plan:

@@ -28,6 +28,7 @@ from tccompile.runtime.arrays import IO_ALIGN, LEGACY, Array, DeviceArray, Devic
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory, PinnedMemory, mib, open_device
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import Scan, check_finite
+from tccompile.runtime.generations import native
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.terminal import plain
 
@@ -335,9 +336,9 @@ class GpuEngine:
         if others:
             way_out = f"without a target it takes the code for {others[0].arch}"
         elif self.device.cc < oldest.cc:
-            way_out = f"the GPU is older than {oldest.name}, the first that can be built for: run it with --device cpu"
+            way_out = f"the GPU is older than {oldest.name}, the first that can be built for: run it on the device cpu"
         else:
-            way_out = f"compile it with --arch {arch_for(self.device.cc)}, or run it with --device cpu"
+            way_out = f"compile it for {', '.join(native(self.device.cc))}, or run it on the device cpu"
         raise DeviceError(
             "; ".join(
                 [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]
@@ -919,12 +920,6 @@ def _weights_of(section: Section) -> Iterator[str]:
             address = arg.address if isinstance(arg, Map) else arg
             if isinstance(address, Address) and address.space == "weights":
                 yield address.name
-
-
-def arch_for(cc: tuple[int, int]) -> str:
-    """The generation in our table that machine code for a GPU is best made for."""
-    fitting = [a for a in ARCHS.values() if a.cc == cc or (not a.suffix and a.cc[0] == cc[0] and a.cc <= cc)]
-    return fitting[-1].name if fitting else "all"
 
 
 def _aligned(n: int) -> int:

@@ -9,17 +9,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from tccompile.errors import DeviceError, InputError, UsageError
+from tccompile.errors import DeviceError, InputError, PlanError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
+from tccompile.ir.metadata import Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.plan.format import Family, Plan, check_member, read_plan
+from tccompile.plan.format import Family, Plan, check_member, from_bytes, read_plan
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
@@ -41,7 +42,8 @@ RECENT = 8
 class Value:
     """A model input or output.
 
-    shape  extents; None for one that differs between the plan's entries, or in place of all where their number does
+    shape  extents; None for one that differs between the plan's entries (`Session.entries` has them), or in place of all where
+           their number does
     type   as ONNX Runtime says it: `tensor(float)`
     """
 
@@ -54,11 +56,13 @@ class Value:
 class Session:
     """A plan, ready to run. Any number of threads may use it: its inferences run one after the other.
 
-    plan          a Plan, or the path of one
-    device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu"; "gpu:1"; "cpu"
+    plan          a Plan, its file's path, that file's bytes, or a file that is open for reading
+    device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu" or "cuda"; "gpu:1";
+                  "cpu"
     check_finite  raise VerificationError that names the first node whose result is not finite: on the CPU as soon as there is
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
+    providers     what ONNX Runtime takes; it says no more than `device`, and a RuntimeWarning tells so
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
     Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
@@ -66,9 +70,18 @@ class Session:
     """
 
     def __init__(
-        self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
+        self,
+        plan: Plan | str | os.PathLike[str] | bytes | IO[bytes],
+        device: str = "auto",
+        check_finite: bool = False,
+        target: str | None = None,
+        providers: Sequence[Any] | None = None,
     ):
-        self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
+        if providers is not None:
+            message = f"providers are ONNX Runtime's: this session runs on device={device!r}; leave them away"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        self.plan = _plan_of(plan)
+        self._opened = (os.path.abspath(plan), device, check_finite, target) if isinstance(plan, str | os.PathLike) else None
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
@@ -86,7 +99,8 @@ class Session:
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
         """The platform that was asked for, with the first entry loaded on it."""
-        name, colon, number = str(device).partition(":")
+        name, colon, number = str(device).lower().partition(":")
+        name = "gpu" if name == "cuda" else name
         if name not in ("auto", "cpu", "gpu") or (colon and (name != "gpu" or not number.isdecimal())):
             raise UsageError(f"unknown device {device!r}; choose auto, cpu, gpu, or gpu:N")
         if name != "cpu":
@@ -119,11 +133,38 @@ class Session:
         self._check_open()
         return self._engines[0].describe()
 
+    def __repr__(self) -> str:
+        where = self.device if self._engines else "closed"
+        return f"<Session of {self.plan!r}, {where}>"
+
+    def __reduce__(self) -> Any:
+        """Pickled, a session is its plan's path, which is opened again; with other weights, or without a path, it cannot be."""
+        if self._opened is None:
+            raise TypeError("a Session of no file cannot be pickled: save the plan, and open a Session of its path")
+        if self._adapted or self._digests != self.plan.origin.weights:
+            raise TypeError("a Session with other weights than its plan's cannot be pickled: tcrefit writes a plan that has them")
+        return type(self), self._opened
+
     def get_inputs(self) -> list[Value]:
+        """The model's inputs, in its order."""
         return self._values(self.plan.entries[0].program.inputs)
 
     def get_outputs(self) -> list[Value]:
+        """The model's outputs, in its order."""
         return self._values(self.plan.entries[0].program.outputs)
+
+    @property
+    def entries(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+        """Each set of input shapes that the plan can run, by the inputs' names: `run` takes that which its inputs have."""
+        return tuple({n: e.program.tensors[n].shape for n in e.program.inputs} for e in self.plan.entries)
+
+    def get_modelmeta(self) -> Metadata:
+        """What the model's file says of itself, such as a detector's class names in `custom_metadata_map`."""
+        return self.plan.metadata
+
+    def get_providers(self) -> list[str]:
+        """The device, in ONNX Runtime's words."""
+        return ["CPUExecutionProvider"] if self.device == "cpu" else ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
     def _values(self, names: Sequence[str]) -> list[Value]:
         out = []
@@ -147,13 +188,13 @@ class Session:
     def run(
         self,
         output_names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
+        input_feed: Mapping[str, Any],
         outputs: Mapping[str, Any] | None = None,
         stream: Any = None,
     ) -> list[Any]:
-        """One inference: the outputs, in the order of `output_names` (None: all, in the model's order).
+        """One inference: the outputs, in the order of `output_names` (None or none: all, in the model's order).
 
-        feeds    each input's array, in the plan's shape and dtype (bfloat16 as uint16): NumPy, or anything with DLPack, or
+        input_feed  each input's array, in the plan's shape and dtype (bfloat16 as uint16): NumPy, or anything with DLPack, or
                  contiguous and on this GPU with `__cuda_array_interface__`. Arrays on the GPU are read where they lie
         outputs  arrays to write outputs into, by name: NumPy, or contiguous ones on this GPU; they are what is returned. None may
                  overlap another, nor on the GPU an input
@@ -164,9 +205,9 @@ class Session:
         comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete.
         Raises InputError, and LaunchError if the GPU fails.
         """
-        if not isinstance(feeds, Mapping):
+        if not isinstance(input_feed, Mapping):
             example = ", ".join(f"{name!r}: array" for name in self.plan.entries[0].program.inputs)
-            raise InputError(f"inputs are given by name, as {{{example}}}, not as a {type(feeds).__name__}")
+            raise InputError(f"inputs are given by name, as {{{example}}}, not as a {type(input_feed).__name__}")
         with self._lock:
             self._check_open()
             given = outputs or {}
@@ -174,7 +215,7 @@ class Session:
             queue = None if stream is None else stream_handle(stream)
             with self._platform:
                 adopt = self._platform.adopt
-                arrays = {name: adopt(array, queue, f"input {name!r}") for name, array in feeds.items()}
+                arrays = {name: adopt(array, queue, f"input {name!r}") for name, array in input_feed.items()}
                 adopted = {name: adopt(array, queue, f"output {name!r}") for name, array in given.items()}
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
@@ -311,10 +352,10 @@ class Session:
         there = self.plan.entries[0].program.outputs
         if isinstance(asked, str):
             raise InputError(f"the outputs asked for are a list, as [{asked!r}], or None for all of them")
-        for name in (*(asked or ()), *given):
+        for name in (*(() if asked is None else asked), *given):
             if name not in there:
                 raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
-        return list(there if asked is None else asked)
+        return list(asked if asked is not None and len(asked) else there)
 
     def _engine(self, arrays: Mapping[str, Array]) -> Engine:
         """The engine of the entry whose shapes the inputs have; InputError if they fit none."""
@@ -425,6 +466,22 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _plan_of(plan: Plan | str | os.PathLike[str] | bytes | IO[bytes]) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, str | os.PathLike):
+        return _in_file(plan)
+    data = plan.read() if hasattr(plan, "read") else plan
+    if not isinstance(data, bytes | bytearray | memoryview):
+        what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
+        way_out = ": tccompile.compile makes a plan of a model" if "ModelProto" in what else ""
+        raise UsageError(f"a session takes a Plan, a path, bytes or an open file, not {what}{way_out}")
+    try:
+        return from_bytes(bytes(data))
+    except PlanError as error:
+        raise PlanError(f"what was given in memory: {error}") from None
 
 
 _plans: weakref.WeakValueDictionary[tuple[int, ...], Plan] = weakref.WeakValueDictionary()

@@ -30,7 +30,7 @@ from tccompile.quantize.known import held
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain
-from tccompile.verify.certificate import Result, certificate, numbers
+from tccompile.verify.certificate import Result, certificate, numbers, results_text
 
 if TYPE_CHECKING:
     from tccompile.pipeline import Model
@@ -64,6 +64,9 @@ class Verification:
     @property
     def passed(self) -> bool:
         return all(r.passed for r in self.results)
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (layers_text(self.layers), results_text(self.results))))
 
     def to_json(self) -> dict[str, Any]:
         verified = {"passed": self.passed, "outputs": [r.to_json() for r in self.results]}

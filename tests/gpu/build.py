@@ -30,9 +30,9 @@ from tccompile.ir.program import Program
 from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
-from tccompile.options import parse_archs
 from tccompile.pipeline import jobs_of
 from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.runtime.generations import archs_of
 from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.place import place
 from tests.gpu.cases import CASES, network, program_of
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="only cases whose name begins so")
     parser.add_argument("--kernel", help="only these kernels, separated by commas")
     args = parser.parse_args()
-    targets = [(ARCHS[name], args.kind) for name in parse_archs(args.arch)]
+    targets = [(ARCHS[name], args.kind) for name in archs_of(args.arch.split(","))]
     cases = [c for c in CASES if not args.case or any(c.startswith(p) for p in args.case)]
     args.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()

@@ -669,9 +669,7 @@ def test_a_target_can_be_forced(fake):
 
 def test_nothing_fits(fake):
     fake(cc=(7, 5))
-    with pytest.raises(
-        DeviceError, match=r"it has machine code for sm_80; compile it with --arch sm_75, or run it with --device cpu"
-    ):
+    with pytest.raises(DeviceError, match=r"it has machine code for sm_80; compile it for sm_75, or run it on the device cpu"):
         Session(plan(), "gpu")
     with pytest.warns(RuntimeWarning, match="running on the CPU, which is slow: no code in the plan runs on"):
         session = Session(plan(), "auto")
@@ -682,7 +680,7 @@ def test_nothing_fits(fake):
 def test_a_gpu_that_nothing_can_be_built_for(fake):
     fake(cc=(5, 2))
     with pytest.raises(
-        DeviceError, match=r"the GPU is older than sm_61, the first that can be built for: run it with --device cpu"
+        DeviceError, match=r"the GPU is older than sm_61, the first that can be built for: run it on the device cpu"
     ):
         Session(plan(EVERYTHING), "gpu")
     with pytest.raises(DeviceError, match=r"no code for sm_61 in the plan runs on .* the GPU is older than sm_61"):
@@ -946,7 +944,7 @@ def test_another_gpu(fake):
         session.run(None, {"x": y})
 
 
-@pytest.mark.parametrize("device", ["cuda", "gpu:", "gpu:x", "cpu:0", "gpu:-1", "", 0, None])
+@pytest.mark.parametrize("device", ["tpu", "gpu:", "gpu:x", "cpu:0", "gpu:-1", "", 0, None])
 def test_unknown_devices(device):
     with pytest.raises(UsageError, match="unknown device"):
         Session(plan(), device)
@@ -1045,9 +1043,7 @@ print(json.dumps([m for m in heavy if m in sys.modules]))
 
 def test_the_top_of_the_package():
     assert tccompile.Session is Session and tccompile.Plan is Plan
-    assert set(tccompile.__all__) <= set(dir(tccompile))
-    submodules = {p.stem for p in Path(tccompile.__file__).parent.iterdir()}
-    assert not submodules & set(tccompile.__all__)  # a module that is imported would take the name's place
+    assert {*tccompile.__all__, "__version__"} == set(dir(tccompile))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = tccompile.nope
     assert f'version = "{tccompile.__version__}"' in Path("pyproject.toml").read_text()
