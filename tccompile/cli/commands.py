@@ -517,6 +517,8 @@ class _Progress:
 
 # --- tcrun -----------------------------------------------------------------------------------------------------------
 
+TRUST = "Run the plan only if it is in this list, which tcinspect --rebuild --trust makes, or signed with this key (PEM; tcsign)."
+
 ITERATIONS = {"gpu": 200, "cpu": 10}
 """Inferences that --bench measures: the CPU engine takes up to seconds for one."""
 
@@ -534,6 +536,7 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
+@click.option("--trust", type=EXISTING, metavar="FILE", help=f"{TRUST} Others are refused with exit code 9.")
 @click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
 @click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
 @click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
@@ -560,6 +563,7 @@ def tcrun(
     device: str,
     target: str | None,
     weights: Path | None,
+    trust: Path | None,
     check_finite: bool,
     selftest: bool,
     bench: bool,
@@ -575,6 +579,7 @@ def tcrun(
     """
     from tccompile.ir.feeds import read_arrays
     from tccompile.plan.format import fill, read_plan
+    from tccompile.plan.trust import check_trust
     from tccompile.runtime.session import Session
 
     if iterations and not (bench or profile):
@@ -588,6 +593,8 @@ def tcrun(
     if output is not None and output.suffix not in (".npy", ".npz"):
         raise UsageError(f"outputs are written as arrays, into .npy or .npz, not {output}; choose {output.with_suffix('.npy')}")
     loaded = read_plan(plan)
+    if trust is not None:
+        check_trust(loaded, plan, trust)
     program = loaded.entries[0].program
     if selftest and (input_file or output or bench or profile):
         raise UsageError("--selftest has inputs of its own and prints its own result; run it alone")
@@ -726,22 +733,41 @@ def _values_text(summary: Json) -> str:
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
 @click.option("--weights", is_flag=True, help="Print the model's weights that the plan is made of, and what is made of them.")
 @click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option(
+    "--trust", type=NEW, metavar="FILE", help="With --rebuild: if nothing differs, add the plan to this list for tcrun."
+)
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
+@click.option("--sbom", is_flag=True, help="Print what the plan was made of and by, as CycloneDX.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, weights: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
+def tcinspect(
+    plan: Path,
+    steps: bool,
+    weights: bool,
+    rebuild: bool,
+    trust: Path | None,
+    diff: Path | None,
+    sbom: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
-    if steps + rebuild + weights + (diff is not None) > 1:
-        raise UsageError("--rebuild and --diff compare, and --steps and --weights print; give one")
-    if jobs and not rebuild:
-        raise UsageError("--jobs says how --rebuild compiles; give it too")
+    if steps + rebuild + weights + sbom + (diff is not None) > 1:
+        raise UsageError("--rebuild and --diff compare, and --steps, --weights and --sbom print; give one")
+    if (jobs or trust) and not rebuild:
+        raise UsageError(f"{'--jobs' if jobs else '--trust'} says how to --rebuild; give it too")
+    if trust is not None:
+        _check_output(trust, plan)
     loaded = read_plan(plan)
     if rebuild:
-        return _rebuild(loaded, jobs, as_json)
+        return _rebuild(loaded, jobs, as_json, trust)
+    if sbom:
+        say(json_text(report.sbom(loaded)))
+        return 0
     if weights:
         return _print_weights(loaded, as_json)
     if diff is not None:
@@ -773,8 +799,9 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
-    """Print in what a plan's code and launches differ from what its kernels make here; the exit code."""
+def _rebuild(plan: Plan, jobs: int | None, as_json: bool, trust: Path | None) -> int:
+    """Print in what a plan's code and launches differ from what its kernels make here; the exit code. If in nothing, it can be
+    trusted."""
     _need_compiler("--rebuild")
     from tccompile.verify.rebuild import differences
 
@@ -788,6 +815,10 @@ def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
     if found:
         _fail("the plan is not what its kernels make: do not run it; compile the model again")
         return VerificationError.exit_code
+    if trust is not None:
+        from tccompile.plan.trust import confirm
+
+        confirm(plan, trust, f"code and launches are what the kernels of tccompile {__version__} make")
     if not as_json:
         say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
     return 0

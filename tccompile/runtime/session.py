@@ -20,6 +20,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
 from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.trust import check_trust
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
@@ -50,11 +51,15 @@ class Value:
 class Session:
     """A plan, ready to run. Any number of threads may use it: its inferences run one after the other.
 
+    A plan is native code, which runs with your rights: take plans only from those from whom you would take a program.
+
     plan          a Plan, or the path of one
     device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu"; "gpu:1"; "cpu"
     check_finite  raise VerificationError that names the first node whose result is not finite: on the CPU as soon as there is
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
+    trust         a file that says whose plans to run (docs/trust.md): a list that `tcinspect --rebuild --trust` has made, or the
+                  key that they are signed with. VerificationError for any other plan, before any of its code is loaded
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
     Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
@@ -62,9 +67,18 @@ class Session:
     """
 
     def __init__(
-        self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
+        self,
+        plan: Plan | str | os.PathLike[str],
+        device: str = "auto",
+        check_finite: bool = False,
+        target: str | None = None,
+        trust: str | os.PathLike[str] | None = None,
     ):
         self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
+        if trust is not None:
+            if isinstance(plan, Plan):
+                raise UsageError("trust is in the file of a plan: give the session its path")
+            check_trust(self.plan, plan, trust)
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
