@@ -737,6 +737,13 @@ def _values_text(summary: Json) -> str:
     "--trust", type=NEW, metavar="FILE", help="With --rebuild: if nothing differs, add the plan to this list for tcrun."
 )
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
+@click.option(
+    "--report",
+    "report_file",
+    type=NEW,
+    metavar="FILE.html",
+    help="Write a page: graph, formats, memory, expected times, reasons.",
+)
 @click.option("--sbom", is_flag=True, help="Print what the plan was made of and by, as CycloneDX.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -748,6 +755,7 @@ def tcinspect(
     rebuild: bool,
     trust: Path | None,
     diff: Path | None,
+    report_file: Path | None,
     sbom: bool,
     jobs: int | None,
     as_json: bool,
@@ -756,13 +764,18 @@ def tcinspect(
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
-    if steps + rebuild + weights + sbom + (diff is not None) > 1:
-        raise UsageError("--rebuild and --diff compare, and --steps, --weights and --sbom print; give one")
+    if steps + rebuild + weights + sbom + (diff is not None) + (report_file is not None) > 1:
+        raise UsageError("--rebuild and --diff compare, and --steps, --weights, --sbom and --report show; give one")
     if (jobs or trust) and not rebuild:
         raise UsageError(f"{'--jobs' if jobs else '--trust'} says how to --rebuild; give it too")
-    if trust is not None:
-        _check_output(trust, plan)
+    for path in (trust, report_file):
+        if path is not None:
+            _check_output(path, plan)
+    if report_file is not None and report_file.suffix != ".html":
+        raise UsageError(f"--report writes a page, not {report_file}; choose {report_file.with_suffix('.html')}")
     loaded = read_plan(plan)
+    if report_file is not None:
+        return _report(loaded, report_file)
     if rebuild:
         return _rebuild(loaded, jobs, as_json, trust)
     if sbom:
@@ -780,6 +793,17 @@ def tcinspect(
     say(report.inspect_text(data))
     if steps:
         say(report.explain_text(sections))
+    return 0
+
+
+def _report(plan: Plan, path: Path) -> int:
+    _need_compiler("--report, which estimates times,")
+    from tccompile.cli.report_page import report_page
+    from tccompile.plan.format import whole_file
+    from tccompile.schedule.timings import timings
+
+    with whole_file(path) as file:
+        file.write(report_page(plan, timings(None, ())).encode())
     return 0
 
 
