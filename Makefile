@@ -28,7 +28,7 @@ DOORS := .venv-doors
 doors:  ## tests of what takes PyTorch and other packages, in an environment of their own
 	$(PYTHON) -m venv $(DOORS)
 	$(DOORS)/bin/python -m pip install --quiet 'torch==2.13.0'
-	$(DOORS)/bin/python -m pip install --quiet --editable '.[dev,torch,sign]'
+	$(DOORS)/bin/python -m pip install --quiet --editable '.[dev,torch,sign,ray]'
 	$(DOORS)/bin/python -m pytest tests/doors
 
 fuzz: $(READY)  ## 100,000 changed plans and as many models: none may be taken wrongly

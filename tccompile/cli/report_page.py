@@ -134,10 +134,10 @@ def _memory(program: Program, section: Section) -> str:
         for size, below, shade in ((alive, 0, "#2a78b8"), (own, alive, "#e08a1e")):
             h, y = size / high * (height - 20), (1 - (size + below) / high) * (height - 20) + 10
             bars.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.2f}" height="{h:.1f}" fill="{shade}">{title}</rect>')
-    for tick in ticks(high):
-        y = (1 - tick / high) * (height - 20) + 10
+    for tick in ticks(high / 2**20):
+        y = (1 - tick * 2**20 / high) * (height - 20) + 10
         grid.append(f'<line class="grid" x1="{MARGIN}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        grid.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{size_text(int(tick))}</text>')
+        grid.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g} MiB</text>')
     top = (1 - section.arena / high) * (height - 20) + 10
     arena = f'<line class="roof" x1="{MARGIN}" x2="{WIDTH}" y1="{top:.1f}" y2="{top:.1f}"><title>the arena</title></line>'
     said = f"The arena takes {size_text(section.arena)}. Step by step: tensors that are alive, and above them a step's workspace."

@@ -90,6 +90,15 @@ def test_batches_that_do_not_fit(path: Path, batch: dict, why: str) -> None:
         door.Batches(path, device="cpu")(batch)
 
 
+def test_one_that_does_not_fit_costs_the_others_nothing(path: Path) -> None:
+    rows, ids = door._Rows(path, "cpu", None), np.arange(3)
+    good = [{"x": image} for image in pictures(ids)]
+    first, problem, *others = door._answers(rows, [good[0], {"x": np.zeros(3, np.float32)}, *good[1:]])
+    assert isinstance(problem, InputError) and all(map(rows.problem, [{}, None]))
+    got = np.stack([a[rows.outputs[0]] for a in (first, *others)])
+    np.testing.assert_allclose(got, expected(path, ids), rtol=1e-6, atol=1e-7)
+
+
 def test_a_plan_without_rows(tmp_path: Path) -> None:
     n = Net(x=(4, 3), y=(3, 2))
     write_plan(without_code(n.out(n("MatMul", "x", "y")).model()), tmp_path / "product.plan")
