@@ -775,7 +775,7 @@ def tcinspect(
         raise UsageError(f"--report writes a page, not {report_file}; choose {report_file.with_suffix('.html')}")
     loaded = read_plan(plan)
     if report_file is not None:
-        return _report(loaded, report_file)
+        return _report(loaded, report_file, as_json)
     if rebuild:
         return _rebuild(loaded, jobs, as_json, trust)
     if sbom:
@@ -796,7 +796,8 @@ def tcinspect(
     return 0
 
 
-def _report(plan: Plan, path: Path) -> int:
+def _report(plan: Plan, path: Path, as_json: bool) -> int:
+    """Write a page about a plan."""
     _need_compiler("--report, which estimates times,")
     from tccompile.cli.report_page import report_page
     from tccompile.plan.format import whole_file
@@ -804,6 +805,7 @@ def _report(plan: Plan, path: Path) -> int:
 
     with whole_file(path) as file:
         file.write(report_page(plan, timings(None, ())).encode())
+    say(json_text({"report": str(path)}) if as_json else f"{path}: {len(plan.entries)} entries of {plan.name or 'a plan'}")
     return 0
 
 
