@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("check", "dump", "tune"),
     ("pipeline",),
-    ("verify", "backend", "torch", "ray"),
+    ("verify", "backend", "torch", "ray", "triton"),
     ("cli",),
 )
 """Rooms and modules of tccompile, lowest first. A room imports itself and what is on floors below it."""

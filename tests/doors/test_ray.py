@@ -11,9 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from tccompile.errors import InputError, UsageError
+from tccompile.errors import InputError
 from tccompile.pipeline import without_code
 from tccompile.plan.format import write_plan
+from tccompile.runtime.rows import Rows
+from tccompile.runtime.session import Session
 from tests.rewrites.common import Net
 
 ray = pytest.importorskip("ray")
@@ -56,18 +58,8 @@ def cluster():
 
 
 def expected(path: Path, ids: np.ndarray) -> np.ndarray:
-    rows = door._Rows(path, "cpu", None)
+    rows = Rows(Session(path, "cpu"))
     return rows.run({"x": pictures(ids)})[rows.outputs[0]]
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 50])
-def test_any_number_of_rows(path: Path, count: int) -> None:
-    ids = np.arange(count)
-    got = door.Batches(path, device="cpu")({"x": pictures(ids), "id": ids})
-    (output,) = got.keys() - {"id"}
-    one_by_one = [expected(path, ids[i : i + 1]) for i in range(count)]
-    assert got[output].shape == (count, 8) and "x" not in got
-    np.testing.assert_allclose(got[output], np.concatenate(one_by_one) if count else np.empty((0, 8)), rtol=1e-6, atol=1e-7)
 
 
 def ragged() -> np.ndarray:
@@ -80,8 +72,6 @@ def ragged() -> np.ndarray:
     "batch, why",
     [
         ({"id": np.arange(3)}, "the batch has no column 'x', which the plan takes; it has 'id'"),
-        ({"x": np.zeros((3, 3, 9, 8), np.float32)}, "input 'x' has shape 16x3x8x8, got 16x3x9x8"),
-        ({"x": np.zeros((3, 3, 8, 8))}, "input 'x' has type float32, got float64"),
         ({"x": ragged()}, "the rows of 'x' have several shapes"),
     ],
 )
@@ -91,19 +81,12 @@ def test_batches_that_do_not_fit(path: Path, batch: dict, why: str) -> None:
 
 
 def test_one_that_does_not_fit_costs_the_others_nothing(path: Path) -> None:
-    rows, ids = door._Rows(path, "cpu", None), np.arange(3)
+    rows, ids = Rows(Session(path, "cpu")), np.arange(3)
     good = [{"x": image} for image in pictures(ids)]
     first, problem, *others = door._answers(rows, [good[0], {"x": np.zeros(3, np.float32)}, *good[1:]])
     assert isinstance(problem, InputError) and all(map(rows.problem, [{}, None]))
     got = np.stack([a[rows.outputs[0]] for a in (first, *others)])
     np.testing.assert_allclose(got, expected(path, ids), rtol=1e-6, atol=1e-7)
-
-
-def test_a_plan_without_rows(tmp_path: Path) -> None:
-    n = Net(x=(4, 3), y=(3, 2))
-    write_plan(without_code(n.out(n("MatMul", "x", "y")).model()), tmp_path / "product.plan")
-    with pytest.raises(UsageError, match="must have one row for each example, along the first axis: x 4x3, y 3x2"):
-        door.Batches(tmp_path / "product.plan", device="cpu")
 
 
 class Mortal(door.Batches):
