@@ -148,6 +148,22 @@ def test_good_cases_and_bad_ones(case: str, run: Run, trusted: tuple[Path, Path]
     assert says in result.err
 
 
+def test_keys_without_the_library_of_signatures(trusted: tuple[Path, Path], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tccompile.plan import trust
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name.partition(".")[0])
+
+    monkeypatch.setattr(trust, "import_module", missing)
+    path, key = trusted[0], trusted[0].with_name("public.pem")
+    key.write_text("-----BEGIN PUBLIC KEY-----\n")
+    np.savez(path.with_name("x.npz"), **feeds())
+    result = run("tcrun", path, path.with_name("x.npz"), "--trust", key)
+    assert (
+        result.code == 2 and "signatures need model_signing, which is not installed: pip install 'tccompile[sign]'" in result.err
+    )
+
+
 def test_a_bill_of_materials(tmp_path: Path, run: Run) -> None:
     net = Net(x=(2, 8))
     onnx.save(net.out(net("Neg", net("Add", "x", net.normal(8)))).model(), tmp_path / "m.onnx")
