@@ -87,6 +87,7 @@ def service(
     options = dict(deployment.pop("ray_actor_options", {}))
     if (gpus := deployment.pop("num_gpus", None)) is not None:
         options["num_gpus"] = gpus
+    plan, trust = os.path.abspath(plan), None if trust is None else os.path.abspath(trust)  # replicas work in other folders
     largest = row_sizes(read_plan(plan))[-1]
     deployment.setdefault("max_ongoing_requests", 2 * largest)  # so that the next batch is there when one ends
 
