@@ -76,7 +76,7 @@ class Session:
     ):
         self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
         if trust is not None:
-            if isinstance(plan, Plan):
+            if not isinstance(plan, str | os.PathLike):
                 raise UsageError("trust is in the file of a plan: give the session its path")
             check_trust(self.plan, plan, trust)
         self._lock = RLock()
