@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check extents gpu-test backend-test bench bench-models kernels dump clean
+.PHONY: help demo test test-all doors fuzz check extents gpu-test backend-test bench bench-models kernels dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,17 @@ test: $(READY)  ## what a change usually breaks: every stage, every kernel in so
 
 test-all: $(READY)  ## the tests that make test leaves out: every generation, more sizes, layouts and networks
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m thorough
+
+DOORS := .venv-doors
+doors:  ## tests of what takes PyTorch, Ray, OpenSSF's signatures or NVIDIA's server, in environments of their own
+	$(PYTHON) -m venv $(DOORS)
+	$(DOORS)/bin/python -m pip install --quiet 'torch==2.13.0'
+	$(DOORS)/bin/python -m pip install --quiet --editable '.[dev,torch,sign,ray]'
+	$(DOORS)/bin/python -m pytest tests/doors
+	$(DOORS)/bin/python -m tests.doors.triton_plans out/triton
+	$(PYTHON) -m venv $(DOORS)-triton
+	$(DOORS)-triton/bin/python -m pip install --quiet --editable . nvidia-pytriton 'tritonclient[all]' 'numpy<2' pytest
+	TCCOMPILE_TRITON_PLANS=$(CURDIR)/out/triton $(DOORS)-triton/bin/python -m pytest --noconftest tests/doors/test_triton.py
 
 fuzz: $(READY)  ## 100,000 changed plans and as many models: none may be taken wrongly
 	$(BIN)/python -m tests.fuzz.plans

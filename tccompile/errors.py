@@ -77,3 +77,13 @@ class VerificationError(TccompileError):
     """Results are not what they should be."""
 
     exit_code = 9
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around imports of what only an extra of tccompile brings: a ModuleNotFoundError says which."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed: pip install 'tccompile[{name}]'"
+        raise ModuleNotFoundError(message, name=error.name) from error

@@ -16,6 +16,7 @@ pack           → Plan                    one file
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -283,7 +284,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     if doubles := dict.fromkeys(name for program, _ in entries for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
-    origin = origin_of(opened, told)
+    origin = replace(origin_of(opened, told), model=_digest_of(whole) if isinstance(whole, str | Path) else "")
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
     plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
     return replace(plan, metadata=metadata(opened))
@@ -319,6 +320,11 @@ def origin_of(model: Opened, told: Told) -> Origin:
     with ThreadPoolExecutor() as threads:
         weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
     return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
+
+
+def _digest_of(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _doubles(program: Program) -> list[str]:

@@ -37,7 +37,8 @@ ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "explain": ("tccompile.inspect(plan, steps=True)", "none"), "fp32": ("fp32", "list"), "input": ("inputs", "list"),
     "input-range": ("input_ranges", "none"), "lora": ("lora", "text"), "lora-scale": ("lora_scale", "number"),
     "map": ("lora_names", "text"), "max-error": ("max_error", "number"), "nchwc-block": ("nchwc_block", "number"),
-    "output": ("outputs", "list"), "precision": ("precision", "text"), "quantize": ("quantize", "text"), "range": ("ranges", "none"),
+    "output": ("outputs", "list"), "precision": ("precision", "text"), "quantize": ("quantize", "text"),
+    "range": ("ranges", "none"),
     "shape": ("shapes", "shape"), "strip-weights": ("strip_weights=True", "none"), "timing-cache": ("timing_cache", "text"),
     "tolerance": ("tolerance", "number"), "tune": ("tune=True", "none"), "verify": ("tccompile.verify(plan, model)", "none"),
 }  # fmt: skip

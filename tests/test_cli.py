@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def plans(models: Path) -> Path:
     write("conv.plan", whole)
     write("two.plan", without_code(two(), ("sm_80",)))
     write("overflow.plan", without_code(conv(scale=6e4), ("sm_80",)))
-    write("stripped.plan", Plan(**{**vars(whole), "weights": {n: w for n, w in whole.weights.items() if len(w) <= 4096}}))
+    write("stripped.plan", replace(whole, weights={n: w for n, w in whole.weights.items() if len(w) <= 4096}))
     data = (models / "conv.plan").read_bytes()
     (models / "cut.plan").write_bytes(data[: len(data) // 2])
     (models / "version.plan").write_bytes(data[:8] + (99).to_bytes(4, "little") + data[12:])

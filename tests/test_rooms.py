@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("ranges",),
     ("check", "dump", "tune"),
     ("pipeline",),
-    ("verify", "backend"),
+    ("verify", "backend", "torch", "ray", "triton"),
     ("ort",),
     ("cli",),
     ("api", "__main__"),

@@ -618,6 +618,8 @@ CLEAR = "\x1b[K"
 
 # --- tcrun -----------------------------------------------------------------------------------------------------------
 
+TRUST = "Run the plan only if it is in this list, which tcinspect --rebuild --trust makes, or signed with this key (PEM; tcsign)."
+
 ITERATIONS = {"gpu": 200, "cpu": 10}
 """Inferences that --bench measures: the CPU engine takes up to seconds for one."""
 
@@ -635,6 +637,7 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
+@click.option("--trust", type=EXISTING, metavar="FILE", help=f"{TRUST} Others are refused with exit code 9.")
 @click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
 @click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
 @click.option("--bench", is_flag=True, help="Measure latency and throughput; without INPUT, on random values.")
@@ -661,6 +664,7 @@ def tcrun(
     device: str,
     target: str | None,
     weights: Path | None,
+    trust: Path | None,
     check_finite: bool,
     selftest: bool,
     bench: bool,
@@ -676,6 +680,7 @@ def tcrun(
     """
     from tccompile.ir.feeds import read_arrays
     from tccompile.plan.format import fill, read_plan
+    from tccompile.plan.trust import check_trust
     from tccompile.runtime.session import Session
 
     if iterations and not (bench or profile):
@@ -689,6 +694,8 @@ def tcrun(
     if output is not None and output.suffix not in (".npy", ".npz"):
         raise UsageError(f"outputs are written as arrays, into .npy or .npz, not {output}; choose {output.with_suffix('.npy')}")
     loaded = read_plan(plan)
+    if trust is not None:
+        check_trust(loaded, plan, trust)
     program = loaded.entries[0].program
     if selftest and (input_file or output or bench or profile):
         raise UsageError("--selftest has inputs of its own and prints its own result; run it alone")
@@ -836,22 +843,54 @@ def _values_text(summary: Json) -> str:
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
 @click.option("--weights", is_flag=True, help="Print the model's weights that the plan is made of, and what is made of them.")
 @click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option(
+    "--trust", type=NEW, metavar="FILE", help="With --rebuild: if nothing differs, add the plan to this list for tcrun."
+)
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
+@click.option(
+    "--report",
+    "report_file",
+    type=NEW,
+    metavar="FILE.html",
+    help="Write a page: graph, formats, memory, expected times, reasons.",
+)
+@click.option("--sbom", is_flag=True, help="Print what the plan was made of and by, as CycloneDX.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, weights: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
+def tcinspect(
+    plan: Path,
+    steps: bool,
+    weights: bool,
+    rebuild: bool,
+    trust: Path | None,
+    diff: Path | None,
+    report_file: Path | None,
+    sbom: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
-    if steps + rebuild + weights + (diff is not None) > 1:
-        raise UsageError("--rebuild and --diff compare, and --steps and --weights print; give one")
-    if jobs and not rebuild:
-        raise UsageError("--jobs says how --rebuild compiles; give it too")
+    if steps + rebuild + weights + sbom + (diff is not None) + (report_file is not None) > 1:
+        raise UsageError("--rebuild and --diff compare, and --steps, --weights, --sbom and --report show; give one")
+    if (jobs or trust) and not rebuild:
+        raise UsageError(f"{'--jobs' if jobs else '--trust'} says how to --rebuild; give it too")
+    for path in (trust, report_file):
+        if path is not None:
+            _check_output(path, plan)
+    if report_file is not None and report_file.suffix != ".html":
+        raise UsageError(f"--report writes a page, not {report_file}; choose {report_file.with_suffix('.html')}")
     loaded = read_plan(plan)
+    if report_file is not None:
+        return _report(loaded, report_file, as_json)
     if rebuild:
-        return _rebuild(loaded, jobs, as_json)
+        return _rebuild(loaded, jobs, as_json, trust)
+    if sbom:
+        say(json_text(report.sbom(loaded)))
+        return 0
     if weights:
         return _print_weights(loaded, as_json)
     if diff is not None:
@@ -864,6 +903,19 @@ def tcinspect(plan: Path, steps: bool, weights: bool, rebuild: bool, diff: Path 
     say(report.inspect_text(data))
     if steps:
         say(report.explain_text(sections))
+    return 0
+
+
+def _report(plan: Plan, path: Path, as_json: bool) -> int:
+    """Write a page about a plan."""
+    _need_compiler("--report, which estimates times,")
+    from tccompile.cli.report_page import report_page
+    from tccompile.plan.format import whole_file
+    from tccompile.schedule.timings import timings
+
+    with whole_file(path) as file:
+        file.write(report_page(plan, timings(None, ())).encode())
+    say(json_text({"report": str(path)}) if as_json else f"{path}: {len(plan.entries)} entries of {plan.name or 'a plan'}")
     return 0
 
 
@@ -883,8 +935,9 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
-    """Print in what a plan's code and launches differ from what its kernels make here; the exit code."""
+def _rebuild(plan: Plan, jobs: int | None, as_json: bool, trust: Path | None) -> int:
+    """Print in what a plan's code and launches differ from what its kernels make here; the exit code. If in nothing, it can be
+    trusted."""
     _need_compiler("--rebuild")
     from tccompile.verify.rebuild import differences
 
@@ -898,6 +951,10 @@ def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
     if found:
         _fail("the plan is not what its kernels make: do not run it; compile the model again")
         return VerificationError.exit_code
+    if trust is not None:
+        from tccompile.plan.trust import confirm
+
+        confirm(plan, trust, f"code and launches are what the kernels of tccompile {__version__} make")
     if not as_json:
         say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
     return 0

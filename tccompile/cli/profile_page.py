@@ -1,4 +1,7 @@
-"""A profile as text and as an HTML page: a timeline of the steps, a roofline plot, a table. One file, no scripts."""
+"""A profile as text and as an HTML page: a timeline of the steps, a roofline plot, a table. One file, no scripts.
+
+`report_page` draws what is expected of a plan with the same parts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def profile_text(profile: Profile) -> str:
         of_roof = f"{s.share:7.0%}" if s.share is not None else "       "
         flops = f"{s.tflops:8.2f}" if s.flops else " " * 8
         part = s.us / total if total else 0.0
-        lines.append(f"{s.us:7.1f} {part:6.1%} {flops} {s.gbps:8.1f}  {of_roof}  {_kernel(s)}: {' + '.join(s.nodes)}")
+        lines.append(f"{s.us:7.1f} {part:6.1%} {flops} {s.gbps:8.1f}  {of_roof}  {kernel(s)}: {' + '.join(s.nodes)}")
     return "\n".join(map(plain, [*lines, summary_text(profile)]))
 
 
@@ -51,7 +54,7 @@ def _roof(profile: Profile) -> str:
     return f"the roof allows {least:.1f} µs ({cores}CUDA cores {roof.cuda:.0f} TFLOP/s, memory {roof.memory:.0f} GB/s)"
 
 
-def _kernel(s: StepProfile) -> str:
+def kernel(s: StepProfile) -> str:
     config = " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, list | tuple) else v}" for k, v in s.config.items())
     return f"{s.kernel} ({config})" if config else s.kernel
 
@@ -71,20 +74,25 @@ svg text { font-size: 11px; fill: #1c2328 }
 """
 
 
+KEY = "".join(
+    f'<span class="key" style="background: {colour}"></span>{text}'
+    for colour, text in ((TENSOR, "Tensor Cores"), (CUDA, "products on CUDA cores"), (MOVES, "other steps"))
+)
+"""What the colours mean."""
+
+
 def profile_page(profile: Profile) -> str:
     """The whole page."""
-    colours = {TENSOR: "Tensor Cores", CUDA: "products on CUDA cores", MOVES: "other steps"}
-    key = "".join(f'<span class="key" style="background: {c}"></span>{text}' for c, text in colours.items())
-    plot = f"<h2>Roofline</h2>{_roofline(profile, profile.roof)}" if profile.roof and any(s.flops for s in profile.steps) else ""
+    plot = f"<h2>Roofline</h2>{roofline(profile, profile.roof)}" if profile.roof and any(s.flops for s in profile.steps) else ""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(profile.model)}</title><style>{STYLE}</style>'
         f"<h1>{escape(profile.model)}</h1><p>{escape(profile.device)}; medians of {profile.iterations} inferences.<br>"
-        f"{escape(summary_text(profile))}.</p><p>{key}</p><h2>Timeline</h2>{_timeline(profile)}{plot}"
-        f"<h2>Steps</h2>{_table(profile)}</html>\n"
+        f"{escape(summary_text(profile))}.</p><p>{KEY}</p><h2>Timeline</h2>{timeline(profile)}{plot}"
+        f"<h2>Steps</h2>{table(profile)}</html>\n"
     )
 
 
-def _colour(s: StepProfile) -> str:
+def colour(s: StepProfile) -> str:
     return TENSOR if s.tensor_cores else CUDA if s.flops else MOVES
 
 
@@ -92,18 +100,16 @@ def _title(s: StepProfile) -> str:
     """What is shown when a step is pointed at."""
     roof = f"\n{s.share:.0%} of the roof" if s.share is not None else ""
     figures = f"{s.us:.1f} µs, {s.tflops:.2f} TFLOP/s, {s.gbps:.1f} GB/s{roof}"
-    return (
-        f"<title>{escape(' + '.join(s.nodes))}\n{s.op} → {'×'.join(map(str, s.shape))}\n{escape(_kernel(s))}\n{figures}</title>"
-    )
+    return f"<title>{escape(' + '.join(s.nodes))}\n{s.op} → {'×'.join(map(str, s.shape))}\n{escape(kernel(s))}\n{figures}</title>"
 
 
-def _timeline(profile: Profile) -> str:
+def timeline(profile: Profile) -> str:
     """A row for each step, from when the ones before it have ended; the part that the roof allows is darker."""
     total = sum(s.us for s in profile.steps) or 1.0
     left, height = 300, ROW * len(profile.steps)
     scale = (WIDTH - left - 30) / total  # the last tick needs room
     parts = []
-    for us in _ticks(total):
+    for us in ticks(total):
         x = left + us * scale
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
         parts.append(f'<text x="{x:.1f}" y="{height + 14}" text-anchor="middle">{us:g} µs</text>')
@@ -112,24 +118,24 @@ def _timeline(profile: Profile) -> str:
         x, y, width = left + start * scale, row * ROW + 2, max(s.us * scale, 1.0)
         name = s.nodes[0] if len(s.nodes[0]) <= 44 else f"…{s.nodes[0][-43:]}"
         parts.append(f'<g>{_title(s)}<text x="{left - 6}" y="{y + 10}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW - 4}" fill="{_colour(s)}" opacity="0.5"/>')
+        parts.append(f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW - 4}" fill="{colour(s)}" opacity="0.5"/>')
         if s.share:
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width * min(s.share, 1):.2f}" height="{ROW - 4}" fill="{_colour(s)}"/>'
+                f'<rect x="{x:.2f}" y="{y}" width="{width * min(s.share, 1):.2f}" height="{ROW - 4}" fill="{colour(s)}"/>'
             )
         parts.append("</g>")
         start += s.us
     return f'<svg width="{WIDTH}" height="{height + 20}">{"".join(parts)}</svg>'
 
 
-def _ticks(total: float) -> Iterator[float]:
+def ticks(total: float) -> Iterator[float]:
     """Round numbers from 0 to `total`, five to ten of them."""
     step = 10 ** math.floor(math.log10(total))
     step *= next(f for f in (0.1, 0.2, 0.5, 1.0) if total / (step * f) <= 10)
     yield from (i * step for i in range(int(total / step) + 1))
 
 
-def _roofline(profile: Profile, roof: Roof) -> str:
+def roofline(profile: Profile, roof: Roof) -> str:
     """Steps with products by operations a byte and TFLOP/s, both axes logarithmic; a step's area is its time."""
     steps = [s for s in profile.steps if s.flops and s.us]
     peak = max(roof.tensor, roof.cuda)
@@ -170,11 +176,11 @@ def _roofline(profile: Profile, roof: Roof) -> str:
     for s in steps:
         radius = 3 + 11 * math.sqrt(s.us / longest)
         place = f'cx="{x_of(s.flops / s.bytes):.1f}" cy="{y_of(s.tflops):.1f}" r="{radius:.1f}"'
-        parts.append(f'<circle {place} fill="{_colour(s)}" opacity="0.6">{_title(s)}</circle>')
+        parts.append(f'<circle {place} fill="{colour(s)}" opacity="0.6">{_title(s)}</circle>')
     return f'<svg width="{WIDTH}" height="{height}">{"".join(parts)}</svg>'
 
 
-def _table(profile: Profile) -> str:
+def table(profile: Profile) -> str:
     total = sum(s.us for s in profile.steps) or 1.0
     names = ("µs", "share", "TFLOP/s", "GB/s", "of roof")
     head = f"<tr><th>step</th>{''.join(f'<th class=n>{n}</th>' for n in names)}<th>kernel</th><th>nodes</th></tr>"
@@ -184,5 +190,5 @@ def _table(profile: Profile) -> str:
         figures = (f"{s.us:.1f}", f"{s.us / total:.1%}", f"{s.tflops:.2f}" if s.flops else "", f"{s.gbps:.1f}", of_roof)
         cells = "".join(f"<td class=n>{f}</td>" for f in figures)
         nodes = escape(" + ".join(s.nodes))
-        rows.append(f"<tr><td>{number}</td>{cells}<td>{escape(_kernel(s))}</td><td>{nodes}</td></tr>")
+        rows.append(f"<tr><td>{number}</td>{cells}<td>{escape(kernel(s))}</td><td>{nodes}</td></tr>")
     return f"<table>{head}{''.join(rows)}</table>"

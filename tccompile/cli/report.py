@@ -64,6 +64,26 @@ def _entry(plan: Plan, entry: Entry) -> Json:
     }
 
 
+def sbom(plan: Plan) -> Json:
+    """A bill of materials, as CycloneDX has it: the plan, the model that it was made from, and the tools that made it."""
+
+    def component(kind: str, name: str, version: str = "", sha256: str = "") -> Json:
+        known: Json = {"type": kind, "name": name, "bom-ref": f"{kind}:{name}"}
+        known |= {"version": version} if version else {}
+        return known | ({"hashes": [{"alg": "SHA-256", "content": sha256}]} if sha256 else {})
+
+    weights = [{"name": f"weight {name}", "value": f"sha256:{value}"} for name, value in sorted(plan.origin.weights.items())]
+    model = component("machine-learning-model", plan.name or "model", sha256=plan.origin.model) | {"properties": weights}
+    tools = [component("application", name, version) for name, version in plan.producer.items()]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": component("firmware", f"{plan.name or 'model'}.plan", sha256=plan.identity)},
+        "components": [model, *tools],
+    }
+
+
 def live_bytes(program: Program) -> int:
     """The bytes of the arena's tensors that live at once where most do: what an arena cannot be smaller than."""
     change = [0] * (len(program.ops) + 1)

@@ -478,8 +478,10 @@ class Folder:
         """The types of the node's outputs by ONNX's rules, as far as they give any."""
         names = [name for name in reads(node) if name]
         types = {name: self.type_of(name, node).proto for name in names}
+        own = () if node.op_type in WEIGHED else DECIDES.get(node.op_type, range(len(node.input)))
+        only_held = {*node.input}.difference(name for i, name in enumerate(node.input) if i in own)
         data = {
-            name: onnx.numpy_helper.from_array(np.array(held(weight) if node.op_type in WEIGHED else weight.values), name)
+            name: onnx.numpy_helper.from_array(np.array(held(weight) if name in only_held else weight.values), name)
             for name in names
             if (weight := self.constants.get(name)) is not None and held(weight).nbytes <= 4096 and held(weight).ndim <= 1
         }
@@ -823,6 +825,37 @@ def _slice(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
     return [derived("", "slice", x[0], **dict(zip(("starts", "ends", "steps"), bounds, strict=True)))]
 
 
+def _split(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    axis, shape = _attribute(node, "axis", 0) % len(y.shape), x[0].shape
+    size, count = y.shape[axis], len(node.output)
+    ends = np.cumsum(x[1].values).tolist() if len(x) > 1 and x[1] is not None else [(i + 1) * size for i in range(count)]
+    parts, begin, first = [], 0, (0,) * len(shape)
+    for end in (min(end, shape[axis]) for end in ends):
+        starts, stops = (*first[:axis], begin, *first[axis + 1 :]), (*shape[:axis], end, *shape[axis + 1 :])
+        parts.append(derived("", "slice", x[0], starts=starts, ends=stops, steps=(1,) * len(shape)))
+        begin = end
+    return parts
+
+
+def _tile(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
+    pairs = list(zip(x[1].values.tolist(), x[0].shape, strict=True))
+    apart = derived("", "reshape", x[0], shape=[n for _, extent in pairs for n in (1, extent)])
+    return [derived("", "reshape", derived("", "expand", apart, shape=[n for pair in pairs for n in pair]), shape=y.shape)]
+
+
+def _norm(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
+    """The root of the sum of squares, by a product with ones: weights that are normalized come so."""
+    rank = len(x[0].shape)
+    axes = [axis % rank for axis in x[1].values.tolist()] if len(x) > 1 and x[1] is not None else [*range(rank)]
+    if y.dtype != np.float32 or not axes or not all(x[0].shape):
+        return None
+    order = [*(axis for axis in range(rank) if axis not in axes), *axes]
+    terms = math.prod(x[0].shape[axis] for axis in axes)
+    rows = derived("", "reshape", derived("", "transpose", x[0], axes=order), shape=(-1, terms))
+    sums = derived("", "matmul", derived("", "mul", rows, rows), np.ones((terms, 1), np.float32))
+    return [derived("", "reshape", derived("", "sqrt", sums), shape=y.shape)]
+
+
 def _pad(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     zero = len(x) < 3 or x[2] is None or not x[2].values.any()
     pads = x[1].values.tolist()
@@ -902,11 +935,14 @@ TRANSFORMED: dict[str, How] = {
     "Neg": _plain("neg"),
     "Pad": _pad,
     "QuantizeLinear": _quantize,
+    "ReduceL2": _norm,
     "Reshape": _reshape,
     "Slice": _slice,
+    "Split": _split,
     "Sqrt": _plain("sqrt"),
     "Squeeze": _reshape,
     "Sub": _plain("sub"),
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _reshape,
 }

@@ -302,6 +302,7 @@ class Origin:
     nodes     of each of the model's nodes a digest of what it computes of the model's inputs and weights, sorted
     held      what constants were that are made of initializers
     factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
+    model     SHA-256 of the model's file, in hexadecimal; empty if it was compiled from memory
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -309,6 +310,7 @@ class Origin:
     nodes: tuple[str, ...] = ()
     held: Mapping[str, Held] = field(default_factory=dict)
     factor: float = 0.0
+    model: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,6 +341,9 @@ class Plan:
     metadata: Metadata = field(default_factory=Metadata)
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
+    identity: str = field(init=False, default="", compare=False, repr=False, metadata={"stored": False})
+    """The SHA-256 of the header of the file that it was read from, in hexadecimal: of all that is in the file. Empty for a plan
+    that was not read from a file, or is something else by now."""
 
     def weight(self, name: str) -> memoryview:
         """The bytes of a constant tensor; if they come from a file, read from it now, and checked against their SHA-256.
@@ -1119,7 +1124,9 @@ def _checked(data: Stretch) -> Plan:
     entries = (*plan.entries, *(family.lowest for family in plan.families))
     plan = replace(plan, weights={name: data for name, (_, data) in sections.items()}, digests=digests, entries=entries)
     check_plan(plan)
-    return _with_packed_literals(plan)
+    plan = _with_packed_literals(plan)
+    object.__setattr__(plan, "identity", digest.hex())
+    return plan
 
 
 def _digest(section: _Stored) -> bytes:

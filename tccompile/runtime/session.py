@@ -21,6 +21,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
 from tccompile.plan.format import Family, Plan, check_member, from_bytes, read_plan
+from tccompile.plan.trust import check_trust
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
@@ -56,6 +57,8 @@ class Value:
 class Session:
     """A plan, ready to run. Any number of threads may use it: its inferences run one after the other.
 
+    A plan is native code, which runs with your rights: take plans only from those from whom you would take a program.
+
     plan          a Plan, its file's path, that file's bytes, or a file that is open for reading
     device        "auto": the first GPU, or with a RuntimeWarning the CPU if no GPU can run the plan; "gpu" or "cuda"; "gpu:1";
                   "cpu"
@@ -63,6 +66,8 @@ class Session:
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
     providers     what ONNX Runtime takes; it says no more than `device`, and a RuntimeWarning tells so
+    trust         a file that says whose plans to run (docs/trust.md): a list that `tcinspect --rebuild --trust` has made, or the
+                  key that they are signed with. VerificationError for any other plan, before any of its code is loaded
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
     Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
@@ -76,12 +81,18 @@ class Session:
         check_finite: bool = False,
         target: str | None = None,
         providers: Sequence[Any] | None = None,
+        trust: str | os.PathLike[str] | None = None,
     ):
         if providers is not None:
             message = f"providers are ONNX Runtime's: this session runs on device={device!r}; leave them away"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         self.plan = _plan_of(plan)
-        self._opened = (os.path.abspath(plan), device, check_finite, target) if isinstance(plan, str | os.PathLike) else None
+        if trust is not None:
+            if not isinstance(plan, str | os.PathLike):
+                raise UsageError("trust is in the file of a plan: give the session its path")
+            check_trust(self.plan, plan, trust)
+        where = os.path.abspath(plan) if isinstance(plan, str | os.PathLike) else None
+        self._opened = (where, device, check_finite, target, None, trust and os.path.abspath(trust)) if where else None
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""

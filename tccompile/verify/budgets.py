@@ -166,23 +166,39 @@ def _latencies(plan: Plan, most: Latency, timings: Timings) -> Iterator[Finding]
         yield Finding("--max-latency", f"{where} on {most.gpu}", how, f"{most.us:g} µs", time <= most.us)
 
 
-def estimate(program: Program, section: Section, arch: Arch, timings: Timings) -> tuple[float, int, int]:
-    """What an inference takes, in microseconds, if each step starts when those before it have ended; how many steps' times were
-    measured; and how many steps launch anything."""
+@dataclass(frozen=True)
+class StepTime:
+    """When a step begins if each starts as soon as those before it have ended, and what it takes, in microseconds; none if it
+    launches nothing. Whether that was measured."""
+
+    begin: float
+    us: float
+    measured: bool
+
+
+def step_times(program: Program, section: Section, arch: Arch, timings: Timings) -> list[StepTime]:
+    """Of each step: by a measured time if there is one, else by the cost model."""
     direct = {conv: op for conv, (copy, op) in uncopied(program).items() if not section.steps[copy].launches}
-    ends: list[float] = []
-    measured = steps = 0
+    found: list[StepTime] = []
     for i, step in enumerate(section.steps):
-        begin = max((ends[k] for k in step.after), default=0.0)
+        begin = max((found[k].begin + found[k].us for k in step.after), default=0.0)
         if not step.launches:
-            ends.append(begin)
+            found.append(StepTime(begin, 0.0, False))
             continue
         op, own = direct.get(i, program.ops[step.op]), kernel(step.kernel)
         known = timings.of(op, program, arch)
         time = known.of(own, step.config) if known is not None else None
-        measured, steps = measured + (time is not None), steps + 1
-        ends.append(begin + (time.us if time is not None else own.cost(op, program, step.config, arch)))
-    return max(ends, default=0.0), measured, steps
+        us = time.us if time is not None else own.cost(op, program, step.config, arch)
+        found.append(StepTime(begin, us, time is not None))
+    return found
+
+
+def estimate(program: Program, section: Section, arch: Arch, timings: Timings) -> tuple[float, int, int]:
+    """What an inference takes, in microseconds, if each step starts when those before it have ended; how many steps' times were
+    measured; and how many steps launch anything."""
+    found = step_times(program, section, arch, timings)
+    launched = sum(bool(step.launches) for step in section.steps)
+    return max((t.begin + t.us for t in found), default=0.0), sum(t.measured for t in found), launched
 
 
 def _in_fp32(number: int, program: Program) -> Iterator[Finding]:

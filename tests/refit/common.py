@@ -64,8 +64,21 @@ def recurrent() -> Net:
     return n.out(n("LSTM", "x", n.normal(1, 48, 8, scale=0.3), n.normal(1, 48, 12, scale=0.3), n.normal(1, 96), hidden_size=12))
 
 
+def taken_apart() -> Net:
+    """Weights that an exporter cuts, repeats and normalizes in the graph."""
+    n = Net(x=(3, 8))
+    rows = n.normal(8, 16)
+    low, high = n("Split", n.normal(16, scale=0.3), num_outputs=2, outputs=2)
+    left = n("Slice", rows, np.array([0]), np.array([8]), np.array([1]))
+    right = n("Mul", n.normal(8, 8), n("Div", n.positive(8, 1), n("ReduceL2", rows, np.array([1]))))
+    h = n("Add", n("MatMul", "x", n("Mul", left, n("Slice", n.normal(9), np.array([1]), np.array([9])))), low)
+    h = n("Add", n("MatMul", n("Relu", h), right), n("Concat", high, axis=0))
+    return n.out(n("Mul", h, n("Tile", n.positive(1, 4), np.array([3, 2]))))
+
+
 KINDS: Mapping[str, Callable[[], Net]] = {
     "convolutions": convolutions, "products": products, "attention": attention, "bytes": of_bytes, "recurrent": recurrent,
+    "taken apart": taken_apart,
 }  # fmt: skip
 
 

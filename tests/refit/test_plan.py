@@ -111,6 +111,8 @@ def test_what_was_folded_cannot_change(name: str) -> None:
 def test_lookups_that_decide_nothing_are_not_told_of() -> None:
     for kind in ("convolutions", "products", "recurrent"):
         assert not plan_of(KINDS[kind]().model()).origin.decided
+    cut = KINDS["taken apart"]().model()
+    assert {weights(cut)[name].dtype.kind for name in plan_of(cut).origin.decided} == {"i"}, "where it is cut, and nothing else"
     old = of_bytes().model()
     free = {name for name in weights(old) if name not in plan_of(old).origin.decided}
     assert {weights(old)[name].shape for name in free} == {(16, 16, 3, 3), (16,)} and len(free) == 3, "weights, scales, biases"
