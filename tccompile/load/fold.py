@@ -478,8 +478,10 @@ class Folder:
         """The types of the node's outputs by ONNX's rules, as far as they give any."""
         names = [name for name in reads(node) if name]
         types = {name: self.type_of(name, node).proto for name in names}
+        moved = node.op_type in MOVED and domain == ""
+        decide = () if node.op_type in WEIGHED else node.input[1:] if moved else names
         data = {
-            name: onnx.numpy_helper.from_array(np.array(held(weight) if node.op_type in WEIGHED else weight.values), name)
+            name: onnx.numpy_helper.from_array(np.array(weight.values if name in decide else held(weight)), name)
             for name in names
             if (weight := self.constants.get(name)) is not None and held(weight).nbytes <= 4096 and held(weight).ndim <= 1
         }
@@ -732,6 +734,9 @@ WEIGHED = frozenset(
     ]
 )
 """Operators whose results have a shape that follows from the shapes of what they read, and their attributes, alone."""
+
+MOVED = frozenset(["Expand", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze"])
+"""Operators of which the same holds, but for the values of what they read beside their first input."""
 
 
 def _is_function(node: onnx.NodeProto) -> bool:
