@@ -1005,6 +1005,13 @@ def perceptrons(batch: int | str) -> Net:
     return net.out(net("MatMul", h, net.normal(64, 16, scale=0.2)))
 
 
+def of_one() -> Net:
+    """As exporters write it that know the batch: the number stands inside, too."""
+    net = Net(x=(1, 32))
+    h = net("ReduceMean", net("Reshape", "x", np.array([1, 2, 16])), np.array([1]), keepdims=0)
+    return net.out(net("MatMul", h, net.normal(16, 16)))
+
+
 def mixed_up() -> Net:
     """Rows less their mean over the batch: a row alone is zero."""
     net = Net(x=("n", 32))
@@ -1019,10 +1026,19 @@ def mixed_up() -> Net:
         (perceptrons("n"), {"x": (8, 32)}, (3, 4, 32), (1, 32), 12),
         (perceptrons(8), {}, (12, 32), (1, 32), 12),
         (perceptrons(8), {}, (3, 8, 32), (8, 32), 3),
+        (of_one(), {}, (12, 32), (1, 32), 12),
         (mixed_up(), {"x": (8, 32)}, (12, 32), (12, 32), 1),
         (mixed_up(), {"x": (8, 32)}, (3, 4, 32), (4, 32), 3),
     ],
-    ids=["in a batch", "in batches", "for another batch", "as they fit", "beside each other", "in a row beside each other"],
+    ids=[
+        "in a batch",
+        "in batches",
+        "for another batch",
+        "as they fit",
+        "for one alone",
+        "beside each other",
+        "in a row beside each other",
+    ],
 )
 def test_shapes_that_data_are_run_at(
     net: Net, entry: dict, data: tuple[int, ...], shape: tuple[int, ...], count: int, tmp_path: Path, monkeypatch: Any
@@ -1172,3 +1188,16 @@ def test_other_weights_take_the_scales_that_they_need(tmp_path: Path) -> None:
     assert any(h.sums for h in plan.origin.held.values())
     with pytest.raises(VerificationError, match=r"precision was chosen with .*, and holds for"):
         refitted(plan, weights(old) | {"w0": weights(old)["w0"] * np.float32(1.4)})
+
+
+def test_images_padded_by_a_zero_point_find_kernels() -> None:
+    """Sums of the padding are a constant for each pixel, which is no image itself."""
+    net = Net(x=(1, 32, 12, 12))
+    h = net("Elu", net("Conv", "x", net.normal(32, 32, 1, 1)))
+    net.out(net("Relu", net("Conv", h, net.normal(32, 32, 3, 3), pads=[1] * 4)))
+    whole = calibration(net, shared=False)
+    how = {name: replace(t, grid=replace(t.grid, zero=9, signed=False)) for name, t in whole.tensors.items()}
+    program = fuse(lower(rewrite(replace(whole, tensors=how).applied(rewritten(net)))))
+    program = lay_out(precision(program, "fp16", {}, ()))
+    for arch in ("sm_75", "sm_90a"):
+        assert len(schedule(program, ARCHS[arch])) == len(program.ops)

@@ -64,7 +64,8 @@ SPARE = 0.95
 """The share of the bound that a guess aims at."""
 
 LESS = 0.98
-"""The share of a model's time that bytes must leave at most: estimates are no more exact."""
+"""The share of a model's time that bytes must leave at most: estimates are no more exact. So what takes the whole error that is
+allowed must save as much, and what takes a part of it, that part."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ def choose(
     """
     entries = Entries([smoothed(graph, known.smooth) for graph in graphs], times)
     floats = entries.steps()
-    found, in_floats = _faster(known, entries, floats), sum(time for _, time in floats)
+    in_floats = sum(time for _, time in floats)
+    least = (1 - LESS) * in_floats / bound**2
+    found = _faster(known, entries, floats, least)
     activations, tried = [*(t.activation for t in found), *known.added], dict[tuple[float, float], None]()
 
     def off(choice: Mapping[str, int]) -> Off:
@@ -149,7 +152,7 @@ def choose(
     def error(choice: Mapping[str, int]) -> float:
         return off(choice).counts
 
-    whole, _ = within(found, bound, error)
+    whole, _ = within(found, bound, error, least)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
@@ -158,7 +161,7 @@ def choose(
     reasons = dict(known.floats)
     for t in found:
         for layer in t.activation.layers if not choice[t.name] else ():
-            slow = whole[t.name] or not t.prices
+            slow = whole[t.name] or not any(price > least for price in t.prices)
             reasons[layer] = SLOWER if slow else BEYOND
     tensors, names = stored(activations, choice)
     runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
@@ -186,14 +189,14 @@ def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[
     return predicted(activations, choice) * max((off / said for said, off in known.tried if said > 0), default=1.0)
 
 
-def _faster(known: Known, entries: Entries, floats: Steps) -> list[Timed]:
+def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:
     """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
-    faster."""
+    faster at the least price of error."""
     alone = timed(joined(known.alone, floats), entries, floats)
     if not known.tied:
         return alone
     tied = timed(joined(known.tied, floats), entries, floats)
-    took = [entries.time([t.activation for t in found], _at(found, 0.0)) for found in (alone, tied)]
+    took = [entries.time([t.activation for t in found], _at(found, least)) for found in (alone, tied)]
     return alone if took[0] <= took[1] else tied
 
 
@@ -285,20 +288,20 @@ def _with_sums(
     return choice
 
 
-def within(found: Sequence[Timed], bound: float, error: Error) -> tuple[dict[str, int], float]:
-    """How each activation is stored, and the error of the outputs, which is within the bound.
+def within(found: Sequence[Timed], bound: float, error: Error, least: float = 0.0) -> tuple[dict[str, int], float]:
+    """How each activation is stored, and the error of the outputs, which is within the bound; at a price of it, at least.
 
     Estimates say in which order activations are worth it, and guess how many are within the bound; runs find that out.
     """
     activations = [t.activation for t in found]
-    prices = sorted((price for t in found for price in t.prices), reverse=True)
+    prices = sorted((price for t in found for price in t.prices if price > least), reverse=True)
     few, many = 0, len(prices) + 1  # so many changes are within the bound, and so many are not
     best = dict.fromkeys((t.name for t in found), FLOATS), 0.0
     tried = len(prices)
     for attempt in range(TRIES):
         if many - few <= max(len(prices) // FINE, 1) and attempt:
             break
-        choice = _at(found, prices[tried] if tried < len(prices) else 0.0)
+        choice = _at(found, prices[tried] if tried < len(prices) else least)
         if not any(choice.values()):
             break
         measured = error(choice)
