@@ -654,6 +654,11 @@ def test_quantize_says_what_it_did_and_is_verified_by_what_it_was_allowed(run, t
     assert run("tcrun", "mlp.plan", "--selftest", "--device", "cpu").code == 0
     tight = run(*build[:-2], "--calibration", "c.json", "--max-error", "1e-3")
     assert tight.code == 0 and "int8: 0 of 2 products: all is in fp16" in tight.out.splitlines()[-1]
+    none = run(*build[:-2], "--calibration", "c.json", "--max-error", "1e-9")
+    assert none.code == 9 and "in fp32; what is rounded in 'first', 'second' moves the outputs most" in none.err
+    either = run(*build[:-4], "--quantize", "auto", "--calibration", "c.json", "--fp32", "second", "--explain")
+    assert either.code == 0 and "note  not in bytes, since --fp32 names it: second" in either.out.splitlines()
+    assert "auto: 1 in int8 of 2 products; outputs are off by about " in either.out
 
 
 def test_layers_of_a_model_that_becomes_one_step(run, models):

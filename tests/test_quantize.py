@@ -39,6 +39,7 @@ from tccompile.pipeline import Told, calibrated, inputs_of, origin_of, quantizat
 from tccompile.plan.format import Plan
 from tccompile.precision import ranges
 from tccompile.precision.formats import precision
+from tccompile.precision.metric import read_metric
 from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen, Purpose
@@ -46,6 +47,7 @@ from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, selec
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
 from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, WAYS, Activation, Known, Off, find
+from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
@@ -1201,3 +1203,152 @@ def test_images_padded_by_a_zero_point_find_kernels() -> None:
     program = lay_out(precision(program, "fp16", {}, ()))
     for arch in ("sm_75", "sm_90a"):
         assert len(schedule(program, ARCHS[arch])) == len(program.ops)
+
+
+# --- Formats, new inputs, and users' own measures ------------------------------------------------------------------------
+
+
+def tails() -> Net:
+    """Products of normal numbers, and of such with a few that are far larger than the others."""
+    net = Net(x=(16, 64))
+    far = net("Mul", "x", net("Pow", "x", np.float32(8)))
+    return net.out(net("MatMul", "x", net.normal(64, 32)), net("MatMul", far, net.normal(64, 32)))
+
+
+def eight(graph: gs.Graph, bytes_: float = 1.0) -> list[tuple[tuple[str, ...], float]]:
+    """Each product takes half as long in 8 bits, whichever these are."""
+    narrow = {n.name for n in graph.nodes if n.op in OPS and (n.inputs[1].inputs or n.inputs[1].name.endswith("/float8"))}
+    return [((n.name,), bytes_ if n.name in narrow else 2.0) for n in graph.nodes if n.op in OPS]
+
+
+BOTH = ("int8", "fp8")
+
+
+def automatic(net: Net, bound: float, times: Times, formats: tuple[str, ...] = BOTH) -> Chosen:
+    graph, weights = rewritten(net), sources(net.model())
+    known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: None, formats)
+    return choose(known.within([graph], (), formats), [graph], bound, times, measure)[0]
+
+
+def test_each_product_has_the_format_that_it_loses_least_by() -> None:
+    net = tails()
+    found = automatic(net, 2e-1, on_one(eight))
+    assert found.layers == ("n2", "n3") and found.float8 == ("n3",)
+    only = automatic(net, 2e-1, on_one(eight), ("int8",))
+    assert not only.float8 and only.off.expected > 1.5 * found.off.expected
+    made, (feeds_,) = found.applied(rewritten(net)), runs_of(net, 1, seed=9)
+    for got, exact in zip(*(reference(m, feeds_).values() for m in (gs.export_onnx(made), net.model())), strict=True):
+        assert relative_error(got, exact) < 6e-2
+
+
+def test_error_that_buys_no_time_is_not_made() -> None:
+    """Floats of 8 bits that are hardly faster than integers are not worth three times their error."""
+
+    def times(graph: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        float8 = {n.name for n in graph.nodes if n.op in OPS and n.inputs[1].name.endswith("/float8")}
+        return [(nodes, time - 0.0005 * (nodes[0] in float8)) for nodes, time in eight(graph)]
+
+    found = automatic(residual(), 5e-2, on_one(times))
+    assert len(found.layers) == 3 and not found.float8
+
+
+@pytest.mark.parametrize(("other", "count"), [(1.5, 3), (2.7, 3), (3.3, 0)])
+def test_generations_count_alike(other: float, count: int) -> None:
+    """Whatever their speed: half the time on a fast one makes up for half as much again on one that is ten times as slow."""
+
+    def times(graph: gs.Graph) -> dict[str, Steps]:
+        return {"sm_90a": eight(graph), "sm_61": [(nodes, 10 * time) for nodes, time in eight(graph, other)]}
+
+    found = automatic(residual(), 5e-2, times, ("int8",))
+    assert len(found.layers) == count and found.times["sm_61"] == (60.0, 10 * other * count or 60.0)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "archs", "formats"),
+    [
+        ("auto", ("sm_89", "sm_90a", "sm_120"), BOTH),
+        ("auto", ("sm_80", "sm_90a"), ("int8",)),
+        ("fp8", ("sm_80", "sm_90a"), ("fp8",)),
+        ("int8", ("sm_90a",), ("int8",)),
+    ],
+)
+def test_floats_of_8_bits_are_chosen_where_all_generations_have_them(
+    quantize: str, archs: tuple, formats: tuple, tmp_path: Path
+) -> None:
+    options = Options(archs=archs, quantize=quantize, calibrate=tmp_path)
+    assert pipeline.formats_of(options) == formats
+    found = Chosen({}, {}, ("a", "b"), ("b",) * (len(formats) > 1), {"c": "why"}, Off(1e-3, 2e-3), 8, 2, {"sm_90a": (9.0, 7.0)})
+    head, *rest_ = quantization_notes(found, options)
+    assert head.startswith("auto: 1 in int8 and 1 in fp8 of 3 products; " if formats == BOTH else f"{quantize}: 2")
+    assert any("of sm_80 do not multiply" in note for note in rest_) == (quantize == "auto" and formats != BOTH)
+    assert rest_[-1] == f"not in {'bytes' if quantize == 'auto' else quantize}, since why: c"
+
+
+def test_sums_that_integers_cannot_hold_are_of_floats(tmp_path: Path) -> None:
+    net = Net(x=(2, 40960))
+    net.out(net("MatMul", "x", net.normal(40960, 8, scale=0.01)))
+    whole = automatic(net, 2e-1, on_one(eight))
+    assert whole.layers == whole.float8 == ("n0",)
+    assert automatic(net, 2e-1, on_one(eight), ("int8",)).floats == {"n0": "its sums of 40960 products may exceed int32"}
+    program = lay_out(precision(fuse(lower(rewrite(whole.applied(rewritten(net))))), "fp16", {}, ()))
+    assert [program.tensors[n].dtype for op in program.ops if program.products(op) for n in op.operands] == [DType.E4M3] * 2
+    for arch in ("sm_80", "sm_90a"):
+        assert len(schedule(program, ARCHS[arch])) == len(program.ops)
+
+
+def test_new_inputs_get_a_margin_that_few_inputs_make_wide() -> None:
+    rng = np.random.default_rng(0)
+    for count, spread in ((1, 0.25), (2, 0.25), (8, 0.25), (8, 0.05), (8, 0.5)):
+        trials = np.exp(spread * rng.standard_normal((2000, count + 1)))
+        within_ = np.array([new <= expected([*seen]) for *seen, new in trials])
+        assert within_.mean() > 0.97, (count, spread)
+    assert expected([1.0]) > 2 * expected([1.0] * 8) > 2
+    assert expected([0.0, 0.0]) == 0.0 and math.isnan(expected([1.0, math.nan])) and math.isnan(expected([math.inf]))
+
+
+SCRIPT = """
+def error(found, exact, inputs):
+    assert len(found) == len(exact) == len(inputs)
+    return sum((f["t2"].argmax(1) != e["t2"].argmax(1)).mean() for f, e in zip(found, exact)) / len(found) / 100
+"""
+
+
+def test_a_users_own_measure_is_held_to_the_bound(tmp_path: Path, monkeypatch: Any) -> None:
+    """By it all may be in bytes, whose relative error is far above that number."""
+    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, known, ranked: {archs[0]: eight(graph)})
+    net, script, told = perceptron(8, 64), tmp_path / "same.py", Told()
+    script.write_text(SCRIPT)
+    data = saved(net, tmp_path / "d.npz")
+    options = Options(archs=("sm_90a",), quantize="auto", calibrate=data, max_error=1e-3)
+    opened = read(net.model())
+    assert not calibrated(opened, options).layers
+    own = replace(options, metric=script)
+    found = calibrated(opened, own)
+    assert len(found.layers) == 2 and found.off.own < 1e-3 < found.off.largest
+    assert f"by {script} {found.off.own:.3g}; " in quantization_notes(found, own)[0]
+    program = to_program(opened, {}, own, Dump(None), told=told, calibration=found)
+    assert " of 0.001 allowed; nothing had to be raised for it" in told.notes[0] and not program.storage
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1 +", "does not run: SyntaxError"),
+        ("import nothing_of_this_name", "does not run: ModuleNotFoundError"),
+        ("def loss(a): pass", "has no function error"),
+        ("def error(found, exact, inputs): return 'much'", "raised ValueError"),
+        ("def error(found): return 0", "raised TypeError"),
+    ],
+)
+def test_a_measure_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "own.py").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_metric(path)([], [], [])
+
+
+def test_a_measure_below_zero_is_zero_and_one_that_is_no_number_passes_nothing(tmp_path: Path) -> None:
+    (path := tmp_path / "own.py").write_text("def error(found, exact, inputs): return inputs[0]['x']")
+    measure = read_metric(path)
+    assert measure([], [], [{"x": np.float32(-1)}]) == 0.0 and math.isnan(measure([], [], [{"x": np.float32("nan")}]))
+    with pytest.raises(UsageError, match="give --max-error X"):
+        Options(metric=path, max_error=1e-2)

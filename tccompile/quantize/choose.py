@@ -95,6 +95,19 @@ class Timed:
             at = max(faster, key=lambda way: (price[way], -times[way]))
             found.append(price[at])
 
+    def why_not(self, bound: float, least: float) -> str:
+        """Why it is in floats, with errors up to the bound and at a price of them of at least so much."""
+        if not self.prices:
+            return SLOWER
+        error = min(self.activation.squares[way] for way in self.activation.ways if way)
+        return BEYOND if any(price > least for price in self.prices) or error > bound**2 else DEAR
+
+
+SLOWER = "bytes are estimated to be no faster"
+BEYOND = "the error would be above the bound"
+DEAR = "bytes are estimated to save too little for the error that they make"
+"""Why a product that might be in bytes is not."""
+
 
 class Entries:
     """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
@@ -137,7 +150,8 @@ def choose(
     entries = Entries([smoothed(graph, known.smooth) for graph in graphs], times)
     floats = entries.steps()
     in_floats = sum(time for _, time in floats)
-    least = (1 - LESS) * in_floats / bound**2
+    relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
+    least = (1 - LESS) * in_floats / bound**2 if relative else 0.0
     found = _faster(known, entries, floats, least)
     activations, tried = [*(t.activation for t in found), *known.added], dict[tuple[float, float], None]()
 
@@ -161,8 +175,7 @@ def choose(
     reasons = dict(known.floats)
     for t in found:
         for layer in t.activation.layers if not choice[t.name] else ():
-            slow = whole[t.name] or not any(price > least for price in t.prices)
-            reasons[layer] = SLOWER if slow else BEYOND
+            reasons[layer] = SLOWER if whole[t.name] else t.why_not(bound, least)
     tensors, names = stored(activations, choice)
     runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
     after = entries.times(activations, choice)
@@ -178,10 +191,6 @@ def choose(
         {arch: (before, after[arch]) for arch, before in entries.floats.items()},
     )
     return chosen, measurements([*tried])
-
-
-SLOWER, BEYOND = "bytes are estimated to be no faster", "the error would be above the bound"
-"""Why a product that might be in bytes is not."""
 
 
 def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:

@@ -17,10 +17,10 @@ from tccompile.errors import InputError
 from tccompile.ir.metric import relative_error
 from tccompile.lower.graph import lower
 from tccompile.precision.metric import Metric
-from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
+from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
-from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
+from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
 from tccompile.quantize.products import OPS, Layer, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ties import begins, ties
@@ -309,7 +309,7 @@ def _sum(observed: Observed, name: str) -> Activation:
     for float8 in (False, True):
         one = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
         how += [{}, {name: one}]
-        squares += [0.0, (_gain(observed, name) * one.grid.error) ** 2]
+        squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
     return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
 
 
@@ -320,8 +320,9 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
         one = Tensor(grid_of(values.all(), float8), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
         by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
-        as_operand = sum(g**2 for g in gains) * one.grid.error**2
-        whole = _gain(observed, name) ** 2 * one.grid.error**2
+        rounding = _rounding(values, one.grid) ** 2
+        as_operand = sum(g**2 for g in gains) * rounding
+        whole = _gain(observed, name) ** 2 * rounding
         squares += [by_weights + as_operand, by_weights + max(whole, as_operand)]
     ways = tuple(WAYS) if _may_share(graph, own) else (FLOATS, OPERANDS, FLOAT8_OPERANDS)
     return Activation(name, _names(own), tuple(how), ways, tuple(squares))
@@ -334,16 +335,22 @@ def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
         grid = grid_of(sample, way == FLOAT8_OPERANDS)
-        moved = 0.0
-        for t in begins(members):
-            values = observed.values[t.name].all()
-            moved += (_gain(observed, t.name) * relative_error(rounded(values, grid), values)) ** 2
+        moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
         alone = sum(a.squares[way] for a in operands)
         apart = {name: t for a in operands for name, t in a.how[way].items()}
-        by_operands = sum((_gain(observed, layer.node.outputs[0].name) * apart[layer.x.name].grid.error) ** 2 for layer in own)
+        by_operands = 0.0
+        for layer in own:
+            rounding = _rounding(observed.values[layer.x.name], apart[layer.x.name].grid)
+            by_operands += (_gain(observed, layer.node.outputs[0].name) * rounding) ** 2
         how += [apart, {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}]
         squares += [alone, max(alone - by_operands, 0.0) + moved]
     return Activation(operands[0].name, _names(own), tuple(how), tuple(WAYS), tuple(squares))
+
+
+def _rounding(values: Values, grid: Grid) -> float:
+    """What rounding moves an activation by, relative to it, in the run where that is most: a step that large values need may be
+    most of what small ones are."""
+    return max((relative_error(rounded(x, grid), x) for x in values.sample if x.any()), default=grid.error)
 
 
 def measurements(tried: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
