@@ -623,6 +623,28 @@ def test_gains_say_what_moves_the_outputs() -> None:
     assert 0.5 < gains[0] < 2 and gains[1] < 0.05
 
 
+def test_gains_do_not_add_up_where_nothing_grows() -> None:
+    """Of x · sigmoid(x) again and again, and of three parts of one tensor: what noise moves results by, measured."""
+    net, rng, h = Net(x=(64, 64)), np.random.default_rng(1), "x"
+    ws = [net.normal(64, 64, scale=0.2) for _ in range(6)]
+    for w in ws:
+        h = net("MatMul", h, w)
+        h = net("Mul", h, net("Sigmoid", h))
+        h = net("Concat", *net("Split", h, axis=1, num_outputs=2, outputs=2), axis=1)
+    net.out(h)
+    gains = observe(lower(rewritten(net)), runs_of(net, 1), sources(net.model()), {}, lambda done: None).gains
+
+    def behind(y: np.ndarray) -> np.ndarray:
+        for w in (*ws[1:], None):
+            y = y / (1 + np.exp(-y))
+            y = y if w is None else y @ w
+        return y
+
+    first = runs_of(net, 1)[0]["x"] @ ws[0]
+    moved = relative_error(behind(first * (1 + 1e-3 * rng.standard_normal(first.shape))), behind(first)) / 1e-3
+    assert moved / 1.7 < gains["t0"] < 1.7 * moved
+
+
 def squeeze() -> Net:
     """A squeeze and excitation: two products of a vector, which are one step in floats."""
     net = Net(x=(1, 64, 7, 7))

@@ -151,7 +151,8 @@ def choose(
     floats = entries.steps()
     in_floats = sum(time for _, time in floats)
     relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
-    least = (1 - LESS) * in_floats / bound**2 if relative else 0.0
+    allowed = bound / min((off / said for said, off in known.tried if said > 0 and off > 0), default=1.0)  # by estimates
+    least = (1 - LESS) * in_floats / allowed**2 if relative else 0.0
     found = _faster(known, entries, floats, least)
     activations, tried = [*(t.activation for t in found), *known.added], dict[tuple[float, float], None]()
 
@@ -175,7 +176,7 @@ def choose(
     reasons = dict(known.floats)
     for t in found:
         for layer in t.activation.layers if not choice[t.name] else ():
-            reasons[layer] = SLOWER if whole[t.name] else t.why_not(bound, least)
+            reasons[layer] = SLOWER if whole[t.name] else t.why_not(allowed, least)
     tensors, names = stored(activations, choice)
     runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
     after = entries.times(activations, choice)

@@ -95,7 +95,7 @@ def observe(
     values: dict[str, Values] = {}
     wrong = set[str]()
     put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
-    sensitivity, done, each = Sensitivity(program), count(1), max(SAMPLE // len(runs), 1)
+    sensitivity, done, each = Sensitivity(program, steady=False), count(1), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
         if name in wanted and y.size:
