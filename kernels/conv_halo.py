@@ -382,6 +382,8 @@ def is_boxed(op: Conv, program: Program) -> bool:
     if any(load.step is None or not load.vector for load in loads):
         return False
     boxes = y, *(load.tensor for load in loads)
+    if any(t.rank != y.rank for t in boxes):  # a constant for each pixel, which zero points of padded images make
+        return False
     if any(_may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
     return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES))

@@ -20,7 +20,7 @@ Axes = tuple[int | Size, ...]
 
 PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
-QUANTIZATIONS = ("int8", "fp8")
+QUANTIZATIONS = ("int8", "fp8", "auto")
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Options:
     tune           measure candidates on this machine's GPU, and write their times into timing_cache
     fp32           nodes, by name or by patterns as for files, that read and write fp32 in any precision
     calibrate      a file of inputs whose values tell "mixed" how large tensors get; None for random ones
-    quantize       "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster; the rest of the model as
-                   "mixed" has it. None: nowhere
+    quantize       "int8", "fp8" or "auto": products in bytes, of integers, of E4M3 or of either, where that is faster; the rest
+                   of the model as "mixed" has it. None: nowhere
     calibration    the file in which what was chosen for that is kept: read if it is there, else written; or None
     max_error      what outputs may be off by, relative to fp32, on the inputs that are measured with; precision rises for it
+    metric         a Python file whose function says what outputs are off by, in place of the relative error; or None
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
     lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
@@ -65,6 +66,7 @@ class Options:
     ranges: Mapping[str, Size | Axes] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
+    metric: Path | None = None
     quantize: str | None = None
     calibration: Path | None = None
     lora: Path | None = None
@@ -85,6 +87,11 @@ class Options:
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
         if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
             raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        if self.metric is not None and (self.max_error is None or self.calibrate is None):
+            raise UsageError(
+                f"{self.metric} measures errors on real inputs, and what it says has no bound yet: give --max-error X, and "
+                "--calibrate DATA.npz"
+            )
         if self.lora is None and (self.lora_names is not None or self.lora_scale != 1.0):
             raise UsageError("a scale and names of adapters say how to merge them; give the adapters, too")
         self._check_quantization()
@@ -105,7 +112,7 @@ class Options:
     def _check_quantization(self) -> None:
         if self.quantize is None:
             if self.calibration is not None:
-                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8 or fp8, too")
+                raise UsageError(f"{self.calibration} is for quantizing; give quantize int8, fp8 or auto, too")
             return
         if self.quantize not in QUANTIZATIONS:
             raise UsageError(f"unknown format {self.quantize!r} to quantize to; choose from {', '.join(QUANTIZATIONS)}")

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import tccompile
-from tccompile.arch import ARCHS, PTX, Arch
+from tccompile.arch import ARCHS, PTX
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
 from tccompile.dump import Dump
@@ -49,7 +49,7 @@ from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.kernels.rates import MEASURED
+from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
@@ -63,6 +63,7 @@ from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
+from tccompile.precision.metric import read_metric
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes, in_batches
@@ -137,6 +138,7 @@ def compile(
     calibrate: str | Path | None = None,
     input_ranges: Mapping[str, tuple[float, float]] | None = None,
     max_error: float | None = None,
+    metric: str | Path | None = None,
     quantize: str | None = None,
     calibration: str | Path | None = None,
     inputs: Sequence[str] = (),
@@ -159,8 +161,9 @@ def compile(
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
-    quantize      "int8" or "fp8": products in bytes, of integers or of E4M3, where that is faster, as real inputs show
-                  (`calibrate`, or an earlier `calibration`)
+    metric        a Python file whose function `error(found, exact, inputs)` says that in place of the relative error
+    quantize      "int8", "fp8" or "auto": products in bytes, of integers or of E4M3 or of either, where that is faster, as real
+                  inputs show (`calibrate`, or an earlier `calibration`)
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
@@ -190,6 +193,7 @@ def compile(
         calibrate=Path(calibrate) if calibrate is not None else None,
         input_ranges=dict(input_ranges or {}),
         max_error=max_error,
+        metric=Path(metric) if metric is not None else None,
         quantize=quantize,
         calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
@@ -508,12 +512,13 @@ def _within_budget(
 
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
-        return within(program, options.max_error, with_raised, spreads, few, opened.weights, floats), 0.0
-    bound = math.sqrt(options.max_error**2 - calibration.error**2)  # errors add up as squares
-    return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.error
+        metric = None if options.metric is None else read_metric(options.metric)
+        return within(program, options.max_error, with_raised, spreads, few, opened.weights, floats, metric), 0.0
+    bound = math.sqrt(options.max_error**2 - calibration.off.expected**2)  # errors add up as squares
+    return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.off.expected
 
 
-DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1}
+DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1, "auto": 5e-2}
 """What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
 
 SHARE = 0.95
@@ -531,23 +536,21 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     purpose = _purpose(graphs, options)
     file = options.calibration
     kept = read_calibration(file) if file is not None and file.exists() else None
-    if kept is not None and kept.known.float8 != (options.quantize == "fp8"):
-        other = "int8" if options.quantize == "fp8" else "fp8"
-        raise UsageError(f"{file} was found for {other}, not for {options.quantize}: give another file")
     if kept is not None and kept.purpose == purpose:
         return kept.chosen
     with blamed_on("the model"):
         real = _to_measure(model, graphs, options.calibrate) if options.calibrate is not None else None
-        measure = None
+        measure, metric = None, None if options.metric is None else read_metric(options.metric)
         if kept is None:
             assert real is not None
-            known, measure = find(*real, model.weights, partial(progress, "calibrate"), options.quantize == "fp8")
+            known, measure = find(*real, model.weights, partial(progress, "calibrate"), purpose.formats, metric)
         else:
             known = kept.known
             if real is not None:
-                measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights)
-        times = partial(_times, arch=ARCHS[purpose.arch], known=timings(options.timing_cache, options.archs), ranked={})
-        chosen, tried = choose(known.within(graphs, options.fp32), graphs, purpose.bound, times, measure)
+                measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights, metric)
+        times = partial(_times, archs=options.archs, known=timings(options.timing_cache, options.archs), ranked={})
+        usable = known.within(graphs, options.fp32, purpose.formats)
+        chosen, tried = choose(usable, graphs, purpose.bound, times, measure)
     if file is not None and kept is None:
         write_calibration(replace(known, tried=(*known.tried, *tried)), purpose, chosen, file)
     return chosen
@@ -558,7 +561,22 @@ def _purpose(graphs: Sequence[gs.Graph], options: Options) -> Purpose:
     assert options.quantize is not None
     bound = SHARE * (options.max_error or DEFAULT_ERROR[options.quantize])
     shapes = tuple({t.name: tuple(t.shape) for t in graph.inputs} for graph in graphs)
-    return Purpose(shapes, _timed(options.archs), bound, options.fp32)
+    metric = None if options.metric is None else digest(np.frombuffer(options.metric.read_bytes(), np.uint8))
+    return Purpose(shapes, options.archs, formats_of(options), bound, metric, options.fp32)
+
+
+def formats_of(options: Options) -> tuple[str, ...]:
+    """Which bytes products may be in. `auto` takes floats only where all generations asked for multiply them on Tensor Cores: one
+    program serves all."""
+    assert options.quantize is not None
+    if options.quantize != "auto":
+        return (options.quantize,)
+    return ("int8",) if _without_float8(options.archs) else ("int8", "fp8")
+
+
+def _without_float8(archs: Sequence[str]) -> list[str]:
+    """The generations whose Tensor Cores do not multiply floats of 8 bits."""
+    return [name for name in archs if not atoms(ARCHS[name], "e4m3", "e4m3")]
 
 
 def _to_measure(model: Opened, graphs: Sequence[gs.Graph], data: Path) -> tuple[gs.Graph, list[Mapping[str, np.ndarray]]]:
@@ -581,40 +599,57 @@ def _to_measure(model: Opened, graphs: Sequence[gs.Graph], data: Path) -> tuple[
 
 def quantization_notes(found: Chosen, options: Options) -> list[str]:
     """What is in bytes, what that costs and saves, and why the other products are not."""
-    before, after = found.times
-    whole = len(found.layers) + len(found.floats)
-    entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
-    times = f"by estimates {after:.0f} µs in place of {before:.0f} on {_timed(options.archs)}{entries}"
-    head = f"{options.quantize}: {len(found.layers)} of {whole} products"
-    notes = [f"{head}; outputs are off by {_error_of(found)}; {times}" if found.layers else head]
+    whole, some = len(found.layers) + len(found.floats), f"{len(found.layers)}"
+    if options.quantize == "auto" and found.layers:
+        counts = {"int8": len(found.layers) - len(found.float8), "fp8": len(found.float8)}
+        some = " and ".join(f"{count} in {name}" for name, count in counts.items() if count)
+    head = f"{options.quantize}: {some} of {whole} products"
+    if found.layers:
+        notes = [f"{head}; outputs are off by {_error_of(found, options)}; by estimates {_saved(found, options)}"]
+    else:
+        notes = [f"{head}: all is in fp16, or in fp32 where mixed has it"]
+    if options.quantize == "auto" and (without := _without_float8(options.archs)):
+        notes.append(f"auto is without fp8, which Tensor Cores of {', '.join(without)} do not multiply: --arch names others")
+    if options.quantize == "auto" and found.float8 and len(found.float8) < len(found.layers):
+        notes.append(f"in fp8: {', '.join(sorted(found.float8))}")
+    named = "bytes" if options.quantize == "auto" else options.quantize
     for reason in dict.fromkeys(sorted(found.floats.values())):
         names = sorted(name for name, why in found.floats.items() if why == reason)
-        notes.append(f"not in {options.quantize}, since {reason}: {', '.join(names)}")
+        notes.append(f"not in {named}, since {reason}: {', '.join(names)}")
     return notes
 
 
-def _error_of(found: Chosen) -> str:
+def _error_of(found: Chosen, options: Options) -> str:
     if not found.runs:
-        return f"about {found.error:.1e}, estimated by what was calibrated for other builds: --calibrate DATA.npz measures it"
+        said = f"about {found.off.expected:.1e}, estimated by what was calibrated for other builds"
+        return f"{said}: --calibrate DATA.npz measures it"
     sets = f"{found.runs} set{'s' if found.runs > 1 else ''} of inputs"
-    return f"{found.error:.1e} on {sets}, {found.held or 'none'} of them held back from calibration"
+    new = f"new ones are expected to be within {found.off.expected:.1e}"
+    if found.off.own is not None:
+        new = f"by {options.metric} {found.off.own:.3g}"
+    return f"{found.off.largest:.1e} on {sets}, {found.held or 'none'} of them held back from calibration; {new}"
 
 
-def _timed(archs: Sequence[str]) -> str:
-    """The generation whose times decide what is in bytes: the one that was measured, or else the last one asked for."""
-    return next((name for name in archs if name in MEASURED), archs[-1])
+def _saved(found: Chosen, options: Options) -> str:
+    """What bytes save on each generation, all entries together."""
+    entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
+    return ", ".join(f"{b:.0f} µs in place of {a:.0f} on {arch}" for arch, (a, b) in found.times.items()) + entries
 
 
 def _times(
-    graph: gs.Graph, arch: Arch, known: Timings, ranked: dict[Hashable, list[Candidate]]
-) -> list[tuple[tuple[str, ...], float]]:
-    """The steps of a graph as it would be compiled in fp16: their nodes, and estimates of their times in microseconds.
+    graph: gs.Graph, archs: Sequence[str], known: Timings, ranked: dict[str, dict[Hashable, list[Candidate]]]
+) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and estimates of their times in
+    microseconds.
 
     ranked  candidates that were found for other graphs; more are added
     """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
-    choices = schedule(program, arch, (), known, ranked)
-    return [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
+    found = {}
+    for name in archs:
+        choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
+        found[name] = [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
+    return found
 
 
 def _cost_of(raised: Raised, options: Options, known: float) -> str:

@@ -32,7 +32,7 @@ from tccompile.ir.ops import Conv, Gemm, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
@@ -320,7 +320,9 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
             data[t.name] = pack_constant(t, evaluate(recipe, {}))
         elif t.dtype.is_float:
             fan_in = 1
-            if isinstance(op, Conv) and name == op.w:
+            if t.dtype in FLOAT8:
+                pass  # such numbers have a scale beside them; smaller ones would be subnormal, of fewer digits
+            elif isinstance(op, Conv) and name == op.w:
                 fan_in = math.prod(t.shape[1:])
             elif (isinstance(op, Gemm) and name == op.b) or (isinstance(op, Rnn) and name == op.r):
                 fan_in = t.shape[-1]

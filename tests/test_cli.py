@@ -654,8 +654,9 @@ def test_quantize_says_what_it_did_and_is_verified_by_what_it_was_allowed(run, t
     assert "held back from calibration, set 0" in lines[1] and lines[1].startswith("pass  y: error ")
     assert "(on 1 set of inputs held back from calibration y: " in run("tcinspect", "mlp.plan").out
     assert run("tcrun", "mlp.plan", "--selftest", "--device", "cpu").code == 0
-    tight = run(*build[:-2], "--calibration", "c.json", "--max-error", "1e-3")
-    assert tight.code == 0 and tight.out.splitlines()[-1] == "int8: 0 of 2 products"
+    tight = run(*build[:-4], "--quantize", "auto", "--calibration", "c.json", "--max-error", "1e-3", "--explain")
+    assert tight.code == 0 and "auto: 0 of 2 products: all is in fp16" in tight.out.splitlines()[-1]
+    assert "note  not in bytes, since the error would be above the bound: first, second" in tight.out.splitlines()
 
 
 def test_layers_of_a_model_that_becomes_one_step(run, models):

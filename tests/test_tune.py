@@ -23,6 +23,7 @@ from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, identity_view, load
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise, Rnn
 from tccompile.ir.program import Program
+from tccompile.ir.storage import from_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
@@ -506,3 +507,16 @@ def test_recurrent_layers_keep_their_range_over_all_steps() -> None:
     assert 0.7 < r[r != 0].std() * program.tensors[op.r].shape[-1] ** 0.5 < 1.3
     lengths = np.frombuffer(data[op.lengths], np.int32)[: program.tensors[op.lengths].size]
     assert (lengths == program.tensors[op.x].shape[0]).all()
+
+
+def test_floats_of_8_bits_are_no_subnormals() -> None:
+    """Numbers of E4M3 have all of their digits from 2**-6 on, whatever sums they are parts of."""
+    shapes = {"x": (1, 256, 8, 8), "w": (64, 256, 3, 3), "y": (1, 64, 8, 8)}
+    tensors = {n: dense(n, shape, DType.F16 if n == "y" else DType.E4M3, NHWC) for n, shape in shapes.items()}
+    op = replace(conv().ops[0], epilogue=Epilogue(ACC, ()))
+    program = Program(("x",), ("y",), tensors, {"w": Source("w", shapes["w"], "float32")}, (op,))
+    data = tune._data(op, program)
+    assert data.keys() == {"x", "w"}
+    for name, stored in data.items():
+        values = from_storage(np.frombuffer(stored, np.uint8), DType.E4M3)
+        assert (np.abs(values) < 2**-6).mean() < 0.02, name

@@ -228,8 +228,8 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
 @click.option(
     "--quantize",
     type=click.Choice(QUANTIZATIONS),
-    help="Multiply in bytes, integers or floats (E4M3), where that is faster and, by --calibrate's inputs, outputs stay within "
-    "--max-error (default: 5e-2 for int8, 1e-1 for fp8).",
+    help="Multiply in bytes, integers or floats (E4M3) or, with auto, either, where that is faster and, by --calibrate's inputs, "
+    "outputs stay within --max-error (default: 5e-2; for fp8 1e-1).",
 )
 @click.option(
     "--calibration",
@@ -242,6 +242,12 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
     type=click.FloatRange(0, min_open=True),
     metavar="X",
     help="Raise precision where it is needed until outputs are within X of fp32's, relative; exit with 9 if that cannot be.",
+)
+@click.option(
+    "--metric",
+    type=EXISTING,
+    metavar="SCRIPT.py",
+    help="Its function error(found, exact, inputs) says what --max-error holds, in place of the relative error.",
 )
 @click.option(
     "--input-range",
@@ -316,6 +322,7 @@ def tccompile(
     quantize: str | None,
     calibration: Path | None,
     max_error: float | None,
+    metric: Path | None,
     range_texts: Sequence[str],
     verify: str | None,
     layers: bool,
@@ -378,6 +385,7 @@ def tccompile(
         calibration=calibration,
         input_ranges=parse_ranges(range_texts),
         max_error=max_error,
+        metric=metric,
         lora=lora,
         lora_scale=lora_scale,
         lora_names=names,
@@ -391,8 +399,10 @@ def tccompile(
         raise UsageError(f"--tolerance {tolerance} is no error that can be measured; give a number such as 1e-2")
     if (layers or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
+    if verify and metric is not None and tolerance is None:
+        raise UsageError("--verify measures relative errors, of which --metric says nothing: give --tolerance X, too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, calibration, data_file, lora, names)
+        _check_output(output, model, timing_cache, calibrate, calibration, metric, data_file, lora, names)
         _check_plan_output(output)
         if calibration is not None and not calibration.exists():
             _check_output(calibration)
@@ -437,7 +447,7 @@ def tccompile(
     if verification:
         _print_verification(verification, as_json, quiet)
     if explain:
-        say(report.explain_text(sections))
+        say(report.explain_text(sections, data["notes"]))
     if not quiet:
         say(report.inspect_text(data) if verbose else report.summary_text(data, quantize))
     return 0

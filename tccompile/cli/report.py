@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -229,7 +230,8 @@ def weights_text(found: list[Json]) -> str:
     return "\n".join(map(plain, lines))
 
 
-def explain_text(sections: list[Json]) -> str:
+def explain_text(sections: list[Json], notes: Sequence[str] = ()) -> str:
+    """The steps of each section, and after them what was decided for the whole plan."""
     lines: list[str] = []
     for section in sections:
         entry = f"entry {section['entry']}, " if any(s["entry"] for s in sections) else ""
@@ -245,6 +247,7 @@ def explain_text(sections: list[Json]) -> str:
             lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")
+    lines += [f"note  {note}" for note in notes]
     return "\n".join(map(plain, lines))
 
 

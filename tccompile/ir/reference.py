@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -113,3 +114,19 @@ def evaluate(
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]
     return {name: get(name).copy() for name in program.outputs}
+
+
+def rounded_before(program: Program, sources: Mapping[str, np.ndarray]) -> Program:
+    """The program with values in place of the recipes of constants that are rounded to 8 bits: that takes long, in each run."""
+    found = {name: recipe for name, recipe in program.constants.items() if _is_rounded(recipe)}
+    made = {name: weights.Literal(weights.evaluate(recipe, sources)) for name, recipe in found.items()}
+    return replace(program, constants={**program.constants, **made})
+
+
+def _is_rounded(recipe: weights.Recipe) -> bool:
+    """Whether a constant's values are rounded to bytes."""
+    return isinstance(recipe, weights.Transform) and (recipe.fn in ROUNDED or any(map(_is_rounded, recipe.args)))
+
+
+ROUNDED = ("in_bytes", "byte_scales", "float8", "float8_scales", "multiples")
+"""Transforms that take longer than to run a product."""

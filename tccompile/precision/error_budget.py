@@ -16,6 +16,7 @@ from tccompile.errors import VerificationError
 from tccompile.ir.metric import relative_error
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
+from tccompile.precision.metric import Metric
 from tccompile.precision.ranges import Spread
 
 HALVINGS = 3
@@ -42,12 +43,14 @@ def within(
     runs: Sequence[Mapping[str, np.ndarray]],
     sources: Mapping[str, np.ndarray],
     floats: Program | None = None,
+    metric: Metric | None = None,
 ) -> Raised:
     """The program with as few ops in fp32 as bring its error to the bound: the largest of any output and run.
 
     program  as nothing is rounded; `chosen`, the same with precision chosen, and the ops that it is given in fp32, with a reason
     runs     inputs; sources, the model's weights by name
     floats   what the program is compared with, if it is quantized and not with itself
+    metric   says what outputs are off by, in place of the relative error
     Raises VerificationError if fp32 everywhere is not enough.
     """
     exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
@@ -59,7 +62,8 @@ def within(
         if count not in tried:
             made = chosen(dict.fromkeys(order[:count], reason))
             outputs = [evaluate(made, feeds, sources, stored=True) for feeds in runs]
-            tried[count] = made, max(_error(out, ref) for out, ref in zip(outputs, exact, strict=True))
+            errors = (_error(out, ref) for out, ref in zip(outputs, exact, strict=True))
+            tried[count] = made, max(errors) if metric is None else metric(outputs, exact, runs)
         return tried[count][1]
 
     count = 0
@@ -67,8 +71,9 @@ def within(
         count = min(max(2 * count, len(order) // 32, 1), len(order))
     if not error(count) <= bound:
         raise VerificationError(
-            f"--max-error {bound:g}: the error is {error(count):.1e} with everything between inputs and outputs in fp32; "
-            "allow that much, or measure with other inputs (--calibrate DATA.npz, --input-range)"
+            f"--max-error {bound:g}: the error is {error(count):.1e} with everything between inputs and outputs in fp32; what "
+            f"is rounded in {_named(program, order)} moves the outputs most. Allow that much, or measure with other inputs "
+            "(--calibrate DATA.npz, --input-range)"
         )
     low = count // 2 if count else 0
     for _ in range(HALVINGS):
@@ -77,6 +82,14 @@ def within(
             break
         low, count = (low, middle) if error(middle) <= bound else (middle, count)
     return Raised(*tried[count], *tried[0], tuple(order[:count]), reason)
+
+
+NAMED = 5
+"""How many nodes a message names, at most."""
+
+
+def _named(program: Program, order: Sequence[int]) -> str:
+    return ", ".join(repr(program.ops[i].nodes[0]) for i in order[:NAMED])
 
 
 def _error(outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:

@@ -15,7 +15,7 @@ from tccompile.ir.expr import Expr
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Op, Rnn
 from tccompile.ir.program import Program
-from tccompile.ir.reference import evaluate
+from tccompile.ir.reference import evaluate, rounded_before
 from tccompile.precision.sensitivity import Need, Sensitivity
 from tccompile.refit.held import spread
 
@@ -85,6 +85,7 @@ def activations(
     progress  called after each op of each run; bytes_count: see `Sensitivity`
     """
     found: dict[str, Spread] = {}
+    program = rounded_before(program, sources)
     sensitivity = Sensitivity(program, bytes_count)
 
     def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:

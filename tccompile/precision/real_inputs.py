@@ -68,10 +68,15 @@ def _one_by_one(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | 
     if rows is None or not all(_takes(declared[name][1:], array.shape[1:]) for name, array in rows.items()):
         return None
     count = len(next(iter(rows.values())))
-    one, two = (_at(model, {name: (batch, *array.shape[1:]) for name, array in rows.items()}) for batch in (1, 2))
-    if one is None or two is None or why_too_long(lower(one)):
+    one = _at(model, {name: (1, *array.shape[1:]) for name, array in rows.items()})
+    if one is None or why_too_long(lower(one)):
         return None
     runs: list[Feeds] = [{name: array[i : i + 1] for name, array in rows.items()} for i in range(count)]
+    if all(dims[0] == 1 for dims in declared.values()):  # that is how it is exported, and it may hold that number inside
+        return one, runs
+    two = _at(model, {name: (2, *array.shape[1:]) for name, array in rows.items()})
+    if two is None:
+        return None
     both = {name: array[np.arange(2) % count] for name, array in rows.items()}
     return (one, runs) if _alike(model, one, two, [runs[0], runs[1 % count]], both) else None
 

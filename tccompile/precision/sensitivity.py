@@ -91,11 +91,14 @@ class Sensitivity:
     """Watches runs of a program (`reference.evaluate`), and then says what must be exact.
 
     bytes_count  whether it counts which of two bytes a value is rounded to that lies halfway, by a digit that fp16 has not
+    steady       whether functions of `STEADY` are taken to move by as much as their arguments: that is quick, but from function
+                 to function it adds up
     """
 
-    def __init__(self, program: Program, bytes_count: bool = True) -> None:
-        self.program, self.bytes_count = program, bytes_count
+    def __init__(self, program: Program, bytes_count: bool = True, steady: bool = True) -> None:
+        self.program, self.bytes_count, self.steady = program, bytes_count, steady
         self.reads: dict[int, dict[str, _Read]] = {}
+        self.squares: dict[int, float] = {}
         tensors, outside = program.tensors, {*program.inputs, *program.outputs, *program.constants}
         written = {tensors[op.y].storage for op in program.ops}
         self.free = {name for name in tensors if tensors[name].dtype.is_float and tensors[name].storage in written - outside}
@@ -114,6 +117,7 @@ class Sensitivity:
             op = replace(op, epilogue=replace(op.epilogue, expr=expr))
             y = finish(op, self.program, values, acc)
         size = _rms(y)
+        self.squares[self.number[op.y]] = self.squares.get(self.number[op.y], 0.0) + size**2 * y.size
         for name in op.inputs:
             if name not in self.free or not values[name].size:
                 continue
@@ -129,6 +133,7 @@ class Sensitivity:
     ) -> float:
         """What y moves by, relative to it, when an operand is rounded."""
         plain = all(e.fn in STEADY for e in walk(op.epilogue.expr))
+        plain &= self.steady or not isinstance(op, Pointwise)
         given = {**values, name: rounded}
         if isinstance(op, Pointwise):
             return _apart(values[name], rounded) if plain else _apart(y, finish(op, self.program, given, None))
@@ -176,10 +181,16 @@ class Sensitivity:
     def _moved(self, through: Callable[[_Read], float]) -> dict[str, float]:
         tensors = self.program.tensors
         squares = dict.fromkeys((tensors[name].storage for name in self.program.outputs), 1.0)
+        whole: dict[str, float] = {}
+        for i, square in self.squares.items():
+            owner = tensors[self.program.ops[i].y].storage
+            whole[owner] = whole.get(owner, 0.0) + square
         for i in range(len(self.program.ops) - 1, -1, -1):
-            behind = squares.get(tensors[self.program.ops[i].y].storage, 0.0)
-            for owner, read in self.reads.get(i, {}).items():
-                squares[owner] = squares.get(owner, 0.0) + behind * through(read) ** 2
+            owner = tensors[self.program.ops[i].y].storage
+            part = self.squares.get(i, 0.0) / whole[owner] if whole.get(owner, 0.0) > 0 else 1.0  # of what others write, too
+            behind = squares.get(owner, 0.0) * part
+            for name, read in self.reads.get(i, {}).items():
+                squares[name] = squares.get(name, 0.0) + behind * through(read) ** 2
         return {owner: math.sqrt(square) for owner, square in squares.items()}
 
     def operand(self, op: Op, owner: str) -> bool:

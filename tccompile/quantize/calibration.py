@@ -19,11 +19,11 @@ import onnx_graphsurgeon as gs
 from tccompile.errors import InputError
 from tccompile.plan.codec import Codec, CodecError, loads
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, made
+from tccompile.quantize.known import ALL, FLOAT8_ALL, FLOATS, FORMATS, WAYS, Activation, Known, Off, made
 from tccompile.quantize.products import layers
 from tccompile.quantize.smooth import smoothed
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,16 @@ class Purpose:
     """What a choice is for.
 
     shapes  of the model's inputs, at each entry
-    arch    the generation whose times decide; `bound`: what outputs may be off by; `fp32`: nodes that are to be in fp32
+    archs   the generations whose times decide; `formats`: those that are chosen from
+    bound   what outputs may be off by; `metric`: a digest of the script that says it; None for the relative error
+    fp32    nodes that are to be in fp32
     """
 
     shapes: tuple[Mapping[str, tuple[int, ...]], ...]
-    arch: str
+    archs: tuple[str, ...]
+    formats: tuple[str, ...]
     bound: float
+    metric: str | None
     fp32: tuple[str, ...]
 
 
@@ -46,20 +50,22 @@ class Chosen:
 
     tensors  by name
     smooth   what the channels of activations are divided by, by name
-    layers   the names of the products in bytes; `floats`: of the others, and why they are not
-    error    of the outputs, the largest on `runs` sets of inputs, or an estimate if there are none; by `held` of them nothing was
+    layers   the names of the products in bytes; `float8`: of those whose bytes are floats; `floats`: of those that are not in
+             bytes, and why
+    off      what outputs are off by on `runs` sets of inputs, or an estimate if there are none; by `held` of them nothing was
              chosen but what is in bytes
-    times    estimates in microseconds, of all entries together: in floats, and as it is
+    times    estimates in microseconds for each generation, of all entries together: in floats, and as it is
     """
 
     tensors: Mapping[str, Tensor]
     smooth: Mapping[str, np.ndarray]
     layers: tuple[str, ...]
+    float8: tuple[str, ...]
     floats: Mapping[str, str]
-    error: float
+    off: Off
     runs: int
     held: int
-    times: tuple[float, float]
+    times: Mapping[str, tuple[float, float]]
 
     def applied(self, graph: gs.Graph) -> gs.Graph:
         """A copy of the model's rewritten graph with what is in bytes. Raises InputError if it is of another model."""
@@ -127,28 +133,30 @@ def _check(c: Calibration) -> None:
         _require(len(set(names)) == len(names), "two activations for one product")
         for a in part:
             _require(bool(a.layers), f"{a.name!r} has no products")
-            _check_activation(a, (FLOATS, OPERANDS), (FLOATS, OPERANDS, ALL))
+            _check_activation(a, tuple(w for w in WAYS if w not in (ALL, FLOAT8_ALL)), tuple(WAYS))
     for a in known.added:
-        _check_activation(a, (FLOATS, ALL))
+        _check_activation(a, (FLOATS, ALL, FLOAT8_ALL))
     for name, tensor in chosen.tensors.items():
         _check_tensor(name, tensor)
     for name, f in (*known.smooth.items(), *chosen.smooth.items()):
         positive = np.float32(f.min(initial=1.0)) > 0 and np.isfinite(f.astype(np.float32)).all()
         _require(bool(positive), f"{name!r} is not divided by positive numbers")
     tried = (x for pair in known.tried for x in pair)
-    _numbers("errors and times", (chosen.error, *chosen.times, c.purpose.bound, *tried))
+    own = [] if chosen.off.own is None else [chosen.off.own]
+    times = (x for pair in chosen.times.values() for x in pair)
+    _numbers("errors and times", (chosen.off.largest, chosen.off.expected, *own, *times, c.purpose.bound, *tried))
+    _require({*chosen.float8} <= {*chosen.layers}, "products in bytes of floats that are in no bytes")
     _require(min(chosen.runs, chosen.held) >= 0, "a negative number of inputs")
-    stored = [t for a in (*known.alone, *known.tied, *known.added) for how in a.how for t in how.values()]
-    alike = all(t.grid.float8 == known.float8 for t in (*stored, *chosen.tensors.values()))
-    _require(alike, "tensors in bytes of both formats")
 
 
 def _check_activation(a: Activation, *ways: tuple[int, ...]) -> None:
-    _require(a.ways in ways and not a.how[FLOATS], f"{a.name!r}: its ways are {a.ways}")
+    whole = len(a.how) == len(a.squares) == len(WAYS)
+    _require(whole and a.ways in ways and not a.how[FLOATS], f"{a.name!r}: its ways are {a.ways}")
     _numbers(f"the errors of {a.name!r}", a.squares)
     for way in a.ways:
         for name, tensor in a.how[way].items():
             _check_tensor(name, tensor)
+            _require(tensor.grid.float8 == (way in FORMATS["fp8"]), f"{name!r}: a tensor in bytes of another format")
 
 
 def _check_tensor(name: str, t: Tensor) -> None:

@@ -1,7 +1,9 @@
-"""Which activations are stored in bytes: those that save most time for the error that they make, within a bound.
+"""Which activations are stored in bytes, and in which: those that save most time for the error that they make, within a bound.
 
-What an activation saves is what the steps that read it are estimated to take without bytes and with them, at all shapes that the
-model is built for. So for any price of error each activation decides for itself, and the price is as low as the bound allows.
+What an activation saves is what the steps that read it are estimated to take without bytes and with them, at all shapes and on
+all generations that the model is built for. One program serves all generations, and each of them counts as much as the others:
+its times are shares of what the model takes there in floats. So for any price of error each activation decides for itself,
+between floats and each of the formats, and the price is as low as the bound allows.
 What comes of it is run beside float32: estimates say which activation is worth more than which, and not how many of them are
 within the bound. Where there is nothing to run it on, they say that, too, and are no better than they were in earlier runs.
 """
@@ -17,17 +19,36 @@ import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
-from tccompile.quantize.known import ALL, FLOATS, OPERANDS, Activation, Known, Measure, made, measurements, predicted, stored
+from tccompile.quantize.known import (
+    ALL,
+    FLOAT8_ALL,
+    FLOAT8_OPERANDS,
+    FLOATS,
+    FORMATS,
+    OPERANDS,
+    WAYS,
+    Activation,
+    Known,
+    Measure,
+    Off,
+    made,
+    measurements,
+    predicted,
+    stored,
+)
 from tccompile.quantize.smooth import smoothed
 
 Steps = Sequence[tuple[Collection[str], float]]
 """The names of each step's nodes, and its time in microseconds."""
 
-Times = Callable[[gs.Graph], Steps]
-"""Estimates the steps of a graph."""
+Times = Callable[[gs.Graph], Mapping[str, Steps]]
+"""Estimates the steps of a graph on each generation."""
 
 Error = Callable[[Mapping[str, int]], float]
 """What outputs are off by with activations stored in these ways."""
+
+WITHOUT_ALL = {ALL: OPERANDS, FLOAT8_ALL: FLOAT8_OPERANDS}
+"""How an activation is stored whose other readers do not read bytes, where those of others do."""
 
 TRIES = 10
 """How often a choice is run beside float32, at most."""
@@ -43,7 +64,8 @@ SPARE = 0.95
 """The share of the bound that a guess aims at."""
 
 LESS = 0.98
-"""The share of a model's time that bytes must leave at most: estimates are no more exact."""
+"""The share of a model's time that bytes must leave at most: estimates are no more exact. So what takes the whole error that is
+allowed must save as much, and what takes a part of it, that part."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Timed:
     """An activation, and what the steps that read it take for each way to store it, in microseconds."""
 
     activation: Activation
-    times: tuple[float, float, float]
+    times: tuple[float, ...]
 
     @property
     def name(self) -> str:
@@ -62,24 +84,59 @@ class Timed:
         return self.times[way] + price * self.activation.squares[way]
 
     @property
-    def worth(self) -> float:
-        """The price of error up to which it is worth it to be stored in bytes."""
-        ways, saved, squares = self.activation.ways, self.times[FLOATS], self.activation.squares
-        return max(((saved - self.times[way]) / max(squares[way], 1e-30) for way in ways if way), default=0.0)
+    def prices(self) -> list[float]:
+        """The prices of error below which it is stored in another way, one that is faster and less exact: the highest first."""
+        times, squares, at, found = self.times, self.activation.squares, FLOATS, list[float]()
+        while True:
+            faster = [way for way in self.activation.ways if times[way] < times[at]]
+            if not faster:
+                return found
+            price = {way: (times[at] - times[way]) / max(squares[way] - squares[at], 1e-30) for way in faster}
+            at = max(faster, key=lambda way: (price[way], -times[way]))
+            found.append(price[at])
+
+    def why_not(self, bound: float, least: float) -> str:
+        """Why it is in floats, with errors up to the bound and at a price of them of at least so much."""
+        if not self.prices:
+            return SLOWER
+        error = min(self.activation.squares[way] for way in self.activation.ways if way)
+        return BEYOND if any(price > least for price in self.prices) or error > bound**2 else DEAR
+
+
+SLOWER = "bytes are estimated to be no faster"
+BEYOND = "the error would be above the bound"
+DEAR = "bytes are estimated to save too little for the error that they make"
+"""Why a product that might be in bytes is not."""
 
 
 class Entries:
-    """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together."""
+    """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
+
+    floats  what all of them take in floats, on each generation; elsewhere times are such that these are all alike
+    """
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
+        self.floats = self.times((), {})
+        mean = sum(self.floats.values()) / len(self.floats)
+        self._scales = {arch: mean / total if total else 1.0 for arch, total in self.floats.items()}
 
     def steps(self, activations: Sequence[Activation] = (), choice: Mapping[str, int] | None = None) -> Steps:
-        how = stored(activations, choice or {a.name: FLOATS for a in activations})
-        return [*chain.from_iterable(self._times(made(graph, *how, self._weights)) for graph in self._graphs)]
+        """All steps, at all shapes and of all generations."""
+        found = self._steps(activations, choice or {})
+        return [(nodes, time * self._scales[arch] / len(found)) for arch, own in found.items() for nodes, time in own]
 
     def time(self, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
         return sum(time for _, time in self.steps(activations, choice))
+
+    def times(self, activations: Sequence[Activation], choice: Mapping[str, int]) -> dict[str, float]:
+        """What all of them take on each generation, in microseconds."""
+        return {arch: sum(time for _, time in own) for arch, own in self._steps(activations, choice).items()}
+
+    def _steps(self, activations: Sequence[Activation], choice: Mapping[str, int]) -> dict[str, Steps]:
+        how = stored(activations, choice)
+        by_graph = [self._times(made(graph, *how, self._weights)) for graph in self._graphs]
+        return {arch: [*chain.from_iterable(own[arch] for own in by_graph)] for arch in by_graph[0]}
 
 
 def choose(
@@ -92,33 +149,49 @@ def choose(
     """
     entries = Entries([smoothed(graph, known.smooth) for graph in graphs], times)
     floats = entries.steps()
-    found, in_floats = _faster(known, entries, floats), sum(time for _, time in floats)
-    activations, tried = [*(t.activation for t in found), *known.added], list[tuple[float, float]]()
+    in_floats = sum(time for _, time in floats)
+    relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
+    allowed = bound / min((off / said for said, off in known.tried if said > 0 and off > 0), default=1.0)  # by estimates
+    least = (1 - LESS) * in_floats / allowed**2 if relative else 0.0
+    found = _faster(known, entries, floats, least)
+    activations, tried = [*(t.activation for t in found), *known.added], dict[tuple[float, float], None]()
 
-    def error(choice: Mapping[str, int]) -> float:
-        if measure is None:
-            return _estimated(known, activations, choice)
-        measured = measure.error(*stored(activations, choice))
-        tried.append((predicted(activations, choice), measured))
+    def off(choice: Mapping[str, int]) -> Off:
+        if measure is None or not any(choice.values()):
+            said = _estimated(known, activations, choice)
+            return Off(said, said)
+        measured = measure.of(*stored(activations, choice))
+        tried[predicted(activations, choice), measured.expected] = None
         return measured
 
-    whole, off = within(found, bound, error)
+    def error(choice: Mapping[str, int]) -> float:
+        return off(choice).counts
+
+    whole, _ = within(found, bound, error, least)
     choice, took = _fastest(found, whole, in_floats, entries)
-    if choice != whole:
-        off = error(choice) if any(choice.values()) else 0.0
-        if not off <= bound:  # fewer bytes may be worse, where errors of some made up for those of others
-            choice, off, took = dict.fromkeys(choice, FLOATS), 0.0, in_floats
+    if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
+        choice, took = dict.fromkeys(choice, FLOATS), in_floats
     if any(choice.values()):
-        choice, off, took = _with_sums(known.added, activations, (choice, off, took), bound, entries, error)
+        choice = _with_sums(known.added, activations, (choice, took), bound, entries, error)
     reasons = dict(known.floats)
     for t in found:
         for layer in t.activation.layers if not choice[t.name] else ():
-            slow = whole[t.name] or t.worth <= 0
-            reasons[layer] = "bytes are estimated to be no faster" if slow else "the error would be above the bound"
+            reasons[layer] = SLOWER if whole[t.name] else t.why_not(allowed, least)
     tensors, names = stored(activations, choice)
-    smooth = {name: f for name, f in known.smooth.items() if name in tensors}
     runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
-    return Chosen(tensors, smooth, names, reasons, off, runs, held, (in_floats, took)), measurements(tried)
+    after = entries.times(activations, choice)
+    chosen = Chosen(
+        tensors,
+        {name: f for name, f in known.smooth.items() if name in tensors},
+        names,
+        tuple(name for a in activations if choice.get(a.name) in FORMATS["fp8"] for name in a.layers),
+        reasons,
+        off(choice),
+        runs,
+        held,
+        {arch: (before, after[arch]) for arch, before in entries.floats.items()},
+    )
+    return chosen, measurements([*tried])
 
 
 def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
@@ -126,14 +199,14 @@ def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[
     return predicted(activations, choice) * max((off / said for said, off in known.tried if said > 0), default=1.0)
 
 
-def _faster(known: Known, entries: Entries, floats: Steps) -> list[Timed]:
+def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:
     """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
-    faster."""
+    faster at the least price of error."""
     alone = timed(joined(known.alone, floats), entries, floats)
     if not known.tied:
         return alone
     tied = timed(joined(known.tied, floats), entries, floats)
-    took = [entries.time([t.activation for t in found], _at(found, 0.0)) for found in (alone, tied)]
+    took = [entries.time([t.activation for t in found], _at(found, least)) for found in (alone, tied)]
     return alone if took[0] <= took[1] else tied
 
 
@@ -154,29 +227,30 @@ def joined(activations: Sequence[Activation], floats: Steps) -> list[Activation]
 def _as_one(members: Sequence[Activation]) -> Activation:
     if len(members) == 1:
         return members[0]
-    ways = tuple(sorted({way for a in members for way in a.ways}))
-    own = [[way if way in a.ways else OPERANDS for a in members] for way in (FLOATS, OPERANDS, ALL)]
-    hows = [{n: t for a, way in zip(members, w, strict=True) for n, t in a.how[way].items()} for w in own]
-    squares = [sum(a.squares[way] for a, way in zip(members, w, strict=True)) for w in own]
+    own = {way: [way if way in a.ways else WITHOUT_ALL.get(way, way) for a in members] for way in WAYS}
+    ways = tuple(w for w in WAYS if all(o in a.ways for o, a in zip(own[w], members, strict=True)) and w in own[w])
+    hows = [{n: t for a, w in zip(members, own[way], strict=True) for n, t in a.how[w].items()} for way in WAYS]
+    squares = [sum(a.squares[w] for a, w in zip(members, own[way], strict=True)) for way in WAYS]
     layers = tuple(name for a in members for name in a.layers)
-    return Activation(members[0].name, layers, (hows[0], hows[1], hows[2]), ways, (squares[0], squares[1], squares[2]))
+    return Activation(members[0].name, layers, tuple(hows), ways, tuple(squares))
 
 
 def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) -> list[Timed]:
     """The activations with estimates of what their steps take for each way to store them."""
-    by_way = [share_out(floats, activations, FLOATS)]
-    for way in (OPERANDS, ALL):
-        choice = {a.name: way if way in a.ways else OPERANDS for a in activations}
-        by_way.append(share_out(entries.steps(activations, choice), activations, way))
-    return [Timed(a, (by_way[0][a.name], by_way[1][a.name], by_way[2][a.name])) for a in activations]
+    by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS))]
+    for way in WAYS[1:]:
+        likely = {a.name: next((w for w in (way, WITHOUT_ALL.get(way)) if w in a.ways), FLOATS) for a in activations}
+        some = any(way in a.ways for a in activations)
+        by_way.append(share_out(entries.steps(activations, likely), activations, likely) if some else by_way[0])
+    return [Timed(a, tuple(times[a.name] for times in by_way)) for a in activations]
 
 
-def share_out(steps: Steps, activations: Sequence[Activation], way: int) -> dict[str, float]:
+def share_out(steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int]) -> dict[str, float]:
     """Each step's time as that of the activations which it multiplies, or else quantizes or reads: by their names."""
     times = dict.fromkeys((a.name for a in activations), 0.0)
     multiplies = {layer: a.name for a in activations for layer in a.layers}
     multiplies |= {f"{layer}/{op}": name for layer, name in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
-    stores = {node: a.name for a in activations for t in a.how[way] for node in (quantize_of(t), dequantize_of(t))}
+    stores = {node: a.name for a in activations for t in a.how[choice[a.name]] for node in (quantize_of(t), dequantize_of(t))}
     for nodes, time in steps:
         owners = {multiplies[n] for n in nodes if n in multiplies} or {stores[n] for n in nodes if n in stores}
         for name in owners:
@@ -203,41 +277,41 @@ def _fastest(
 def _with_sums(
     added: Sequence[Activation],
     activations: Sequence[Activation],
-    best: tuple[dict[str, int], float, float],
+    best: tuple[dict[str, int], float],
     bound: float,
     entries: Entries,
     error: Error,
-) -> tuple[dict[str, int], float, float]:
-    """A choice, its error and its time, with those results in bytes too that are only added to others, if that is faster and
-    within the bound: all of them, or the half or the quarter of them by which outputs move least, and so on."""
-    choice, _, took = best
-    names = list[str]()
-    for a in sorted(added, key=lambda a: a.squares[ALL]):
-        if (time := entries.time(activations, {**choice, **dict.fromkeys(names, ALL), a.name: ALL})) < took:
-            names, took = [*names, a.name], time
-    while names:
-        some = choice | dict.fromkeys(names, ALL)
-        off = error(some)
-        if off <= bound:
-            return some, off, entries.time(activations, some)
-        names = names[: len(names) // 2]
-    return best
+) -> dict[str, int]:
+    """A choice, whose time is given, with those results in bytes too that are only added to others, if that is faster and within
+    the bound: all of them, or the half or the quarter of them by which outputs move least, and so on."""
+    choice, took = best
+    more = dict[str, int]()
+    for a in sorted(added, key=lambda a: min((a.squares[way] for way in a.ways if way), default=0.0)):
+        for way in a.ways[1:]:
+            if (time := entries.time(activations, {**choice, **more, a.name: way})) < took:
+                more[a.name], took = way, time
+    while more:
+        some = choice | more
+        if error(some) <= bound:
+            return some
+        more = {name: more[name] for name in [*more][: len(more) // 2]}
+    return choice
 
 
-def within(found: Sequence[Timed], bound: float, error: Error) -> tuple[dict[str, int], float]:
-    """How each activation is stored, and the error of the outputs, which is within the bound.
+def within(found: Sequence[Timed], bound: float, error: Error, least: float = 0.0) -> tuple[dict[str, int], float]:
+    """How each activation is stored, and the error of the outputs, which is within the bound; at a price of it, at least.
 
     Estimates say in which order activations are worth it, and guess how many are within the bound; runs find that out.
     """
     activations = [t.activation for t in found]
-    prices = sorted((t.worth for t in found if t.worth > 0), reverse=True)
-    few, many = 0, len(prices) + 1  # so many are within the bound, and so many are not
+    prices = sorted((price for t in found for price in t.prices if price > least), reverse=True)
+    few, many = 0, len(prices) + 1  # so many changes are within the bound, and so many are not
     best = dict.fromkeys((t.name for t in found), FLOATS), 0.0
     tried = len(prices)
     for attempt in range(TRIES):
         if many - few <= max(len(prices) // FINE, 1) and attempt:
             break
-        choice = _at(found, prices[tried] if tried < len(prices) else 0.0)
+        choice = _at(found, prices[tried] if tried < len(prices) else least)
         if not any(choice.values()):
             break
         measured = error(choice)
@@ -247,29 +321,34 @@ def within(found: Sequence[Timed], bound: float, error: Error) -> tuple[dict[str
             many = tried
         tried = (few + many) // 2
         if attempt < GUESSES and np.isfinite(measured) and few == 0:
-            guess = sum(map(bool, select(found, SPARE * bound * predicted(activations, choice) / measured).values()))
-            tried = min(max(guess, 1), many - 1)
+            price = _price(found, SPARE * bound * predicted(activations, choice) / measured)
+            tried = min(max(sum(p > price for p in prices), 1), many - 1)
     return best
 
 
 def select(found: Sequence[Timed], bound: float) -> dict[str, int]:
-    """How each is stored for the least time, such that the errors add up to no more than the bound: at a price of error."""
+    """How each is stored for the least time, such that the errors add up to no more than the bound."""
+    return _at(found, _price(found, bound))
+
+
+def _price(found: Sequence[Timed], bound: float) -> float:
+    """The least price of error at which estimates have the errors add up to no more than the bound."""
     activations = [t.activation for t in found]
 
     def fits(price: float) -> bool:
         return predicted(activations, _at(found, price)) <= bound
 
     if fits(0.0):
-        return _at(found, 0.0)
+        return 0.0
     low, high = 0.0, 1.0
     while not fits(high) and high < 1e30:
         low, high = high, 4 * high
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return _at(found, high)
+    return high
 
 
 def _at(found: Sequence[Timed], price: float) -> dict[str, int]:
     """How each is stored at a price of error."""
-    return {t.name: min(t.activation.ways, key=lambda way: (t.cost(way, price), way)) for t in found}
+    return {t.name: min(t.activation.ways, key=lambda way: (t.cost(way, price), t.activation.squares[way])) for t in found}

@@ -16,9 +16,11 @@ import onnx_graphsurgeon as gs
 from tccompile.errors import InputError
 from tccompile.ir.metric import relative_error
 from tccompile.lower.graph import lower
-from tccompile.quantize.grid import LARGEST, grid_of, rounded, weight_error
+from tccompile.precision.metric import Metric
+from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor, quantized
-from tccompile.quantize.observe import WATCHED, Observed, observe, outputs
+from tccompile.quantize.margin import expected
+from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
 from tccompile.quantize.products import OPS, Layer, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ties import begins, ties
@@ -31,8 +33,11 @@ Feeds = Mapping[str, np.ndarray]
 Progress = Callable[[int, int], None]
 """Called with how many runs of the network are done, and about how many there are."""
 
-FLOATS, OPERANDS, ALL = range(3)
-"""Who reads an activation's bytes: nobody, the products that read it, or all that read it."""
+FLOATS, OPERANDS, ALL, FLOAT8_OPERANDS, FLOAT8_ALL = WAYS = range(5)
+"""Who reads an activation's bytes: nobody, the products that read it, or all that read it; integers, and then floats."""
+
+FORMATS = {"int8": (OPERANDS, ALL), "fp8": (FLOAT8_OPERANDS, FLOAT8_ALL)}
+"""The ways to store an activation by what the bytes are."""
 
 TESTED = 8
 """Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
@@ -54,16 +59,16 @@ class Activation:
     """A tensor that products read, or several that are chosen as one; or one that only sums read.
 
     layers   the names of the products
-    how      as it would be stored in each way: what is, by name
+    how      as it would be stored in each of `WAYS`: what is, by name
     ways     those that are possible
     squares  of what the outputs move by, for each way
     """
 
     name: str
     layers: tuple[str, ...]
-    how: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]
+    how: tuple[Mapping[str, Tensor], ...]
     ways: tuple[int, ...]
-    squares: tuple[float, float, float]
+    squares: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Known:
     added   results of products that only sums with results of others read
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
-    float8  whether bytes are floats
+    long    products that are not in integers, and why
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
     """
 
@@ -83,11 +88,12 @@ class Known:
     added: tuple[Activation, ...]
     smooth: Mapping[str, np.ndarray]
     floats: Mapping[str, str]
-    float8: bool
+    long: Mapping[str, str]
     tried: tuple[tuple[float, float], ...]
 
-    def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str]) -> Known:
-        """The part of it that all these graphs have, without the products that are to be in fp32, by names or patterns.
+    def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
+        """The part of it that all these graphs have, in these formats, without the products that are to be in fp32, by names or
+        patterns.
 
         Raises InputError if it is of another model.
         """
@@ -100,8 +106,18 @@ class Known:
                     out.setdefault(name, ELSEWHERE)
         if names and all(out.get(name) == ELSEWHERE for name in names):
             raise InputError(f"the calibration is of another model: this one has no product {min(names)!r} that it could be for")
-        alone, tied = (tuple(b for a in part if (b := _without(a, out)) is not None) for part in (self.alone, self.tied))
-        return replace(self, alone=alone, tied=tied, floats={**self.floats, **out})
+        out |= {} if "fp8" in formats else {name: why for name, why in self.long.items() if name not in out}
+        alone, tied = (
+            tuple(self._in(b, formats) for a in part if (b := _without(a, out)) is not None) for part in (self.alone, self.tied)
+        )
+        added = tuple(self._in(a, formats) for a in self.added)
+        return replace(self, alone=alone, tied=tied, added=added, floats={**self.floats, **out})
+
+    def _in(self, a: Activation, formats: Collection[str]) -> Activation:
+        """The activation as it may be stored in these formats: in integers only if all of its products may be."""
+        usable = [f for f in formats if f == "fp8" or not any(name in self.long for name in a.layers)]
+        ways = {FLOATS, *(way for f in usable for way in FORMATS[f])}
+        return replace(a, ways=tuple(way for way in a.ways if way in ways))
 
 
 def named(node: str, patterns: Collection[str]) -> bool:
@@ -119,16 +135,22 @@ def _without(a: Activation, out: Collection[str]) -> Activation | None:
     left = tuple(name for name in a.layers if name not in out)
     if len(left) == len(a.layers):
         return a
-    return replace(a, layers=left, ways=tuple(way for way in a.ways if way != ALL)) if left else None
+    return replace(a, layers=left, ways=tuple(way for way in a.ways if way not in (ALL, FLOAT8_ALL))) if left else None
 
 
 def find(
-    graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], progress: Progress, float8: bool = False
+    graph: gs.Graph,
+    runs: Sequence[Feeds],
+    sources: Mapping[str, np.ndarray],
+    progress: Progress,
+    formats: Collection[str] = ("int8",),
+    metric: Metric | None = None,
 ) -> tuple[Known, Measure]:
     """What there is to know of a rewritten graph, which stays as it is, from running it on inputs; and what measures choices.
 
-    runs    inputs, of which a part is held back; sources, the model's weights by name
-    float8  whether bytes are floats
+    runs     inputs, of which a part is held back; sources, the model's weights by name
+    formats  those in which everything is run, to see how far off estimates are; what is known is of all
+    metric   measures choices in place of the relative error
     """
     program = lower(graph)
     seen = runs[: len(runs) - held(len(runs))]
@@ -142,19 +164,25 @@ def find(
     wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found)
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     by_name = _by_name(found, observed, floats)
-    alone = [_activation(graph, name, own, observed, float8) for name, own in by_name.items()]
+    alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
     tied, left = [], {a.name: a for a in alone}
     for members in ties(graph, observed.values, HEAVY):
         operands = [left.pop(t.name) for t in members if t.name in left]
         if operands:
-            tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed, float8))
-    whole = {a.name: max(a.ways) for a in alone}
-    measure = Measure(graph, runs, sources)
-    tried = [(predicted(alone, whole), measure.error(*stored(alone, whole)))] if alone else []
+            tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
+    long = {layer.name: why for layer in found if (why := layer.not_in_integers) is not None}
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
-    sums = tuple(_sum(observed, name, float8) for name in added if _is_usable(observed, name))
-    return Known(tuple(alone), others, sums, smooth, floats, float8, measurements(tried)), measure
+    sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
+    known = Known(tuple(alone), others, sums, smooth, floats, long, ())
+    measure = Measure(graph, runs, sources, metric)
+    tried = []
+    for name in formats:
+        some = known.within([graph], (), (name,)).alone
+        whole = {a.name: max(a.ways) for a in some}
+        if any(whole.values()):
+            tried.append((predicted(some, whole), measure.of(*stored(some, whole)).expected))
+    return replace(known, tried=measurements(tried)), measure
 
 
 def held(count: int) -> int:
@@ -167,25 +195,47 @@ def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
     return runs[-TESTED:]
 
 
+@dataclass(frozen=True)
+class Off:
+    """What outputs are off by.
+
+    largest   the relative error of any output and set of inputs
+    expected  the one that new inputs are expected to stay within
+    own       what the user's own metric says of it, if there is one
+    """
+
+    largest: float
+    expected: float
+    own: float | None = None
+
+    @property
+    def counts(self) -> float:
+        """What is held to the bound."""
+        return self.expected if self.own is None else self.own
+
+
 class Measure:
     """Runs a graph, whose channels are smoothed, with some in bytes beside float32.
 
     runs  how many sets of inputs it is run on; of these, `held` were held back from calibration
     """
 
-    def __init__(self, graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray]) -> None:
-        self._graph, self._test, self._sources = graph, tested(runs), sources
+    def __init__(
+        self, graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], metric: Metric | None = None
+    ) -> None:
+        self._graph, self._test, self._sources, self.metric = graph, tested(runs), sources, metric
         self._exact, self._weights = outputs(lower(graph), self._test, sources), Rounded()
-        self._known: dict[Hashable, float] = {}
+        self._known: dict[Hashable, Off] = {}
         self.runs, self.held = len(self._test), held(len(runs))
 
-    def error(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> float:
-        """What outputs are off by, the largest of any, with these tensors in bytes and these layers multiplying them."""
+    def of(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Off:
+        """What outputs are off by with these tensors in bytes and these layers multiplying them."""
         what = frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
         if what not in self._known:
             got = outputs(lower(made(self._graph, tensors, names, self._weights)), self._test, self._sources)
-            errors = (relative_error(o[n], e[n]) for o, e in zip(got, self._exact, strict=True) for n in e)
-            self._known[what] = max(errors, default=0.0)
+            errors = [max((relative_error(o[n], e[n]) for n in e), default=0.0) for o, e in zip(got, self._exact, strict=True)]
+            own = None if self.metric is None else self.metric(got, self._exact, self._test)
+            self._known[what] = Off(float(np.max(errors)), expected(errors), own)
         return self._known[what]
 
 
@@ -253,39 +303,54 @@ def _added(graph: gs.Graph) -> list[str]:
     return [*found]
 
 
-def _sum(observed: Observed, name: str, float8: bool) -> Activation:
+def _sum(observed: Observed, name: str) -> Activation:
     values = observed.values[name]
-    how = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
-    square = (_gain(observed, name) * how.grid.error) ** 2
-    return Activation(name, (), ({}, {}, {name: how}), (FLOATS, ALL), (0.0, 0.0, square))
+    how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
+    for float8 in (False, True):
+        one = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
+        how += [{}, {name: one}]
+        squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
+    return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
 
 
-def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, float8: bool) -> Activation:
-    values = observed.values[name]
-    how = Tensor(grid_of(values.all(), float8), values.means, shared=True)
-    gains = [_gain(observed, layer.node.outputs[0].name) for layer in own]
-    by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
-    as_operand = sum(g**2 for g in gains) * how.grid.error**2
-    whole = _gain(observed, name) ** 2 * how.grid.error**2
-    ways = (FLOATS, OPERANDS, ALL) if _may_share(graph, own) else (FLOATS, OPERANDS)
-    squares = (0.0, by_weights + as_operand, by_weights + max(whole, as_operand))
-    return Activation(name, _names(own), ({}, {name: replace(how, shared=False)}, {name: how}), ways, squares)
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+    values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
+    how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
+    for float8 in (False, True):
+        one = Tensor(grid_of(values.all(), float8), values.means, shared=True)
+        how += [{name: replace(one, shared=False)}, {name: one}]
+        by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
+        rounding = _rounding(values, one.grid) ** 2
+        as_operand = sum(g**2 for g in gains) * rounding
+        whole = _gain(observed, name) ** 2 * rounding
+        squares += [by_weights + as_operand, by_weights + max(whole, as_operand)]
+    ways = tuple(WAYS) if _may_share(graph, own) else (FLOATS, OPERANDS, FLOAT8_OPERANDS)
+    return Activation(name, _names(own), tuple(how), ways, tuple(squares))
 
 
-def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed, float8: bool) -> Activation:
+def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    grid = grid_of(np.concatenate([v.all() for v in seen]), float8)
-    how = {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}
-    moved = 0.0
-    for t in begins(members):
-        sample = observed.values[t.name].all()
-        moved += (_gain(observed, t.name) * relative_error(rounded(sample, grid), sample)) ** 2
-    alone = sum(a.squares[OPERANDS] for a in operands)
-    apart = {name: t for a in operands for name, t in a.how[OPERANDS].items()}
-    by_weights = alone - sum((_gain(observed, layer.node.outputs[0].name) * apart[layer.x.name].grid.error) ** 2 for layer in own)
-    squares = (0.0, alone, max(by_weights, 0.0) + moved)
-    return Activation(operands[0].name, _names(own), ({}, apart, how), (FLOATS, OPERANDS, ALL), squares)
+    sample = np.concatenate([v.all() for v in seen])
+    how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
+    for way in (OPERANDS, FLOAT8_OPERANDS):
+        grid = grid_of(sample, way == FLOAT8_OPERANDS)
+        moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
+        alone = sum(a.squares[way] for a in operands)
+        apart = {name: t for a in operands for name, t in a.how[way].items()}
+        by_operands = 0.0
+        for layer in own:
+            rounding = _rounding(observed.values[layer.x.name], apart[layer.x.name].grid)
+            by_operands += (_gain(observed, layer.node.outputs[0].name) * rounding) ** 2
+        how += [apart, {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}]
+        squares += [alone, max(alone - by_operands, 0.0) + moved]
+    return Activation(operands[0].name, _names(own), tuple(how), tuple(WAYS), tuple(squares))
+
+
+def _rounding(values: Values, grid: Grid) -> float:
+    """What rounding moves an activation by, relative to it, in the run where that is most: a step that large values need may be
+    most of what small ones are."""
+    return max((relative_error(rounded(x, grid), x) for x in values.sample if x.any()), default=grid.error)
 
 
 def measurements(tried: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

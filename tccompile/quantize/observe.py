@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
-from tccompile.ir import weights
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
-from tccompile.ir.reference import evaluate
+from tccompile.ir.reference import evaluate, rounded_before
 from tccompile.precision.sensitivity import Sensitivity
 
 SAMPLE = 1 << 17
@@ -96,7 +95,7 @@ def observe(
     values: dict[str, Values] = {}
     wrong = set[str]()
     put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
-    sensitivity, done, each = Sensitivity(program), count(1), max(SAMPLE // len(runs), 1)
+    sensitivity, done, each = Sensitivity(program, steady=False), count(1), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
         if name in wanted and y.size:
@@ -128,13 +127,6 @@ def observe(
 
 def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
     """What a program computes from each set of inputs, in float32."""
-    stored = {name: recipe for name, recipe in program.constants.items() if _is_rounded(recipe)}
-    once = {name: weights.Literal(weights.evaluate(recipe, sources)) for name, recipe in stored.items()}  # rounding takes long
-    program = replace(program, constants={**program.constants, **once})
+    program = rounded_before(program, sources)
     with np.errstate(all="ignore"):
         return [evaluate(program, feeds, sources) for feeds in runs]
-
-
-def _is_rounded(recipe: weights.Recipe) -> bool:
-    """Whether a constant's values are rounded to bytes."""
-    return isinstance(recipe, weights.Transform) and (recipe.fn in ("in_bytes", "float8") or any(map(_is_rounded, recipe.args)))

@@ -42,6 +42,12 @@ class Layer:
         weights: Weight = self.node.inputs[1]
         return weights
 
+    @property
+    def not_in_integers(self) -> str | None:
+        """Why it is not multiplied in integers; None if it may be."""
+        size = math.prod(self.weights.shape) // self.weights.shape[self.columns]
+        return f"its sums of {size} products may exceed int32" if size * 255 * 255 >= 2**31 else None
+
     def rows(self) -> np.ndarray:
         """The weights, those of an output channel as a row."""
         values: np.ndarray = np.moveaxis(held(self.weights), self.columns, 0)
@@ -94,8 +100,7 @@ def why_not(node: gs.Node) -> str | None:
         return f"it has {terms} input channels; bytes are multiplied from {LEAST} on"
     if node.op != "MatMul" and operand(node, 2) is not None and constant(node.inputs[2]) is None:
         return "its bias is computed"
-    size = math.prod(w.shape) // w.shape[_columns(node)]
-    return f"its sums of {size} products may exceed int32" if size * 255 * 255 >= 2**31 else None
+    return None
 
 
 def _columns(node: gs.Node) -> int:

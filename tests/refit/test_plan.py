@@ -23,6 +23,7 @@ from tccompile.refit.constants import refitted_constants, sources
 from tccompile.refit.plan import REFITTED, refitted
 from tccompile.rewrites.lanes import _constants
 from tests.networks import RECURRENT, reference, relative_error, skeleton
+from tests.ops.test_float8 import Made
 from tests.refit.common import KINDS, bits, convolutions, feeds, of_bytes, outputs, plan_of, products, tuned, weights
 from tests.rewrites.common import Net
 from tests.tiers import thorough
@@ -359,3 +360,13 @@ def test_entries_of_several_shapes() -> None:
     plan, new = made(old), tuned(old)
     assert len(plan.entries) == 2
     assert bits(refitted(plan, weights(new))) == bits(made(new)) != bits(plan)
+
+
+def test_new_scales_of_floats_of_8_bits() -> None:
+    """Those of a weight's channels, which lie along another axis: only their shape is read."""
+    made = Made()
+    old = made.model((1, 16, 6, 6), made.conv(made.stored("x"), "y", 24, 16))
+    new = tuned(old, ("y/w/scale",))
+    plan = plan_of(old)
+    assert "y/w/scale" not in plan.origin.decided
+    assert bits(refitted(plan, weights(new))) == bits(plan_of(new)) != bits(plan)

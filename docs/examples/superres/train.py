@@ -1,7 +1,8 @@
 """Train the ×3 super-resolution network of this example: python train.py OUT_FOLDER [--minutes 4]
 
 Needs a GPU, PyTorch and scikit-image, whose photographs are the training set; the cat (`skimage.data.chelsea`) is held out.
-Writes superres_x3.onnx, quality.json (PSNR on the held-out photograph, ours and bicubic's) and chelsea.png.
+Writes superres_x3.onnx, quality.json (PSNR on the held-out photograph, ours and bicubic's), chelsea.png, and calibration.npz
+(parts of photographs of the training set, to quantize the network with).
 
 The network: a 3×3 convolution to 40 channels, six residual blocks of two 3×3 convolutions (as in EDSR, Lim et al. 2017: no
 batch normalisation), a 3×3 convolution to 27 channels, depth-to-space by 3 (Shi et al. 2016), added to the bilinearly
@@ -90,6 +91,17 @@ def tensor(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(image.copy()).permute(2, 0, 1).float() / 255
 
 
+def parts() -> np.ndarray:
+    """(12, 3, 40, 40) in 0…1: two parts of each of six reduced photographs, which nobody has rights in (NASA's, and CC0)."""
+    rng, out = np.random.default_rng(0), []
+    for name in ("astronaut", "coffee", "rocket", "brick", "grass", "gravel"):
+        small = reduced(photograph(name))
+        for _ in range(2):
+            y, x = (int(rng.integers(0, n - 39)) for n in small.shape[:2])
+            out.append(small[y : y + 40, x : x + 40].transpose(2, 0, 1).astype(np.float32) / 255)
+    return np.stack(out)
+
+
 def psnr(image: np.ndarray, truth: np.ndarray) -> float:
     """In dB, over all channels of 8-bit images, three pixels at the borders left out."""
     a, b = (v[SCALE:-SCALE, SCALE:-SCALE].astype(np.float64) for v in (image, truth))
@@ -155,6 +167,7 @@ def main() -> None:
     print(quality)
     (args.out / "quality.json").write_text(json.dumps(quality, indent=1) + "\n")
     Image.fromarray(truth).save(args.out / "chelsea.png", optimize=True)
+    np.savez_compressed(args.out / "calibration.npz", image=parts())
     example = torch.zeros(1, 3, small.shape[0], small.shape[1])
     path, axes = args.out / "superres_x3.onnx", {2: "height", 3: "width"}
     torch.onnx.export(model, (example,), path, input_names=["image"], output_names=["enlarged"], opset_version=17, dynamo=False,
