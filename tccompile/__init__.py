@@ -16,24 +16,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tccompile.custom.operators import op as op
     from tccompile.load.model import sources as weights
     from tccompile.pipeline import compile as compile
     from tccompile.plan.format import Plan as Plan
+    from tccompile.rewrites.own import rewrite as rewrite
     from tccompile.runtime.session import Session as Session
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Session", "compile", "weights"]
+__all__ = ["Plan", "Session", "compile", "op", "rewrite", "weights"]
 
 _WHERE = {
     "Plan": ("tccompile.plan.format", "Plan"),
     "Session": ("tccompile.runtime.session", "Session"),
     "compile": ("tccompile.pipeline", "compile"),
+    "op": ("tccompile.custom.operators", "op"),
+    "rewrite": ("tccompile.rewrites.own", "rewrite"),
     "weights": ("tccompile.load.model", "sources"),
 }
 
+OF_VALUES = (
+    "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "erf", "floor", "ceil", "round", "relu", "sigmoid", "silu", "gelu", "softplus",
+    "where", "minimum", "maximum", "clip", "isnan", "astype", "index", "size",
+)  # fmt: skip
+"""Functions that the functions of elementwise operators call, as tc.sin: see tccompile/custom/values.py."""
 
-NEED_COMPILER = {"compile": "compiling", "weights": "reading a model's weights"}
+_WHERE |= {name: ("tccompile.custom.values", name) for name in OF_VALUES}
+
+
+NEED_COMPILER = {"compile": "compiling", "rewrite": "rewriting graphs", "weights": "reading a model's weights"}
 
 
 def __getattr__(name: str) -> Any:

@@ -77,3 +77,9 @@ class VerificationError(TccompileError):
     """Results are not what they should be."""
 
     exit_code = 9
+
+
+class OperatorError(TccompileError):
+    """Python of the user's that says what a custom operator is, and fails: the message begins with its file and line."""
+
+    exit_code = 10

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
@@ -41,6 +42,7 @@ class Options:
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
     lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
+    ops            Python files, modules or operators: what the user adds to what is known (`tccompile.op`, `tccompile.rewrite`)
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -62,6 +64,7 @@ class Options:
     lora: Path | None = None
     lora_scale: float = 1.0
     lora_names: Path | None = None
+    ops: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.archs:

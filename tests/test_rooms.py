@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("ir",),
     ("layout",),
+    ("custom",),
     ("kernels",),
     ("plan", "load"),
     ("refit",),

@@ -232,6 +232,9 @@ def _need_compiler(purpose: str) -> None:
 @click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into the weights first.")
 @click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
 @click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What modules the adapters call the model's weights.")
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="Operators and rewrites of your own; repeat for others."
+)
 @click.option("--max-vram", metavar="SIZE", help="Fail with exit code 9 if a session needs more of a GPU's memory, as 2GB.")
 @click.option("--max-plan-size", metavar="SIZE", help="The same if the plan's file is larger, as 100MB.")
 @click.option("--require-tensor-cores", metavar="SHARE", help="The same if fewer operations run on Tensor Cores, as 95%.")
@@ -272,6 +275,7 @@ def tccompile(
     lora: Path | None,
     lora_scale: float,
     names: Path | None,
+    ops: Sequence[Path],
     max_vram: str | None,
     max_plan_size: str | None,
     require_tensor_cores: str | None,
@@ -317,6 +321,7 @@ def tccompile(
         lora=lora,
         lora_scale=lora_scale,
         lora_names=names,
+        ops=tuple(ops),
     )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None
@@ -327,7 +332,7 @@ def tccompile(
     if (layers or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, calibration, data_file, lora, names)
+        _check_output(output, model, timing_cache, calibrate, calibration, data_file, lora, names, *ops)
         _check_plan_output(output)
         if calibration is not None and not calibration.exists():
             _check_output(calibration)
@@ -434,6 +439,7 @@ def _verify(
     model: Model, plan: Plan, tolerance: float | None, data: Path | None, layers: bool, options: Options, progress: _Progress
 ) -> Verification:
     """Bytes hold only what calibration has shown: random inputs of what is quantized lie where the user's do."""
+    from tccompile.custom.files import collected, using
     from tccompile.pipeline import DEFAULT_ERROR
     from tccompile.verify.oracle import ranges_in, verify
 
@@ -443,7 +449,8 @@ def _verify(
         bound = options.max_error or DEFAULT_ERROR[options.quantize]
         if options.calibrate is not None:
             ranges = ranges_in(options.calibrate, plan) | ranges
-    return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
+    with using(collected(options.ops)):
+        return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
 
 
 def _print_verification(
@@ -533,6 +540,9 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 )
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="Your own operators: on the CPU their references run."
+)
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
 @click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
 @click.option("--selftest", is_flag=True, help="Hold the plan to its certificate on this device; tccompile --verify makes one.")
@@ -559,6 +569,7 @@ def tcrun(
     output: Path | None,
     device: str,
     target: str | None,
+    ops: Sequence[Path],
     weights: Path | None,
     check_finite: bool,
     selftest: bool,
@@ -608,7 +619,7 @@ def tcrun(
         from tccompile.load.model import sources
 
         loaded = fill(loaded, sources(weights))
-    with Session(loaded, device=device, target=target, check_finite=check_finite) as session:
+    with Session(loaded, device=device, target=target, check_finite=check_finite, ops=ops) as session:
         where = session.describe()
         if not quiet and not as_json:
             say(f"on {where}", err=True)
@@ -726,22 +737,27 @@ def _values_text(summary: Json) -> str:
 @click.option("--steps", is_flag=True, help="Also print each section's steps, as tccompile --explain does.")
 @click.option("--weights", is_flag=True, help="Print the model's weights that the plan is made of, and what is made of them.")
 @click.option("--rebuild", is_flag=True, help="Make code and launches again, and say what differs; needs the compiler.")
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="With --rebuild: your own operators, for their code."
+)
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.version_option(__version__)
-def tcinspect(plan: Path, steps: bool, weights: bool, rebuild: bool, diff: Path | None, jobs: int | None, as_json: bool) -> int:
+def tcinspect(
+    plan: Path, steps: bool, weights: bool, rebuild: bool, ops: Sequence[Path], diff: Path | None, jobs: int | None, as_json: bool
+) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
     from tccompile.plan.format import read_plan
 
     if steps + rebuild + weights + (diff is not None) > 1:
         raise UsageError("--rebuild and --diff compare, and --steps and --weights print; give one")
-    if jobs and not rebuild:
-        raise UsageError("--jobs says how --rebuild compiles; give it too")
+    if (jobs or ops) and not rebuild:
+        raise UsageError(f"--{'jobs' if jobs else 'ops'} says how --rebuild compiles; give it too")
     loaded = read_plan(plan)
     if rebuild:
-        return _rebuild(loaded, jobs, as_json)
+        return _rebuild(loaded, ops, jobs, as_json)
     if weights:
         return _print_weights(loaded, as_json)
     if diff is not None:
@@ -773,12 +789,13 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(plan: Plan, jobs: int | None, as_json: bool) -> int:
+def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool) -> int:
     """Print in what a plan's code and launches differ from what its kernels make here; the exit code."""
     _need_compiler("--rebuild")
+    from tccompile.custom.files import collected, using
     from tccompile.verify.rebuild import differences
 
-    with _Progress(quiet=as_json, verbose=False) as progress:
+    with _Progress(quiet=as_json, verbose=False) as progress, using(collected(ops)):
         found = differences(plan, lambda done, total: progress("emit", done, total), jobs)
     if as_json:
         say(json_text({"images": len(plan.images), "differences": [vars(d) for d in found]}))

@@ -21,10 +21,11 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
+from tccompile.custom.files import own as own_operators
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
-from tccompile.load import classical, contrib
+from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
 from tccompile.load.nodes import (
     LARGE,
@@ -167,6 +168,10 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
+        if (operator := own_operators().find(node.domain, node.op_type)) is not None:
+            self.types |= custom.types_of(operator, node, [self.type_of(name, node) if name else None for name in node.input])
+            self.kept.append(node)
+            return
         if (standard or node.domain in contrib.DOMAINS) and (wrong := wrong_attribute(node)):
             raise invalid(node, wrong)
         if self.control.visit(node):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tccompile.custom.files import Given, collected
 from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
@@ -55,6 +56,8 @@ class Session:
     check_finite  raise VerificationError that names the first node whose result is not finite: on the CPU as soon as there is
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
+    ops           files or modules with operators of your own (`tccompile.op`): on the CPU their references are run. Nothing of
+                  what is in a plan names any, or is imported
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
     Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
@@ -62,9 +65,15 @@ class Session:
     """
 
     def __init__(
-        self, plan: Plan | str | os.PathLike[str], device: str = "auto", check_finite: bool = False, target: str | None = None
+        self,
+        plan: Plan | str | os.PathLike[str],
+        device: str = "auto",
+        check_finite: bool = False,
+        target: str | None = None,
+        ops: Sequence[Given] = (),
     ):
         self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
+        self._own = collected(ops).operators if ops else None
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
@@ -94,7 +103,7 @@ class Session:
                 warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
         from tccompile.runtime.cpu import CpuPlatform
 
-        return self._loaded(CpuPlatform(self.plan, target, check_finite))
+        return self._loaded(CpuPlatform(self.plan, target, check_finite, self._own))
 
     def _loaded(self, platform: Platform) -> Platform:
         self._engines[0] = platform.load(self.plan.entries[0])

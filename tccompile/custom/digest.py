@@ -1,0 +1,129 @@
+"""A digest of what a user's functions say: of their syntax, and of all that they refer to.
+
+Comments, docstrings and how the text is laid out do not count, nor do modules of others but by their names.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import linecache
+import sysconfig
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+
+def digest_of(*values: Any) -> str:
+    """SHA-256 of functions, and of data."""
+    parts: list[str] = []
+    seen: dict[int, int] = {}
+    for value in values:
+        _say(value, parts, seen)
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def _say(value: Any, parts: list[str], seen: dict[int, int]) -> None:
+    """Append what a value is, each function once."""
+    value = plain(value)
+    if isinstance(value, FunctionType) and _is_own(value):
+        known = id(value) in seen
+        parts.append(f"function {seen.setdefault(id(value), len(seen))}")
+        if not known:
+            parts.append(_syntax(value))
+            for name, other in _named(value):
+                parts.append(name)
+                _say(other, parts, seen)
+    elif isinstance(value, ModuleType):
+        parts.append(f"module {value.__name__}")
+    elif isinstance(value, Mapping):
+        for key in value:
+            _say(key, parts, seen)
+            _say(value[key], parts, seen)
+    elif isinstance(value, tuple | list):
+        parts.append(f"{len(value)} values")
+        for item in value:
+            _say(item, parts, seen)
+    elif isinstance(value, np.ndarray):
+        parts.append(f"{value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}")
+    elif value is None or isinstance(value, str | bytes | int | float | complex):
+        parts.append(repr(value))
+    else:  # a class, a type of Numba's, an intrinsic: by its name
+        named = value if hasattr(value, "__qualname__") else type(value)
+        parts.append(f"{named.__module__}.{named.__qualname__} {getattr(value, 'name', '')}")
+
+
+def plain(value: Any) -> Any:
+    """The function that was decorated to be one of Numba's; anything else as it is."""
+    return getattr(value, "py_func", value)
+
+
+def _is_own(function: FunctionType) -> bool:
+    """Whether a function is the user's, not an installed package's or Python's."""
+    path = function.__code__.co_filename
+    installed = "site-packages" in path or "dist-packages" in path or path.startswith(sysconfig.get_path("stdlib"))
+    return not installed and function.__module__.partition(".")[0] != "tccompile"
+
+
+def _syntax(function: FunctionType) -> str:
+    """The syntax of what begins on a function's first line; its bytecode where there is no text, as in an interactive session."""
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
+    except SyntaxError:
+        return _code(code)
+    kinds = (ast.FunctionDef, ast.Lambda)
+    found = [node for node in ast.walk(tree) if isinstance(node, kinds) and _first_line(node) == code.co_firstlineno]
+    return "".join(map(_dumped, found)) or _code(code)
+
+
+def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _dumped(node: ast.FunctionDef | ast.Lambda) -> str:
+    if isinstance(node, ast.Lambda):
+        return ast.dump(node)
+    body = node.body
+    while body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # a docstring
+        body = body[1:]
+    return f"{node.name} {ast.dump(node.args)} {[ast.dump(statement) for statement in body]}"
+
+
+def _code(code: CodeType) -> str:
+    inner = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {inner} {code.co_names} {code.co_varnames}"
+
+
+def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The values of the names that a function takes from outside, and of what it takes from modules."""
+    names = list(_names(function.__code__))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _held(cell)
+    for name in names:
+        if name in function.__globals__:
+            value = function.__globals__[name]
+            yield name, value
+            if isinstance(value, ModuleType) and not hasattr(value, "__path__"):
+                for attribute in names:
+                    if isinstance(plain(found := vars(value).get(attribute)), FunctionType | int | float | str | tuple):
+                        yield f"{name}.{attribute}", found
+    yield "defaults", (function.__defaults__, dict(sorted((function.__kwdefaults__ or {}).items())))
+
+
+def _names(code: CodeType) -> dict[str, None]:
+    found = dict.fromkeys(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= _names(inner)
+    return found
+
+
+def _held(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet, as a function's own name within it
+        return None
