@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.custom.files import own
+from tccompile.custom.files import added
 from tccompile.custom.operators import Operator, Shaped, bytes_of, line_of, place_of
 from tccompile.errors import OperatorError, TccompileError
 from tccompile.ir.expr import const
@@ -56,7 +56,7 @@ class CustomKernel(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Custom)
-        operator = own().operators.get(op.operator)
+        operator = added().operators.get(op.operator)
         if operator is None or operator.elementwise:
             return f"{op.operator} is the user's own operator: give the Python that says what it is, --ops FILE.py"
         if operator.digest != op.digest:
@@ -82,14 +82,14 @@ class CustomKernel(Kernel):
         first = filled(op, program, const(0, y.dtype.compute), (), arch) if y.padded != y.shape or len(op.outputs) > 1 else ()
         if not y.size:
             return Work(first)
-        launched = _Launched(op, program, arch, own().operators[op.operator])
+        launched = _Launched(op, program, arch, added().operators[op.operator])
         launch = launched.launch()
         return Work((*first, launch), scratch=launched.used)
 
     def build(self, arch: Arch, **params: Value) -> Function:
         from tccompile.kernels.ptx.core import inline, types
 
-        operator = own().operators[params["operator"]]
+        operator = added().operators[params["operator"]]
         program = next(p for p in operator.programs if p.since == tuple(params["since"]))
         kinds, lines, scope = _wrapped(params["args"])
         given = ", ".join(f"{name}={name}" for name, *_ in params["args"])
@@ -101,7 +101,7 @@ class CustomKernel(Kernel):
     def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
         """The failure as an error in the user's file."""
         params = dict(code.params)
-        operator = own().operators[params["operator"]]
+        operator = added().operators[params["operator"]]
         function = next(p for p in operator.programs if p.since == tuple(params["since"])).function
         what = f"{operator.name} for {arch.name}"
         if isinstance(error, TccompileError):  # of what assembles it

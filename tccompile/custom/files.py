@@ -29,7 +29,7 @@ class Rewriting:
 
 
 @dataclass(frozen=True)
-class Own:
+class Added:
     """All that a user adds.
 
     operators  by name
@@ -43,16 +43,16 @@ class Own:
         return self.operators.get(f"{domain}::{op}")
 
 
-_in_force: ContextVar[Own] = ContextVar("own", default=Own())  # noqa: B039  it cannot be changed
+_in_force: ContextVar[Added] = ContextVar("added", default=Added())  # noqa: B039  it cannot be changed
 
 
-def own() -> Own:
+def added() -> Added:
     """What the user has added to what is being done now."""
     return _in_force.get()
 
 
 @contextmanager
-def using(given: Own) -> Iterator[None]:
+def using(given: Added) -> Iterator[None]:
     """Within it, these operators and rewrites are known."""
     token = _in_force.set(given)
     try:
@@ -62,7 +62,7 @@ def using(given: Own) -> Iterator[None]:
         _in_force.reset(token)
 
 
-def collected(given: Iterable[Given]) -> Own:
+def collected(given: Iterable[Given]) -> Added:
     """The operators and rewrites in files and modules, or given as they are.
 
     Raises UsageError for what holds none or two of a name, and OperatorError for a file that cannot be run.
@@ -78,7 +78,7 @@ def collected(given: Iterable[Given]) -> Own:
                 rewrites += [] if item in rewrites else [item]
             elif operators.setdefault(item.name, item) is not item:
                 raise UsageError(f"two operators are called {item.name}: {_where(operators[item.name])} and {_where(item)}")
-    return Own(operators, tuple(rewrites))
+    return Added(operators, tuple(rewrites))
 
 
 def _where(operator: Operator) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import onnx.helper
 
-from tccompile.custom.files import Own
+from tccompile.custom.files import Added
 from tccompile.custom.operators import Operator, Shaped
 from tccompile.errors import OperatorError
 from tccompile.load.types import Type
@@ -51,7 +51,7 @@ def _elem(dtype: str) -> int:
     return int(onnx.TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(dtype, dtype.upper())))
 
 
-def prepare(proto: onnx.ModelProto, known: Own) -> None:
+def prepare(proto: onnx.ModelProto, known: Added) -> None:
     """Leaves out what a model says itself of operators that the user says more of, and names domains that it forgot to."""
     kept = [f for f in proto.functions if known.find(f.domain, f.name) is None]
     if len(kept) < len(proto.functions):
@@ -59,13 +59,22 @@ def prepare(proto: onnx.ModelProto, known: Own) -> None:
         del proto.functions[:]
         proto.functions.extend(copies)
     named = {o.domain for o in proto.opset_import}
-    used = set(_domains(proto.graph.node)) & {operator.domain for operator in known.operators.values()}
+    used = {name.partition("::")[0] for name in _named(proto.graph.node)} & {
+        operator.domain for operator in known.operators.values()
+    }
     proto.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(used - named))
 
 
-def _domains(nodes: Iterable[onnx.NodeProto]) -> Iterable[str]:
+def undefined(proto: onnx.ModelProto, known: Added) -> bool:
+    """Whether a model has nodes of the user's operators that it says nothing of itself."""
+    said = {f"{f.domain}::{f.name}" for f in proto.functions}
+    return any(name in known.operators and name not in said for name in _named(proto.graph.node))
+
+
+def _named(nodes: Iterable[onnx.NodeProto]) -> Iterable[str]:
+    """The operators of nodes, and of those of graphs inside them."""
     for node in nodes:
-        yield node.domain
+        yield f"{node.domain}::{node.op_type}"
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _domains(graph.node)
+                yield from _named(graph.node)

@@ -21,7 +21,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
-from tccompile.custom.files import own as own_operators
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
@@ -168,7 +168,7 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
-        if (operator := own_operators().find(node.domain, node.op_type)) is not None:
+        if (operator := added().find(node.domain, node.op_type)) is not None:
             self.types |= custom.types_of(operator, node, [self.type_of(name, node) if name else None for name in node.input])
             self.kept.append(node)
             return

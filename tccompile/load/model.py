@@ -26,7 +26,7 @@ import onnx_graphsurgeon as gs
 from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from tccompile.custom.files import own
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
@@ -88,7 +88,7 @@ def _read(model: Model, block: int | None) -> Opened:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
     _bring_in(proto, path)
     _adopt(proto)
-    custom.prepare(proto, own())
+    custom.prepare(proto, added())
     weights = _hold_aside(proto.graph, path)
     _sort(proto.graph)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)

@@ -42,6 +42,23 @@ def _type_of(t: gs.Tensor, b: Builder) -> str:
     return (dtype_of(t) or b.io_dtype(t)).value
 
 
+LARGEST = 1 << 11
+"""Operations of an expression, each counted wherever it stands; and 20 times how deep they nest."""
+
+
+def _size(expr: Expr) -> tuple[int, int]:
+    """How many operations an expression has, and 20 times its depth."""
+    known: dict[int, tuple[int, int]] = {}
+
+    def of(e: Expr) -> tuple[int, int]:
+        if id(e) not in known:
+            parts = [of(a) for a in e.args]
+            known[id(e)] = 1 + sum(n for n, _ in parts), 20 + max((depth for _, depth in parts), default=0)
+        return known[id(e)]
+
+    return of(expr)
+
+
 # --- Elementwise -------------------------------------------------------------------------------------------------------
 
 
@@ -61,6 +78,11 @@ def _elementwise(
         y = b.result(t, order)
         with blamed_on_user(operator.meaning, operator.name):
             expr = as_expr(results[k])
+        if max(_size(expr)) > LARGEST:
+            what = "a value that is used twice counts twice, with all that it is made of"
+            raise operator.wrong(
+                f"its expression has more than {LARGEST} operations ({what}): write a kernel, or several operators"
+            )
         b.compute(y, _stored(expr, y.dtype), reads)
 
 
@@ -117,6 +139,7 @@ def _with_kernel(
             by_type.setdefault(b.dtype(t), []).append(k)
     fields = {
         "operator": operator.name, "digest": operator.digest, "reads": reads, "floats": operator.floats,
+        "layout": operator.layout,
         "settings": json.dumps({"types": types, "attributes": attributes}, sort_keys=True),
     }  # fmt: skip
     inputs = [t for t in tensors if t is not None]

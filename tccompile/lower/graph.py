@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from tccompile.custom.files import own
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, PlanError, blamed_on
 from tccompile.ir.expr import identity_view
 from tccompile.ir.limits import check_program
@@ -92,7 +92,7 @@ def _convert(node: gs.Node, b: Builder) -> None:
     if why := missing(node.op, node.domain):
         raise b.refuse(*why)
     with blamed_on(_called(node)):
-        if (operator := own().find(node.domain, node.op)) is not None:
+        if (operator := added().find(node.domain, node.op)) is not None:
             custom(operator, node, b)
         else:
             BY_DOMAIN[node.domain][node.op](node, b)
@@ -107,7 +107,7 @@ BY_DOMAIN = {None: CONVERTERS, "": CONVERTERS, "ai.onnx": CONVERTERS, "ai.onnx.m
 
 def missing(op: str, domain: str | None) -> tuple[str, str] | None:
     """Why there is no converter for an operator, and the way out; None if there is one."""
-    if op in BY_DOMAIN.get(domain, {}) or own().find(domain, op) is not None:
+    if op in BY_DOMAIN.get(domain, {}) or added().find(domain, op) is not None:
         return None
     if domain not in (None, "", "ai.onnx"):
         way_out = "say what it is in Python, --ops FILE.py, replace it by supported ops, or split the model there"

@@ -23,7 +23,7 @@ import onnx.helper
 import onnx.shape_inference
 import onnx_graphsurgeon as gs
 
-from tccompile.custom.files import Rewriting, own
+from tccompile.custom.files import Rewriting, added
 from tccompile.custom.operators import STANDARD, Operator, Shaped, blamed_on_user, place_of
 from tccompile.errors import OperatorError, TccompileError
 from tccompile.load.constants import literal
@@ -138,7 +138,7 @@ def _seen(t: gs.Tensor) -> Shaped:
 
 def apply_own(edit: Editor) -> None:
     """Apply the user's rewrites to each node of the graph once, the first that holds."""
-    rules = [one.rule for one in own().rewrites]
+    rules = [one.rule for one in added().rewrites]
     for node in list(edit.graph.nodes) if rules else ():
         for rule in rules:
             if node.op not in rule.ops or not node.outputs:
@@ -224,7 +224,7 @@ class _Right:
         return literal(self.edit.name(f"{name_of(self.node)}/number"), x, like.dtype)
 
     def _type(self, part: Node, inputs: list[gs.Tensor]) -> Shaped:
-        operator = own().find(part.domain, part.op)
+        operator = added().find(part.domain, part.op)
         try:
             if operator is not None:
                 return self._of_own(operator, part, inputs)

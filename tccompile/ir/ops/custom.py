@@ -71,6 +71,7 @@ class Custom(Op):
     outputs   which of its outputs y holds, ascending
     settings  JSON: of each tensor the type that the model gives it ("types"), and the attributes ("attributes")
     floats    how it takes floats: "float32" only, or "any" as they are stored
+    layout    which axis of what it reads and writes lies innermost: "any", the last one ("rows") or the second ("channels")
     """
 
     operator: Annotated[str, Text()]
@@ -79,6 +80,7 @@ class Custom(Op):
     outputs: tuple[int, ...]
     settings: Annotated[str, Text()]
     floats: Annotated[str, OneOf("float32", "any")] = "float32"
+    layout: Annotated[str, OneOf("any", "rows", "channels")] = "any"
 
     takes_epilogue = False
 

@@ -1,0 +1,21 @@
+"""Kernels of users' own operators: values by their PTX, on generations with Tensor Cores and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.kernels.custom import CustomKernel
+from tests.gpu.cases import CASES, program_of
+from tests.kernels import machine
+from tests.kernels.support import check
+from tests.tiers import thorough, usually
+
+KERNEL = CustomKernel()
+CUSTOM = [case for case in CASES if case.startswith("custom")]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_61", marks=thorough), pytest.param("sm_90a", marks=thorough)])
+@pytest.mark.parametrize("case", usually(CUSTOM, "custom_tensor_cores", "custom_outputs"))
+def test_values(case: str, arch: str) -> None:
+    check(KERNEL, program_of(case), arch=ARCHS[arch], run=machine.run, once=False)
