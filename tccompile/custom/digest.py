@@ -64,7 +64,7 @@ def _is_own(function: FunctionType) -> bool:
     """Whether a function is the user's, not an installed package's or Python's."""
     path = function.__code__.co_filename
     installed = "site-packages" in path or "dist-packages" in path or path.startswith(sysconfig.get_path("stdlib"))
-    return not installed and function.__module__.partition(".")[0] != "tccompile"
+    return not installed and (function.__module__ or "").partition(".")[0] != "tccompile"
 
 
 def _syntax(function: FunctionType) -> str:

@@ -32,10 +32,11 @@ def write_outputs(program: Program) -> Program:
 def lay_as_asked(program: Program) -> Program:
     tensors, ops = dict(program.tensors), list[Op]()
     for op in program.ops:
-        for name in dict.fromkeys(op.reads) if isinstance(op, Custom) and op.layout != "any" else ():
-            if name is None or _lies(t := tensors[name], op.layout):
+        layout = op.layout if isinstance(op, Custom) else "any"
+        for name in op.operands if layout != "any" else ():
+            if _lies(t := tensors[name], layout):
                 continue
-            copy = dense(f"{name}.{op.layout}", t.shape, t.dtype, _order(t.rank, op.layout))
+            copy = dense(f"{name}.{layout}", t.shape, t.dtype, _order(t.rank, layout))
             if copy.name not in tensors:
                 tensors[copy.name] = copy
                 view = Epilogue(load(0, t.dtype.compute), (identity_view(name, t.rank),))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +13,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 
 import tccompile as tc
 from tccompile.arch import ARCHS
 from tccompile.custom.files import collected, using
 from tccompile.emit import toolchain
+from tccompile.emit.compile import compile_code, resources
 from tccompile.errors import DeviceError, TccompileError
 from tccompile.ir.limits import check_program
 from tccompile.ir.ops import Custom
@@ -27,6 +32,7 @@ from tccompile.verify.rebuild import differences
 from tests.custom.common import EXAMPLE, OPERATORS, model_of, normal, plan_of, program_of, run
 from tests.custom.operators import LANES, peak_numpy, spread_numpy
 from tests.networks import relative_error
+from tests.plans import without_code
 from tests.rewrites.common import Net
 from tests.tiers import thorough
 
@@ -159,14 +165,48 @@ def test_what_is_verified_are_the_references() -> None:
 
 
 @thorough
-def test_the_example_is_compiled_for_all_generations_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = tc.compile(model_of(example()), ops=[EXAMPLE / "press.py"])
-    assert {s.arch for s in plan.entries[0].sections} == set(ARCHS)
-    kernels = [image for image in plan.images if image.kernel == "custom"]
-    assert len(kernels) == len(plan.entries[0].sections) and all(image.code for image in kernels)
-    plan.save(tmp_path / "press.plan")
-    text = (tmp_path / "press.plan").read_bytes()
-    assert b"cells" not in text and str(EXAMPLE).encode() not in text
+def test_the_example_s_kernels_are_compiled_for_all_generations() -> None:
+    program = program_of(example(), EXAMPLE / "press.py")
     with using(collected([EXAMPLE / "press.py"])):
-        again = tc.compile(model_of(example()), archs=["sm_80"], ops=[EXAMPLE / "press.py"])
-        assert differences(again) == []
+        for arch in ARCHS.values():
+            (launch,) = CustomKernel().work(program.ops[-1], program, {}, arch).launches
+            assert resources(launch.code, arch).stack == 0
+            text = compile_code(launch.code, arch, "ptx").code
+            assert (b"mma.sync" in text) == (arch.cc >= (8, 0)) and str(EXAMPLE).encode() not in text
+
+
+@thorough
+def test_a_plan_s_code_is_made_again_with_the_user_s_python() -> None:
+    net = Net(x=(33, 5))
+    plan = tc.compile(model_of(net.out(net("Peak", "x", domain="test"))), archs=["sm_86"], ops=[OPERATORS])
+    assert [image.kernel for image in plan.images] == ["custom"]
+    with using(collected([OPERATORS])):
+        assert differences(plan) == []
+        changed = replace(plan, images=(replace(plan.images[0], code=plan.images[0].code[:-1] + b"!"),))
+        assert "bytes that are not the" in differences(changed)[0].what
+
+
+@thorough
+def test_the_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "demo.py"), "sm_61", "sm_80"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLE.parents[2])}
+    text = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "sm_61 launches features + screen, cells\n" in text and "sm_80 launches features + screen, cells\n" in text
+    assert re.search(r"distances from 2\.\d\d to \d\.\d\d, on ", text) and (tmp_path / "press.plan").exists()
+
+
+def test_a_model_s_own_function_of_the_name_is_what_onnx_runtime_runs() -> None:
+    """The user's kernel takes its place here, and --verify compares the two."""
+    net = Net(x=(7, 5))
+    model = model_of(net.out(net("Peak", "x", domain="test")))
+    body = [helper.make_node("ReduceMax", ["x", "axis"], ["y"], keepdims=0)]
+    body.insert(0, helper.make_node("Constant", [], ["axis"], value_ints=[1]))
+    opsets = [helper.make_opsetid("", 23)]
+    model.functions.append(helper.make_function("test", "Peak", ["x"], ["y"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("test", 1))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info(net.outputs[0], 1, None))
+    with using(collected([OPERATORS])):
+        plan = without_code(model, ("sm_80",))
+        assert [type(op) for op in plan.entries[0].program.ops] == [Custom]
+        found = verify(model, plan, 1e-6)
+    assert found.passed and found.plan.certificates[0].oracle.startswith("ONNX Runtime")
