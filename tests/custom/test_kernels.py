@@ -188,10 +188,10 @@ def test_a_plan_s_code_is_made_again_with_the_user_s_python() -> None:
 
 @thorough
 def test_the_example_runs(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLE / "demo.py"), "sm_61", "sm_80"]
+    command = [sys.executable, str(EXAMPLE / "demo.py"), "sm_80"]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLE.parents[2])}
     text = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
-    assert "sm_61 launches features + screen, cells\n" in text and "sm_80 launches features + screen, cells\n" in text
+    assert "sm_80 launches features + screen, cells\n" in text
     assert re.search(r"distances from 2\.\d\d to \d\.\d\d, on ", text) and (tmp_path / "press.plan").exists()
 
 

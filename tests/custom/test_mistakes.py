@@ -104,19 +104,13 @@ def test_where_operators_are_made(tmp_path: Path, text: str, message: str) -> No
         (VALUES.format("x"), {"far": 1}, r"the node's attribute 'far' is none of \(x, by\)"),
         (VALUES.format("x"), {"x": 1}, "the node's attribute 'x' is an input of the node, too"),
         (VALUES.format("x").replace("by=1.0", "by"), {}, "the node gives no 'by', neither as an input nor as an attribute"),
-        (VALUES.format("x").replace("x.like()", "x"), {}, ""),
         (VALUES.format("x").replace("x.like()", "x.shape"), {}, "give x.like"),
         (VALUES.format("x").replace("x.like()", "x.like(dtype='half')"), {}, "an output of type 'half'; choose from float32"),
         (VALUES.format("x").replace("x.like()", "x.like((2,))"), {}, "does not broadcast to its output"),
         (VALUES.format("x").replace("lambda x", "lambda z"), {}, "a rule of test::F asks for 'z'; there are x, by"),
         (VALUES.format("x").replace("x.like()", "x.lke()"), {}, r"ops\.py:5: test::F: AttributeError"),
         (VALUES.format("x, x"), {}, "it gives 2 values, and its rule says 1 outputs"),
-        (
-            "def g(x):\n    for _ in range(12):\n        x = x * x + x\n    return x\n" + VALUES.format("g(x)"),
-            {},
-            "write a kernel",
-        ),
-        (KERNEL.format("", "pass").replace("x by=1.0: x", "x, by=1.0: x[0]"), {}, ""),
+        (VALUES.format("g(g(g(g(x))))") + "def g(x):\n    return x**3 + x**2 + x / (x**3 + 1)\n", {}, "write a kernel"),
         (KERNEL.format("", "pass").replace("1.0: x,", "1.0: x[0],").replace("by=1.0: x)", "by=1.0: x[0])"), {}, "its rule says"),
         (KERNEL.format("", "pass").replace("x.like()", "(x, x)"), {}, r"gives 2 outputs of test::F, and its kernel writes \(y\)"),
         (KERNEL.format("", "pass").replace("1.0: x)", "1.0: x / None)"), {}, "TypeError: unsupported operand"),
@@ -124,9 +118,6 @@ def test_where_operators_are_made(tmp_path: Path, text: str, message: str) -> No
 )
 def test_where_nodes_do_not_fit(tmp_path: Path, text: str, attributes: dict[str, object], message: str) -> None:
     path, _ = file(tmp_path, text)
-    if not message:
-        program_of(net(**attributes), path)
-        return
     with pytest.raises(OperatorError, match=message):
         program_of(net(**attributes), path)
 
