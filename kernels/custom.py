@@ -71,7 +71,7 @@ class CustomKernel(Kernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Custom)
-        yield {"operator": op.operator}
+        yield {"operator": op.operator, "function": added().operators[op.operator].program(arch).function.__name__}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return measured(arch).launch_us + traffic_us(op, program, arch)

@@ -467,7 +467,9 @@ class Folder:
         for name, type_ in outputs.items():
             if type_ is None:
                 failure = (
-                    self.undecided(node, domain) if known else "the operator is not one of ONNX's; export the model without it"
+                    self.undecided(node, domain)
+                    if known
+                    else "the operator is not one of ONNX's; say what it is in Python (--ops), or export the model without it"
                 )
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
             if max(type_.shape, default=0) >= MAX_EXTENT:

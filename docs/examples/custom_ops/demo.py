@@ -25,7 +25,8 @@ def network(shape: tuple[int, int, int, int] = (1, 3, 90, 120), seeds: int = 24)
     image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, shape)
     result = helper.make_tensor_value_info("print", onnx.TensorProto.FLOAT, None)
     weights = [onnx.numpy_helper.from_array(values.astype(np.float32), name) for name, values in constants.items()]
-    return helper.make_model(helper.make_graph(nodes, "press", [image], [result], weights))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("press", 1)]
+    return helper.make_model(helper.make_graph(nodes, "press", [image], [result], weights), opset_imports=opsets)
 
 
 if __name__ == "__main__":
