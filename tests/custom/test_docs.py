@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,4 +54,3 @@ def test_all_functions_are_told() -> None:
         re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", TEXT.split("## Elementwise operators")[1].split("**Limits.")[0])))
     )
     assert set(tc.OF_VALUES) <= told
-    assert Path(EXAMPLE / "demo.py").exists()
