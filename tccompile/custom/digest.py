@@ -85,12 +85,10 @@ def _first_line(node: ast.FunctionDef | ast.Lambda) -> int:
 
 
 def _dumped(node: ast.FunctionDef | ast.Lambda) -> str:
-    if isinstance(node, ast.Lambda):
-        return ast.dump(node)
-    body = node.body
-    while body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # a docstring
-        body = body[1:]
-    return f"{node.name} {ast.dump(node.args)} {[ast.dump(statement) for statement in body]}"
+    """What a function says, without its decorators: what an operator's say counts by itself."""
+    parts: list[str] = [node.name] if isinstance(node, ast.FunctionDef) else []
+    outline([node.args, node.body], parts)
+    return " ".join(parts)
 
 
 def _code(code: CodeType) -> str:
@@ -99,9 +97,10 @@ def _code(code: CodeType) -> str:
 
 
 def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The values of the names that a function takes from outside, and of what it takes from modules."""
-    names = list(_names(function.__code__))
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    """The values of the names that a function takes from outside, and of what it takes from modules, in order of the alphabet:
+    versions of Python have orders of their own."""
+    names = sorted(_names(function.__code__))
+    for name, cell in sorted(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True), key=lambda p: p[0]):
         yield name, _held(cell)
     for name in names:
         if name in function.__globals__:
@@ -127,3 +126,29 @@ def _held(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not set yet, as a function's own name within it
         return None
+
+
+# --- Syntax ------------------------------------------------------------------------------------------------------------
+
+LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
+"""Fields of a syntax tree that follow from others, or are comments."""
+
+
+def outline(node: Any, parts: list[str]) -> None:
+    """What a syntax tree says, the same in every version of Python: nodes and their fields in order, but for strings that are
+    statements, such as docstrings, and fields that are empty, which versions add."""
+    if isinstance(node, ast.AST):
+        parts.append(type(node).__name__)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is not None and value != [] and name not in LAYOUT:
+                parts.append(name)
+                outline(value, parts)
+        parts.append(")")
+    elif isinstance(node, list):
+        for item in node:
+            if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)):
+                outline(item, parts)
+        parts.append("]")
+    else:
+        parts.append(repr(node))
