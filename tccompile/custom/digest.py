@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import linecache
+import re
+import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -26,16 +28,14 @@ def digest_of(*values: Any) -> str:
 
 
 def _say(value: Any, parts: list[str], seen: dict[int, int]) -> None:
-    """Append what a value is, each function once."""
+    """Append what a value is, each function and object once."""
     value = plain(value)
-    if isinstance(value, FunctionType) and _is_own(value):
-        known = id(value) in seen
-        parts.append(f"function {seen.setdefault(id(value), len(seen))}")
-        if not known:
-            parts.append(_syntax(value))
-            for name, other in _named(value):
-                parts.append(name)
-                _say(other, parts, seen)
+    if value is None or isinstance(value, str | bytes | int | float | complex | np.generic):
+        parts.append(repr(value))
+    elif isinstance(value, np.ndarray):
+        parts.append(f"{value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}")
+    elif isinstance(value, set | frozenset):
+        parts.append(f"set of {sorted(map(repr, value))}")
     elif isinstance(value, ModuleType):
         parts.append(f"module {value.__name__}")
     elif isinstance(value, Mapping):
@@ -46,13 +46,32 @@ def _say(value: Any, parts: list[str], seen: dict[int, int]) -> None:
         parts.append(f"{len(value)} values")
         for item in value:
             _say(item, parts, seen)
-    elif isinstance(value, np.ndarray):
-        parts.append(f"{value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}")
-    elif value is None or isinstance(value, str | bytes | int | float | complex):
-        parts.append(repr(value))
-    else:  # a class, a type of Numba's, an intrinsic: by its name
-        named = value if hasattr(value, "__qualname__") else type(value)
-        parts.append(f"{named.__module__}.{named.__qualname__} {getattr(value, 'name', '')}")
+    elif id(value) in seen:
+        parts.append(f"number {seen[id(value)]}")
+    else:
+        seen[id(value)] = len(seen)
+        _say_object(value, parts, seen)
+
+
+def _say_object(value: Any, parts: list[str], seen: dict[int, int]) -> None:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    parts.append(f"{named.__module__}.{named.__qualname__}")
+    if isinstance(value, FunctionType):
+        if _is_own(value):
+            parts.append(_syntax(value))
+            _say([*_named(value)], parts, seen)
+    elif isinstance(function := getattr(value, "_defn", None), FunctionType):  # an intrinsic of Numba's: what it is made with
+        typer = function.__globals__.get("typer", function)  # as ptx/core.py makes them
+        _say([*_closure(function), *_closure(typer), function.__name__], parts, seen)
+        _say(function if _is_own(function) else None, parts, seen)
+    elif isinstance(value, type):
+        own = sys.modules.get(value.__module__)
+        if own is not None and _is_of_user(getattr(own, "__file__", None) or "", value.__module__):
+            _say({name: v for name, v in sorted(vars(value).items()) if not name.startswith("__")}, parts, seen)
+    elif type(value).__module__.partition(".")[0] != "tccompile":
+        parts.append(re.sub(r"0x[0-9a-f]+", "", repr(value)))
+    else:
+        parts.append(str(getattr(value, "name", "")))
 
 
 def plain(value: Any) -> Any:
@@ -62,9 +81,12 @@ def plain(value: Any) -> Any:
 
 def _is_own(function: FunctionType) -> bool:
     """Whether a function is the user's, not an installed package's or Python's."""
-    path = function.__code__.co_filename
+    return _is_of_user(function.__code__.co_filename, function.__module__ or "")
+
+
+def _is_of_user(path: str, module: str) -> bool:
     installed = "site-packages" in path or "dist-packages" in path or path.startswith(sysconfig.get_path("stdlib"))
-    return not installed and (function.__module__ or "").partition(".")[0] != "tccompile"
+    return not installed and module.partition(".")[0] not in ("tccompile", "numba", "numpy")
 
 
 def _syntax(function: FunctionType) -> str:
@@ -100,8 +122,7 @@ def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """The values of the names that a function takes from outside, and of what it takes from modules, in order of the alphabet:
     versions of Python have orders of their own."""
     names = sorted(_names(function.__code__))
-    for name, cell in sorted(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True), key=lambda p: p[0]):
-        yield name, _held(cell)
+    yield from _closure(function)
     for name in names:
         if name in function.__globals__:
             value = function.__globals__[name]
@@ -111,6 +132,11 @@ def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
                     if isinstance(plain(found := vars(value).get(attribute)), FunctionType | int | float | str | tuple):
                         yield f"{name}.{attribute}", found
     yield "defaults", (function.__defaults__, dict(sorted((function.__kwdefaults__ or {}).items())))
+
+
+def _closure(function: FunctionType) -> list[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return sorted(((name, _held(cell)) for name, cell in cells), key=lambda pair: pair[0])
 
 
 def _names(code: CodeType) -> dict[str, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from tccompile.custom.files import collected, using
 from tccompile.emit.compile import compile_code
 from tccompile.errors import OperatorError, TccompileError, UsageError
 from tccompile.kernels.custom import CustomKernel
-from tests.custom.common import OPERATORS, model_of, normal, program_of
+from tests.custom.common import OPERATORS, model_of, program_of
 from tests.rewrites.common import Net
 
 HEAD = "import math\nimport numpy as np\nimport tccompile as tc\nfrom numba import cuda, float32\n"
@@ -203,4 +202,17 @@ def test_a_digest_is_of_what_closures_hold() -> None:
 
     assert made(1) == made(1) != made(2)
     assert made(np.ones(3)) != made(np.zeros(3)) and made(np.sin) != made(np.cos)
-    assert not re.search("0x", made(1)) and normal(1).size
+    assert made(np.float32(1)) != made(np.float32(2)) and made({1}) != made({2})
+    assert made(type("A", (), {"k": 1, "__module__": __name__})) != made(type("A", (), {"k": 2, "__module__": __name__}))
+
+
+def test_a_digest_is_of_instructions() -> None:
+    """The same Python means something else with another instruction."""
+    from tccompile.kernels.ptx import mma
+
+    def made(product: object) -> str:
+        return digest_of(lambda a: product(a))  # type: ignore[operator]
+
+    names = ("mma.m16n8k16", "mma.m16n8k16.bf16", "mma.m16n8k16")
+    first, other, same = (made(mma.multiply_fragment(name)) for name in names)
+    assert first == same != other and made(mma.halves) not in (first, other) and made(mma.store_word) != made(mma.store_chunk)
