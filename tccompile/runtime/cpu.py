@@ -55,11 +55,9 @@ class CpuPlatform:
 
     name = "cpu"
 
-    def __init__(
-        self, plan: Plan, target: str | None = None, check_finite: bool = False, own: Mapping[str, Meaning] | None = None
-    ):
+    def __init__(self, plan: Plan, target: str | None = None, check_finite: bool = False):
         self.plan, self.target, self.check_finite = plan, target, check_finite
-        self.own = meanings() if own is None else own
+        self.own = meanings()  # of operators of the user's, now: an entry may be loaded when others are in force
 
     def load(self, entry: Entry) -> CpuEngine:
         sections = [s for s in entry.sections if self.target in (None, s.arch)]

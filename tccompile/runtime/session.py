@@ -6,6 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tccompile.custom.files import Given, collected
+from tccompile.custom.files import Given, collected, using
 from tccompile.errors import DeviceError, InputError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
@@ -73,7 +74,6 @@ class Session:
         ops: Sequence[Given] = (),
     ):
         self.plan = plan if isinstance(plan, Plan) else _in_file(plan)
-        self._own = collected(ops).operators if ops else None
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
@@ -85,7 +85,8 @@ class Session:
         """What `lora` was told that these are."""
         self._adapted: frozenset[str] = frozenset()
         """The weights that have adapters merged."""
-        self._platform = self._open(device, target, check_finite)
+        with using(collected(ops)) if ops else nullcontext():
+            self._platform = self._open(device, target, check_finite)
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
         """The platform that was asked for, with the first entry loaded on it."""
@@ -103,7 +104,7 @@ class Session:
                 warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
         from tccompile.runtime.cpu import CpuPlatform
 
-        return self._loaded(CpuPlatform(self.plan, target, check_finite, self._own))
+        return self._loaded(CpuPlatform(self.plan, target, check_finite))
 
     def _loaded(self, platform: Platform) -> Platform:
         self._engines[0] = platform.load(self.plan.entries[0])
