@@ -92,7 +92,7 @@ class CustomKernel(Kernel):
         operator = added().operators[params["operator"]]
         program = next(p for p in operator.programs if p.since == tuple(params["since"]))
         kinds, lines, scope = _wrapped(params["args"])
-        given = ", ".join(f"{name}={name}" for name, *_ in params["args"])
+        given = ", ".join(f"{name}=a{i}" for i, (name, *_) in enumerate(params["args"]))
         text = f"def kernel({', '.join(name for name, _ in kinds)}):\n" + "".join(f"    {line}\n" for line in lines)
         text += f"    function({given})\n"
         function = execute(text, {**names(), **scope, "function": inline(program.function)}, "kernel")
@@ -249,15 +249,16 @@ def _wrapped(args: Any) -> tuple[list[tuple[str, str]], list[str], Mapping[str, 
     kinds: list[tuple[str, str]] = []
     lines: list[str] = []
     scope: dict[str, Any] = {}
-    for name, kind, *more in args:
+    for i, (_, kind, *more) in enumerate(args):  # by names of our own: the user's may be any
+        name = f"a{i}"
         if kind == "array":
             dtype, rank, layout, readonly = more
-            at, extents, strides = f"{name}_at", [f"{name}_n{i}" for i in range(rank)], [f"{name}_s{i}" for i in range(rank)]
+            at, extents, strides = f"{name}_at", [f"{name}_n{k}" for k in range(rank)], [f"{name}_s{k}" for k in range(rank)]
             kinds += [(at, "address"), *((n, "int") for n in (*extents, *strides))]
             scope[f"{name}_array"] = device_function(intrinsic("ptx.arrays.array_at", dtype, rank, layout, readonly))
             lines.append(f"{name} = {name}_array({at}, {tuple_of(extents)}, {tuple_of(strides)})")
         elif kind in ("ints", "floats"):
-            parts = [f"{name}_{i}" for i in range(more[0])]
+            parts = [f"{name}_{k}" for k in range(more[0])]
             kinds += [(part, kind.removesuffix("s")) for part in parts]
             lines.append(f"{name} = {tuple_of(parts)}")
         elif kind == "constant":

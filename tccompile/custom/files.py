@@ -20,12 +20,12 @@ from tccompile.custom.operators import Operator
 from tccompile.errors import OperatorError, TccompileError, UsageError
 from tccompile.ir.ops.custom import meaning
 
-Given = str | os.PathLike[str] | ModuleType | Operator | Any
-"""What users give: a file, a module, an operator or a rewrite."""
-
-
 class Rewriting:
     """A rewrite of the user's own, as `rewrites/own.py` makes it."""
+
+
+Given = str | os.PathLike[str] | ModuleType | Operator | Rewriting
+"""What users give: a file, a module, an operator or a rewrite."""
 
 
 @dataclass(frozen=True)

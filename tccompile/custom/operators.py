@@ -189,6 +189,8 @@ class Operator:
                 raise _wrong(self.out, f"an output of type {t.dtype!r}; choose from {', '.join(DTYPES)}")
             if not all(hasattr(n, "__index__") and 0 <= n < 1 << 31 for n in t.shape):
                 raise _wrong(self.out, f"an output of extents {t.shape}; they are integers from 0 to 2^31 - 1")
+            if t.size >= 1 << 40:
+                raise _wrong(self.out, f"an output of {t.size} elements; fewer than 2^40 are supported")
         if not self.elementwise and len(outputs) != len(self.outputs):
             names = ", ".join(self.outputs)
             raise _wrong(self.out, f"the rule gives {len(outputs)} outputs of {self.name}, and its kernel writes ({names})")

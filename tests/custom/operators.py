@@ -78,6 +78,20 @@ def peak(x, bias, value, place):
     value[row], place[row] = best, int64(found)
 
 
+@tc.op(
+    "test::Names",
+    out=lambda function: function.like(),
+    grid=1,
+    threads=32,
+    reference=lambda function, i32, cuda=(1, 2): function * i32 + cuda[1],
+)
+@cuda.jit
+def names(kernel, function, i32, cuda):
+    """Parameters of any names, in any order; a function that Numba has been told of."""
+    for k in range(function.shape[0]):
+        kernel[k] = function[k] * float32(i32) + float32(cuda[1])
+
+
 @tc.op("test::Ramp", out=lambda x, low, high: x.like(), elementwise=True)
 def ramp(x, low, high=1.0):
     return tc.clip((x - low) / (high - low), 0.0, 1.0)

@@ -104,6 +104,12 @@ def test_where_operators_are_made(tmp_path: Path, text: str, message: str) -> No
         (VALUES.format("x"), {"x": 1}, "the node's attribute 'x' is an input of the node, too"),
         (VALUES.format("x").replace("by=1.0", "by"), {}, "the node gives no 'by', neither as an input nor as an attribute"),
         (VALUES.format("x").replace("x.like()", "x.shape"), {}, "give x.like"),
+        (
+            VALUES.format("x").replace("x.like()", "x.like((1 << 30, 1 << 30))"),
+            {},
+            "fewer than 2^40 are supported".replace("^", "."),
+        ),
+        (VALUES.format("x").replace("x.like()", "x.like((x.shape[0] / 2,))"), {}, "an output of extents"),
         (VALUES.format("x").replace("x.like()", "x.like(dtype='half')"), {}, "an output of type 'half'; choose from float32"),
         (VALUES.format("x").replace("x.like()", "x.like((2,))"), {}, "does not broadcast to its output"),
         (VALUES.format("x").replace("lambda x", "lambda z"), {}, "a rule of test::F asks for 'z'; there are x, by"),
@@ -153,7 +159,9 @@ def test_what_is_given(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             collected(given)
-    assert set(collected([OPERATORS, OPERATORS]).operators) == {f"test::{n}" for n in ("Spread", "Peak", "Ramp", "Parts")}
+    assert set(collected([OPERATORS, OPERATORS]).operators) == {
+        f"test::{n}" for n in ("Spread", "Peak", "Names", "Ramp", "Parts")
+    }
 
 
 def test_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1349,6 +1349,7 @@ CASES: Cases = {
     ),
     "custom_one_of_two": _case(custom, "test::Spread", [(5, 19), (19, 70)], (5, 70), dtype=F16, steps=(1.5, 2), scale=2),
     "custom_integers": _case(custom, "test::Peak", [(45, 11)], (45,), (1,), I64, orders=((1, 0),)),
+    "custom_names": _case(custom, "test::Names", [(9,)], (9,), i32=3, cuda=[1, 5]),
     "custom_optional": _case(custom, "test::Peak", [(45, 11), (11,)], (45,)),
     "trees": _case(trees, (19, 11), 1, 20, 4),
     "trees_of_a_row": _case(trees, (1, 5), 1, 300, 4),
