@@ -20,6 +20,7 @@ from tccompile.custom.operators import Operator
 from tccompile.errors import OperatorError, TccompileError, UsageError
 from tccompile.ir.ops.custom import meaning
 
+
 class Rewriting:
     """A rewrite of the user's own, as `rewrites/own.py` makes it."""
 
