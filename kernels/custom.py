@@ -90,7 +90,7 @@ class CustomKernel(Kernel):
         from tccompile.kernels.ptx.core import inline, types
 
         operator = added().operators[params["operator"]]
-        program = next(p for p in operator.programs if p.since == tuple(params["since"]))
+        program = next(p for p in operator.programs if p.since == params["since"])
         kinds, lines, scope = _wrapped(params["args"])
         given = ", ".join(f"{name}=a{i}" for i, (name, *_) in enumerate(params["args"]))
         text = f"def kernel({', '.join(name for name, _ in kinds)}):\n" + "".join(f"    {line}\n" for line in lines)
@@ -102,10 +102,11 @@ class CustomKernel(Kernel):
         """The failure as an error in the user's file."""
         params = dict(code.params)
         operator = added().operators[params["operator"]]
-        function = next(p for p in operator.programs if p.since == tuple(params["since"])).function
+        function = next(p for p in operator.programs if p.since == params["since"]).function
         what = f"{operator.name} for {arch.name}"
         if isinstance(error, TccompileError):  # of what assembles it
-            return OperatorError(f"{place_of(function)}{what}: {error}; fewer threads leave each of them more registers")
+            hint = "; fewer threads leave each of them more registers" if "spills" in str(error) else ""
+            return OperatorError(f"{place_of(function)}{what}: {error}{hint}")
         line = _line_in(error, function)
         where = re.sub(r":\d+: $", f":{line}: ", place_of(function)) if line else line_of(error, function)
         return OperatorError(f"{where}{what}: {_said(error)}")

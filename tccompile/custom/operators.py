@@ -61,18 +61,22 @@ Rule = Callable[..., Any]
 class Program:
     """A Numba-CUDA kernel of an operator, and how it is launched.
 
-    since    the oldest compute capability that it is for
+    since    the oldest generation that it is for, "sm_80"; one such as "sm_90a" is the only one; empty for any
     grid     blocks: a number, two or three, or a rule for them; threads, of a block
     shared   bytes of dynamic shared memory, or a rule for them
     scratch  a rule for a tensor of working memory, the kernel's parameter `scratch`; or None
     """
 
     function: FunctionType
-    since: tuple[int, int]
+    since: str
     grid: Any
     threads: int
     shared: Any
     scratch: Rule | None
+
+    def suits(self, arch: Arch) -> bool:
+        """Whether a generation can run it."""
+        return not self.since or self.since == arch.name or (not ARCHS[self.since].suffix and ARCHS[self.since].cc <= arch.cc)
 
 
 @dataclass(eq=False)
@@ -104,7 +108,8 @@ class Operator:
     def on(
         self, since: str, *, grid: Any, threads: int = 256, shared: Any = 0, scratch: Rule | None = None
     ) -> Callable[[Any], Operator]:
-        """Decorates another kernel of the operator, for this generation of GPUs (as "sm_80") and newer ones.
+        """Decorates another kernel of the operator, for this generation of GPUs (as "sm_80") and newer ones; for "sm_90a" alone,
+        whose code no other runs.
 
         Its parameters are those of the first kernel, in any order; for the rest see `op`.
         """
@@ -114,9 +119,12 @@ class Operator:
                 raise _wrong(function, f"{self.name} is elementwise, and needs no kernel")
             if since not in ARCHS:
                 raise _wrong(function, f"unknown GPU generation {since!r}; choose from {', '.join(ARCHS)}")
-            made = Program(plain(function), ARCHS[since].cc, grid, threads, shared, scratch)
+            if any(p.since == since for p in self.programs):
+                raise _wrong(function, f"{self.name} has a kernel for {since} already")
+            made = Program(plain(function), since, grid, threads, shared, scratch)
             _check_program(self, made)
-            self.programs = tuple(sorted((*self.programs, made), key=lambda p: p.since))
+            order = ["", *ARCHS]
+            self.programs = tuple(sorted((*self.programs, made), key=lambda p: order.index(p.since)))
             return self
 
         return decorate
@@ -140,7 +148,7 @@ class Operator:
 
     def program(self, arch: Arch) -> Program:
         """The kernel for a generation."""
-        return next(p for p in reversed(self.programs) if p.since <= arch.cc)
+        return next(p for p in reversed(self.programs) if p.suits(arch))
 
     @cached_property
     def digest(self) -> str:
@@ -261,7 +269,7 @@ def op(
         if elementwise:
             return Operator(name, function, out, True)
         made = Operator(name, plain(reference), out, False, layout=layout, floats=floats)
-        made.programs = (Program(function, (0, 0), grid, threads, shared, scratch),)
+        made.programs = (Program(function, "", grid, threads, shared, scratch),)
         _check_program(made, made.programs[0])
         if not made.outputs:
             raise _wrong(function, f"{name}'s kernel has no parameter beside those of its reference: it would write nothing")

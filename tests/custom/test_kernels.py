@@ -73,7 +73,7 @@ def test_the_example_is_two_launches_and_the_kernel_is_the_generation_s() -> Non
     with using(collected([EXAMPLE / "press.py"])):
         for arch in ARCHS.values():
             (launch,) = CustomKernel().work(program.ops[-1], program, {}, arch).launches
-            assert dict(launch.code.params)["since"] == ((8, 0) if arch.cc >= (8, 0) else (0, 0))
+            assert dict(launch.code.params)["since"] == ("sm_80" if arch.cc >= (8, 0) else "")
 
 
 def test_two_outputs_are_one_launch_and_others_may_be_of_other_types() -> None:
@@ -210,3 +210,11 @@ def test_a_model_s_own_function_of_the_name_is_what_onnx_runtime_runs() -> None:
         assert [type(op) for op in plan.entries[0].program.ops] == [Custom]
         found = verify(model, plan, 1e-6)
     assert found.passed and found.plan.certificates[0].oracle.startswith("ONNX Runtime")
+
+
+def test_a_generation_gets_the_newest_kernel_that_it_runs() -> None:
+    made = tc.op("test::K", out=lambda x: x.like(), grid=1, reference=lambda x: x)(lambda x, y: None)
+    for since in ("sm_90a", "sm_75"):
+        made = made.on(since, grid=2)(lambda x, y: None)
+    chosen = {name: made.program(arch).since for name, arch in ARCHS.items()}
+    assert chosen == dict.fromkeys(("sm_61", "sm_70"), "") | dict.fromkeys([*ARCHS][2:], "sm_75") | {"sm_90a": "sm_90a"}

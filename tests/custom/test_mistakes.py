@@ -88,6 +88,14 @@ def test_in_kernels(tmp_path: Path, text: str, message: str) -> None:
         (VALUES.format("x").replace("test::F", "Relu"), "write domain::Name"),
         (VALUES.format("x").replace("test::F", "ai.onnx::Relu"), "write domain::Name"),
         (VALUES.format("x").replace("x, by=1.0", "*x"), r"\*args and \*\*kwargs stand for none"),
+        (VALUES.format("x") + "f.on('sm_80', grid=1)(lambda x, by, y: None)", "is elementwise, and needs no kernel"),
+        (KERNEL.format("", "pass") + "f.on('sm_8', grid=1)(lambda x, by, y: None)", "unknown GPU generation 'sm_8'"),
+        (KERNEL.format("", "pass") + "f.on('sm_80', grid=1)(lambda x, by, z: None)", r"its first kernel writes \(y\)"),
+        (
+            KERNEL.format("", "pass")
+            + "f.on('sm_80', grid=1)(f.on('sm_80', grid=1)(lambda x, by, y: None).programs[0].function)",
+            "already",
+        ),
         (VALUES.format("x") + "raise ValueError('no')", r"ops\.py:8: ValueError: no"),
         ("def f(:", r"ops\.py:5: SyntaxError"),
     ],
