@@ -54,24 +54,28 @@ def _say(value: Any, parts: list[str], seen: dict[int, int]) -> None:
 
 
 def _say_object(value: Any, parts: list[str], seen: dict[int, int]) -> None:
+    """What is no data. Of the user's own, modules' names do not count: a file has another one wherever it lies."""
     named = value if hasattr(value, "__qualname__") else type(value)
-    parts.append(f"{named.__module__}.{named.__qualname__}")
-    if isinstance(value, FunctionType):
-        if _is_own(value):
-            parts.append(_syntax(value))
-            _say([*_named(value)], parts, seen)
+    name = f"{named.__module__}.{named.__qualname__}"
+    if isinstance(value, FunctionType) and _is_own(value):
+        parts.append(_syntax(value))
+        _say([*_named(value)], parts, seen)
     elif isinstance(function := getattr(value, "_defn", None), FunctionType):  # an intrinsic of Numba's: what it is made with
         typer = function.__globals__.get("typer", function)  # as ptx/core.py makes them
         _say([*_closure(function), *_closure(typer), function.__name__], parts, seen)
         _say(function if _is_own(function) else None, parts, seen)
-    elif isinstance(value, type):
-        own = sys.modules.get(value.__module__)
-        if own is not None and _is_of_user(getattr(own, "__file__", None) or "", value.__module__):
-            _say({name: v for name, v in sorted(vars(value).items()) if not name.startswith("__")}, parts, seen)
+    elif isinstance(value, type) and _is_of_user(_file_of(value), value.__module__):
+        _say({name: v for name, v in sorted(vars(value).items()) if not name.startswith("__")}, parts, seen)
+    elif isinstance(value, type | FunctionType):
+        parts.append(name)
     elif type(value).__module__.partition(".")[0] != "tccompile":
         parts.append(re.sub(r"0x[0-9a-f]+", "", repr(value)))
     else:
-        parts.append(str(getattr(value, "name", "")))
+        parts.append(f"{name} {getattr(value, 'name', '')}")
+
+
+def _file_of(kind: type) -> str:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or sysconfig.get_path("stdlib")
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -125,6 +126,10 @@ def test_axes_lie_as_asked(layout: str, order: tuple[int, ...]) -> None:
 def test_a_plan_never_brings_python() -> None:
     """The CPU engine refuses its steps, and nothing is imported; what the user gives must be what the plan was made with."""
     plan = from_bytes(to_bytes(replace(plan_of(example(), EXAMPLE / "press.py"), producer=PRODUCER)))
+    spec = importlib.util.spec_from_file_location("another_name", EXAMPLE / "press.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    assert Session(plan, "cpu", ops=[module]).device == Session(plan, "cpu", ops=[EXAMPLE / "press.py"]).device == "cpu"
     before = set(sys.modules)
     for ops in ((), (OPERATORS,)):
         with pytest.raises(DeviceError, match=r"node 'n2': press::Cells is the user's own operator: give its Python, by --ops"):
