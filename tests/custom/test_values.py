@@ -120,3 +120,10 @@ def test_it_is_fused_with_what_else_there_is() -> None:
     net.out(net("Ramp", net("Exp", net("Ramp", net("Neg", "x"), domain="test", low=-1)), domain="test", low=0))
     (op,) = program_of(net, precision="fp32").ops
     assert isinstance(op, Pointwise)
+
+
+def test_behind_a_kernel_it_is_one_step_with_the_copy_to_an_output() -> None:
+    net = Net(x=(4, 9), w=(9, 6))
+    y = net("Spread", "x", "w", outputs=2, domain="test", steps=[1.0, 2.0], scale=0.5)[0]
+    ops = program_of(net.out(net("Ramp", y, domain="test", low=0))).ops
+    assert [type(op).__name__ for op in ops] == ["Custom", "Pointwise"]
