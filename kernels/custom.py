@@ -45,6 +45,12 @@ from tccompile.kernels.text import intrinsic
 ALIGN = 256
 """Bytes: where working memory and outputs in it begin."""
 
+HINTS = {
+    "it spills registers": "fewer threads leave each of them more registers",
+    "too much shared data": "beyond 48 KiB ask for it by shared=, and take it as cuda.shared.array(0, …)",
+}
+"""What helps where an assembler's error says so."""
+
 GRID = ((1 << 31) - 1, 65535, 65535)
 
 
@@ -105,8 +111,9 @@ class CustomKernel(Kernel):
         function = next(p for p in operator.programs if p.since == params["since"]).function
         what = f"{operator.name} for {arch.name}"
         if isinstance(error, TccompileError):  # of what assembles it
-            hint = "; fewer threads leave each of them more registers" if "spills" in str(error) else ""
-            return OperatorError(f"{place_of(function)}{what}: {error}{hint}")
+            said = str(error).splitlines()[0]
+            hints = (way_out for sign, way_out in HINTS.items() if sign in said)
+            return OperatorError("; ".join((f"{place_of(function)}{what}: {said}", *hints)))
         line = _line_in(error, function)
         where = re.sub(r":\d+: $", f":{line}: ", place_of(function)) if line else line_of(error, function)
         return OperatorError(f"{where}{what}: {_said(error)}")

@@ -148,6 +148,15 @@ def test_what_gpus_have_not(tmp_path: Path, options: str, message: str) -> None:
         tc.compile(model_of(net()), archs=["sm_61"], ops=[path], precision="fp32")
 
 
+def test_what_the_assembler_says(tmp_path: Path) -> None:
+    lines = "s = cuda.shared.array(20000, float32)\n    s[cuda.threadIdx.x] = x[0, 0]\n    y[0, 0] = s[0]"
+    path, _ = file(tmp_path, KERNEL.format("", lines))
+    with pytest.raises(
+        OperatorError, match=r"ops\.py:5: test::F for sm_61: .*too much shared data .*; beyond 48 KiB ask for it by"
+    ):
+        tc.compile(model_of(net()), archs=["sm_61"], ops=[path], precision="fp32")
+
+
 @pytest.mark.parametrize("grid", ["0", "(1, 1, 1, 1)", "(1, 70000)", "'many'"])
 def test_grids(tmp_path: Path, grid: str) -> None:
     path, _ = file(tmp_path, KERNEL.format("", "pass").replace("grid=1", f"grid={grid}"))
