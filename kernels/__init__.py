@@ -10,6 +10,7 @@ from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.conv_patch import ConvPatch
 from tccompile.kernels.conv_stem import ConvStem
 from tccompile.kernels.cumulate import CumulateKernel
+from tccompile.kernels.custom import CustomKernel
 from tccompile.kernels.depthwise import Depthwise
 from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
@@ -61,6 +62,7 @@ KERNELS: tuple[Kernel, ...] = (
     TopKKernel(),
     ScatterKernel(),
     TreesKernel(),
+    CustomKernel(),
 )
 
 

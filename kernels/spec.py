@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.errors import TccompileError
 from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
@@ -186,6 +187,10 @@ class Kernel(ABC):
     @abstractmethod
     def build(self, arch: Arch, **params: Value) -> Function:
         """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
+
+    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
+        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
+        return None
 
 
 # --- For cost models -------------------------------------------------------------------------------------------------

@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from tccompile.api import check as check
     from tccompile.api import inspect as inspect
     from tccompile.api import verify as verify
+    from tccompile.custom.operators import op as op
     from tccompile.load.model import sources as weights
     from tccompile.pipeline import compile as compile
     from tccompile.plan.format import Plan as Plan
+    from tccompile.rewrites.own import rewrite as rewrite
     from tccompile.runtime.session import Session as Session
     from tccompile.runtime.session import Value as Value
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "Session", "Value", "check", "compile", "errors", "inspect", "verify", "weights"]
+__all__ = ["Plan", "Session", "Value", "check", "compile", "errors", "inspect", "op", "rewrite", "verify", "weights"]
 
 _WHERE = {
     "Plan": ("tccompile.plan.format", "Plan"),
@@ -43,11 +45,22 @@ _WHERE = {
     "compile": ("tccompile.pipeline", "compile"),
     "errors": ("tccompile.errors", None),
     "inspect": ("tccompile.api", "inspect"),
+    "op": ("tccompile.custom.operators", "op"),
+    "rewrite": ("tccompile.rewrites.own", "rewrite"),
     "verify": ("tccompile.api", "verify"),
     "weights": ("tccompile.load.model", "sources"),
 }
 
-NEED_COMPILER = {"compile": "compiling", "weights": "reading a model's weights"}
+OF_VALUES = (
+    "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "erf", "floor", "ceil", "round", "relu", "sigmoid", "silu", "gelu", "softplus",
+    "where", "minimum", "maximum", "clip", "isnan", "astype", "index", "size",
+)  # fmt: skip
+"""Functions that the functions of elementwise operators call, as tc.sin: see tccompile/custom/values.py."""
+
+_WHERE |= {name: ("tccompile.custom.values", name) for name in OF_VALUES}
+
+NEED_COMPILER = {"compile": "compiling", "rewrite": "rewriting graphs", "weights": "reading a model's weights"}
 
 
 if not TYPE_CHECKING:  # to whom any name would be one of the package's

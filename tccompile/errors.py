@@ -79,6 +79,12 @@ class VerificationError(TccompileError):
     exit_code = 9
 
 
+class OperatorError(TccompileError):
+    """Python of the user's that says what a custom operator is, and fails: the message begins with its file and line."""
+
+    exit_code = 10
+
+
 @contextmanager
 def extra(name: str) -> Iterator[None]:
     """Around imports of what only an extra of tccompile brings: a ModuleNotFoundError says which."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
@@ -49,6 +50,7 @@ class Options:
     lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
     ranges         sizes that are known late, by the names that the model gives dimensions; or the axes of inputs, by their names.
                    There is then no entry but for these, and the only set of shapes is that of inputs without such sizes
+    ops            Python files, modules or operators: what the user adds to what is known (`tccompile.op`, `tccompile.rewrite`)
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -72,6 +74,7 @@ class Options:
     lora: Path | None = None
     lora_scale: float = 1.0
     lora_names: Path | None = None
+    ops: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.archs:

@@ -36,6 +36,8 @@ import tccompile
 from tccompile.arch import ARCHS, PTX
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
+from tccompile.custom.files import Given as Own
+from tccompile.custom.files import collected, using
 from tccompile.dump import Dump
 from tccompile.emit import toolchain
 from tccompile.emit.job import Job, SpillError
@@ -148,6 +150,7 @@ def compile(
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
     ranges: Mapping[str, Size | Axes] | None = None,
+    ops: Sequence[Own] = (),
 ) -> Plan:
     """Compile an ONNX model into a plan. Needs no GPU, but for `tune`.
 
@@ -169,6 +172,7 @@ def compile(
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
     lora          a file of adapters to merge into the weights, lora_scale times; `lora_names`: a file that says what modules it
                   calls weights, where their own names do not show it
+    ops           files, modules or objects with operators and rewrites of your own: see `tccompile.op` and `tccompile.rewrite`
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
 
     Raises UsageError, UnsupportedError or ModelError; what it says names the node, the rule and the way out.
@@ -201,6 +205,7 @@ def compile(
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
         ranges=dict(ranges or {}),
+        ops=ops if isinstance(ops, tuple) else tuple(ops),
     )
     return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
 
@@ -213,18 +218,24 @@ def adapted(model: Model, options: Options) -> Model:
     if options.lora is None:
         return model
     assert not isinstance(model, Tuned)
-    opened = read(model, options.nchwc_block)
-    shapes = options.entries[0]
-    if options.ranges:
-        inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
-        shapes = inputs.shapes(tuple(size.low for size in inputs.box))
-    known = places([lower(rewrite(load(opened, shapes)))])
+    with using(collected(options.ops)):
+        opened = read(model, options.nchwc_block)
+        shapes = options.entries[0]
+        if options.ranges:
+            inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
+            shapes = inputs.shapes(tuple(size.low for size in inputs.box))
+        known = places([lower(rewrite(load(opened, shapes)))])
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
+    with using(collected(options.ops)):
+        return _compiled(model, options, progress)
+
+
+def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     measuring = gpu_to_measure(options.archs) if options.tune else None
     progress = logged(progress)
     progress("load", 0, 5)
@@ -836,4 +847,5 @@ def jobs_of(build: Build) -> list[Job]:
 
 def check(model: Model, options: Options) -> Report:
     """What is not supported, for any of the entries, and where the model can be cut; see `check.check`."""
-    return check_entries(model, options.entries, options.nchwc_block)
+    with using(collected(options.ops)):
+        return check_entries(model, options.entries, options.nchwc_block)

@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("ir",),
     ("layout",),
+    ("custom",),
     ("kernels",),
     ("plan", "load"),
     ("refit",),

@@ -276,6 +276,9 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
 @click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into the weights first.")
 @click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
 @click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What modules the adapters call the model's weights.")
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="Operators and rewrites of your own; repeat for others."
+)
 @click.option("--max-vram", metavar="SIZE", help="Fail with exit code 9 if a session needs more of a GPU's memory, as 2GB.")
 @click.option("--max-plan-size", metavar="SIZE", help="The same if the plan's file is larger, as 100MB.")
 @click.option("--require-tensor-cores", metavar="SHARE", help="The same if fewer operations run on Tensor Cores, as 95%.")
@@ -331,6 +334,7 @@ def tccompile(
     lora: Path | None,
     lora_scale: float,
     names: Path | None,
+    ops: Sequence[Path],
     max_vram: str | None,
     max_plan_size: str | None,
     require_tensor_cores: str | None,
@@ -390,6 +394,7 @@ def tccompile(
         lora_scale=lora_scale,
         lora_names=names,
         ranges=parse_sizes(size_texts),
+        ops=tuple(ops),
     )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None
@@ -402,7 +407,7 @@ def tccompile(
     if verify and metric is not None and tolerance is None:
         raise UsageError("--verify measures relative errors, of which --metric says nothing: give --tolerance X, too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, calibration, metric, data_file, lora, names)
+        _check_output(output, model, timing_cache, calibrate, calibration, metric, data_file, lora, names, *ops)
         _check_plan_output(output)
         if calibration is not None and not calibration.exists():
             _check_output(calibration)
@@ -521,6 +526,7 @@ def _verify(
     model: Model, plan: Plan, tolerance: float | None, data: Path | None, layers: bool, options: Options, progress: _Progress
 ) -> Verification:
     """Bytes hold only what calibration has shown: random inputs of what is quantized lie where the user's do."""
+    from tccompile.custom.files import collected, using
     from tccompile.pipeline import DEFAULT_ERROR
     from tccompile.verify.oracle import ranges_in, verify
 
@@ -530,7 +536,8 @@ def _verify(
         bound = options.max_error or DEFAULT_ERROR[options.quantize]
         if options.calibrate is not None:
             ranges = ranges_in(options.calibrate, plan) | ranges
-    return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
+    with using(collected(options.ops)):
+        return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
 
 
 def _print_verification(
@@ -551,7 +558,8 @@ def _print_verification(
         say(results_text(verification.results))
     if verification.passed:
         return 0
-    _fail(f"the plan differs from ONNX Runtime, and was not written: {way_out}")
+    own = any(c.oracle.startswith("NumPy") for c in verification.plan.certificates)
+    _fail(f"the plan differs from {'the references' if own else 'ONNX Runtime'}, and was not written: {way_out}")
     return VerificationError.exit_code
 
 
@@ -646,6 +654,9 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 )
 @click.option("--device", default="auto", show_default=True, metavar="auto|gpu|gpu:N|cpu", help="Where to run.")
 @click.option("--target", metavar="sm_80", help="Run this generation's section of the plan, not the best for the device.")
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="Your own operators: on the CPU their references run."
+)
 @click.option("--weights", type=EXISTING, metavar="MODEL.onnx", help="The model that fills a plan made with --strip-weights.")
 @click.option("--trust", type=EXISTING, metavar="FILE", help=f"{TRUST} Others are refused with exit code 9.")
 @click.option("--check-finite", is_flag=True, help="Name the first tensor that is not finite; on a GPU, if an output is not.")
@@ -673,6 +684,7 @@ def tcrun(
     output: Path | None,
     device: str,
     target: str | None,
+    ops: Sequence[Path],
     weights: Path | None,
     trust: Path | None,
     check_finite: bool,
@@ -726,7 +738,10 @@ def tcrun(
         from tccompile.load.model import sources
 
         loaded = fill(loaded, sources(weights))
-    with _Progress(quiet or as_json, False) as progress, Session(loaded, device, check_finite, target) as session:
+    with (
+        _Progress(quiet or as_json, False) as progress,
+        Session(loaded, device=device, target=target, check_finite=check_finite, ops=ops) as session,
+    ):
         where = session.describe()
         progress("run", 0, 1)
         if not quiet and not as_json:
@@ -856,6 +871,9 @@ def _values_text(summary: Json) -> str:
 @click.option(
     "--trust", type=NEW, metavar="FILE", help="With --rebuild: if nothing differs, add the plan to this list for tcrun."
 )
+@click.option(
+    "--ops", multiple=True, type=EXISTING, metavar="FILE.py", help="With --rebuild: your own operators, for their code."
+)
 @click.option("--diff", type=EXISTING, metavar="OLD.plan", help="Print what is something else than in another plan.")
 @click.option(
     "--report",
@@ -874,6 +892,7 @@ def tcinspect(
     weights: bool,
     rebuild: bool,
     trust: Path | None,
+    ops: Sequence[Path],
     diff: Path | None,
     report_file: Path | None,
     sbom: bool,
@@ -886,8 +905,8 @@ def tcinspect(
 
     if steps + rebuild + weights + sbom + (diff is not None) + (report_file is not None) > 1:
         raise UsageError("--rebuild and --diff compare, and --steps, --weights, --sbom and --report show; give one")
-    if (jobs or trust) and not rebuild:
-        raise UsageError(f"{'--jobs' if jobs else '--trust'} says how to --rebuild; give it too")
+    if (jobs or trust or ops) and not rebuild:
+        raise UsageError(f"--{'jobs' if jobs else 'trust' if trust else 'ops'} says how to --rebuild; give it too")
     for path in (trust, report_file):
         if path is not None:
             _check_output(path, plan)
@@ -897,7 +916,7 @@ def tcinspect(
     if report_file is not None:
         return _report(loaded, report_file, as_json)
     if rebuild:
-        return _rebuild(loaded, jobs, as_json, trust)
+        return _rebuild(loaded, ops, jobs, as_json, trust)
     if sbom:
         say(json_text(report.sbom(loaded)))
         return 0
@@ -945,13 +964,14 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(plan: Plan, jobs: int | None, as_json: bool, trust: Path | None) -> int:
+def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, trust: Path | None) -> int:
     """Print in what a plan's code and launches differ from what its kernels make here; the exit code. If in nothing, it can be
     trusted."""
     _need_compiler("--rebuild")
+    from tccompile.custom.files import collected, using
     from tccompile.verify.rebuild import differences
 
-    with _Progress(quiet=as_json, verbose=False) as progress:
+    with _Progress(quiet=as_json, verbose=False) as progress, using(collected(ops)):
         found = differences(plan, lambda done, total: progress("emit", done, total), jobs)
     if as_json:
         say(json_text({"images": len(plan.images), "differences": [vars(d) for d in found]}))

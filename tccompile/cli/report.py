@@ -240,10 +240,11 @@ def explain_text(sections: list[Json], notes: Sequence[str] = ()) -> str:
         for number, step in enumerate(section["steps"]):
             config = " ".join(f"{k}={v}" for k, v in step["config"].items())
             cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
+            where = "" if step["kernel"] == "custom" else f" on {cores}"  # what users' kernels use, only they know
             shape = "×".join(map(str, step["output"]["shape"]))
             lines.append(f"  {number:3}  {' + '.join(step['nodes'])}")
             lines.append(f"       {step['op']} → {step['output']['dtype']} {shape}")
-            lines.append(f"       {step['kernel']} ({config}) on {cores}; {step['reason']}")
+            lines.append(f"       {step['kernel']} ({config}){where}; {step['reason']}")
             lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")

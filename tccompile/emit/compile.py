@@ -32,6 +32,11 @@ def compile_code(code: Code, arch: Arch, kind: str = "cubin") -> Image:
     return _built(code, arch, kind)[0]
 
 
+def compile_anew(code: Code, arch: Arch, kind: str = "cubin") -> Image:
+    """The same, whatever the cache holds; nothing is kept there."""
+    return _build(code, arch, kind)[0]
+
+
 def resources(code: Code, arch: Arch) -> Resources:
     """Registers and memory that the kernel uses on a generation."""
     return _built(code, arch, "cubin")[1]
@@ -72,6 +77,8 @@ def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
     try:
         text, cubin, used = _compiled(code, arch)
     except Exception as error:
+        if (theirs := kernel_named(code.kernel).blamed(code, arch, error)) is not None:
+            raise theirs from error
         params = ", ".join(f"{k}={v!r}" for k, v in code.params)
         message = f"kernel {code.kernel}({params}) does not compile for {arch.name}: {error}"
         if isinstance(error, SpillError):

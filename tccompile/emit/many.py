@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from tccompile.emit import cache
-from tccompile.emit.compile import compile_code, kept
+from tccompile.emit.compile import compile_anew, compile_code, kept
 from tccompile.emit.job import Job, Progress, SpillError
 from tccompile.emit.workers import Result, compile_in_processes
 from tccompile.errors import TccompileError
+from tccompile.kernels.custom import CustomKernel
 from tccompile.kernels.spec import Code
 from tccompile.plan.format import Image
 
@@ -39,19 +40,26 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
         if progress:
             progress(len(images), len(todo))
 
-    workers = min(jobs or os.cpu_count() or 1, len(misses))
-    if workers < 2 or len(misses) < POOL_FROM or not sys.executable:
-        for job in misses:
-            try:
-                finished(job, compile_code(*job))
-            except SpillError as error:
-                finished(job, error)
+    here, elsewhere = _of_users(misses), [job for job in misses if job[0].kernel != CustomKernel.name]
+    workers = min(jobs or os.cpu_count() or 1, len(elsewhere))
+    if workers < 2 or len(elsewhere) < POOL_FROM or not sys.executable:
+        here = misses
     else:
-        compile_in_processes(_by_code(misses), workers, finished)
+        compile_in_processes(_by_code(elsewhere), workers, finished)
+    for job in here:
+        try:
+            finished(job, compile_code(*job))
+        except SpillError as error:
+            finished(job, error)
     if misses:
         cache.evict()
     _raise_first([(job, failures[job]) for job in misses if job in failures])
     return {job: images[job] for job in todo}
+
+
+def _of_users(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs of users' own kernels, whose Python is in this process alone."""
+    return [job for job in jobs if job[0].kernel == CustomKernel.name]
 
 
 def _by_code(jobs: Iterable[Job]) -> list[list[Job]]:
@@ -81,6 +89,12 @@ def remake(wanted: Sequence[Job], progress: Progress | None = None, jobs: int | 
         if progress:
             progress(len(made), len(todo))
 
-    workers = min(jobs or os.cpu_count() or 1, len(todo))
-    compile_in_processes([[job] for job in todo], workers, finished, cached=False)
+    here = _of_users(todo)
+    elsewhere = [job for job in todo if job not in here]
+    compile_in_processes([[job] for job in elsewhere], min(jobs or os.cpu_count() or 1, len(elsewhere)), finished, cached=False)
+    for job in here:
+        try:
+            finished(job, compile_anew(*job))
+        except TccompileError as error:
+            finished(job, error)
     return [made[job] for job in wanted]

@@ -21,6 +21,8 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     alias                 y = copy(x)                    =>  y is a view of x
     gather_channels       conv(some channels of x, w)    =>  conv(x, w'), with zeros for the channels that are left out
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
+    write_outputs         y = copy(custom(x))            =>  custom writes y, an output of the model
+    lay_as_asked          custom(x)                      =>  custom(copy(x)), if x does not lie as it is asked for
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.gather import gather_channels
 from tccompile.fuse.masks import masks_once
+from tccompile.fuse.own import lay_as_asked, write_outputs
 from tccompile.fuse.pad import split_pads
 from tccompile.fuse.steps import in_steps
 from tccompile.fuse.two_products import two_products
@@ -61,6 +64,8 @@ def fuse(program: Program) -> Program:
         alias,
         gather_channels,
         elide_concat,
+        write_outputs,
+        lay_as_asked,
     ):
         program = without_dead_code(equation(program))
     return program

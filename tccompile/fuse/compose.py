@@ -74,7 +74,9 @@ def _joins_its_producer(e: Editor, op: Pointwise) -> bool:
     shape = e.tensors[op.y].shape
     for view in op.views:
         name, source = view.tensor, e.writer(view.tensor)
-        if source is None or isinstance(source, Pointwise) or not e.is_private(name) or len(e.readers[name]) > 1:
+        if source is None or isinstance(source, Pointwise) or not source.takes_epilogue:
+            continue
+        if not e.is_private(name) or len(e.readers[name]) > 1:
             continue
         if e.tensors[name].shape == shape and view == canonical_view(identity_view(name, len(shape)), shape):
             return True

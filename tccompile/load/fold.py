@@ -21,10 +21,11 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
-from tccompile.load import classical, contrib
+from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
 from tccompile.load.nodes import (
     LARGE,
@@ -167,6 +168,10 @@ class Folder:
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
+        if (operator := added().find(node.domain, node.op_type)) is not None:
+            self.types |= custom.types_of(operator, node, [self.type_of(name, node) if name else None for name in node.input])
+            self.kept.append(node)
+            return
         if (standard or node.domain in contrib.DOMAINS) and (wrong := wrong_attribute(node)):
             raise invalid(node, wrong)
         if self.control.visit(node):
@@ -462,7 +467,9 @@ class Folder:
         for name, type_ in outputs.items():
             if type_ is None:
                 failure = (
-                    self.undecided(node, domain) if known else "the operator is not one of ONNX's; export the model without it"
+                    self.undecided(node, domain)
+                    if known
+                    else "the operator is not one of ONNX's; say what it is in Python (--ops), or export the model without it"
                 )
                 raise UnsupportedError(f"{title(node)}: the shape of its output {name!r} cannot be inferred: {failure}")
             if max(type_.shape, default=0) >= MAX_EXTENT:

@@ -28,12 +28,13 @@ import onnx_graphsurgeon as gs
 from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.metadata import Metadata
 from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Source
-from tccompile.load import contrib, narrow
+from tccompile.load import contrib, custom, narrow
 from tccompile.load.constants import Weight, decide_by, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
@@ -142,6 +143,7 @@ def _read(model: Model, block: int | None) -> Opened:
         raise UnsupportedError(f"the model has {len(proto.graph.node)} nodes; at most 2^20 are supported")
     _bring_in(proto, path)
     _adopt(proto)
+    custom.prepare(proto, added())
     weights = _hold_aside(proto.graph, path)
     _sort(proto.graph)
     _guard("the model's functions are not valid ONNX", _level, proto, weights)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from tccompile.custom.files import added
 from tccompile.errors import ModelError, PlanError, blamed_on
 from tccompile.ir.expr import identity_view
 from tccompile.ir.limits import check_program
@@ -18,6 +19,7 @@ from tccompile.ir.tensor import dense
 from tccompile.load.fold import RANDOM
 from tccompile.load.issues import Issue, Refusal
 from tccompile.lower.builder import Builder, shape_of
+from tccompile.lower.custom import custom
 from tccompile.lower.registry import CLASSICAL, CONVERTERS
 from tccompile.rewrites.rule import name_of
 
@@ -90,7 +92,10 @@ def _convert(node: gs.Node, b: Builder) -> None:
     if why := missing(node.op, node.domain):
         raise b.refuse(*why)
     with blamed_on(_called(node)):
-        BY_DOMAIN[node.domain][node.op](node, b)
+        if (operator := added().find(node.domain, node.op)) is not None:
+            custom(operator, node, b)
+        else:
+            BY_DOMAIN[node.domain][node.op](node, b)
 
 
 def _called(node: gs.Node) -> str:
@@ -102,10 +107,11 @@ BY_DOMAIN = {None: CONVERTERS, "": CONVERTERS, "ai.onnx": CONVERTERS, "ai.onnx.m
 
 def missing(op: str, domain: str | None) -> tuple[str, str] | None:
     """Why there is no converter for an operator, and the way out; None if there is one."""
-    if op in BY_DOMAIN.get(domain, {}):
+    if op in BY_DOMAIN.get(domain, {}) or added().find(domain, op) is not None:
         return None
     if domain not in (None, "", "ai.onnx"):
-        return f"the op {op} of domain {domain} is not supported", "replace it by supported ops, or split the model there"
+        way_out = "say what it is in Python, --ops FILE.py, replace it by supported ops, or split the model there"
+        return f"the op {op} of domain {domain} is not supported", way_out
     if op in RANDOM:
         return "it draws values at random", "draw them in the application: make them an input of the model"
     if op in SIZED_BY_VALUES:

@@ -41,7 +41,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
-from tccompile.ir.ops import Attention, Conv, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
+from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
@@ -100,6 +100,9 @@ def precision(
         choice.widen_whole()
     for pattern in fp32:
         choice.name(pattern)
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Custom) and (op.floats == "float32" or mode == "bf16"):
+            choice.keep(i, f"fp32: {op.operator} takes it so")
     for i, reason in raised.items():
         choice.keep(i, reason)
     choice.read_in_full()

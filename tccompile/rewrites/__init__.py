@@ -26,6 +26,7 @@ from tccompile.rewrites import (
     transposes,
     upsample,
 )
+from tccompile.rewrites.own import apply_own
 from tccompile.rewrites.rule import Editor, Rewrite, name_of
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     logged at level DEBUG.
     """
     edit = Editor(graph)
+    apply_own(edit)
     to_fixpoint(edit, (*quantized.PRODUCTS, *float8.REWRITES))  # while weights are integers, and scales where they were
     to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))

@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, LaunchError, VerificationError
-from tccompile.ir.ops import Op
+from tccompile.ir.ops import Custom, Op
+from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
 from tccompile.ir.reference import Observer, compute, unobserved
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
@@ -56,13 +57,14 @@ class CpuPlatform:
 
     def __init__(self, plan: Plan, target: str | None = None, check_finite: bool = False):
         self.plan, self.target, self.check_finite = plan, target, check_finite
+        self.own = meanings()  # of operators of the user's, now: an entry may be loaded when others are in force
 
     def load(self, entry: Entry) -> CpuEngine:
         sections = [s for s in entry.sections if self.target in (None, s.arch)]
         if not sections:
             there = ", ".join(s.arch for s in entry.sections)
             raise DeviceError(f"the plan has nothing for {self.target}; it has {there}")
-        return CpuEngine(self.plan, entry, sections[0], check_finite=self.check_finite)
+        return CpuEngine(self.plan, entry, sections[0], check_finite=self.check_finite, own=self.own)
 
     def load_member(self, entry: Entry) -> CpuEngine:
         return self.load(entry)
@@ -91,7 +93,9 @@ class CpuEngine:
     check_finite   stop at the first step that writes an infinity or a NaN
     check_padding  for tests: the arena starts full of NaN, and a step stops that would read padding that is not zero
     observe        sees what each step writes, as it is stored
-    Raises UsageError if the plan was made without its weights, PlanError if they are damaged, LaunchError if memory runs out.
+    own            what users' own operators mean, by name; None for what is in force
+    Raises DeviceError for an operator of the user's that has no meaning here, UsageError if the plan was made without its
+    weights, PlanError if they are damaged, LaunchError if memory runs out.
     """
 
     def __init__(
@@ -103,9 +107,15 @@ class CpuEngine:
         check_finite: bool = False,
         check_padding: bool = False,
         observe: Observer = unobserved,
+        own: Mapping[str, Meaning] | None = None,
     ) -> None:
         self.plan, self.entry, self.program, self.section = plan, entry, entry.program, section
         self.check_finite, self.check_padding, self.observe = check_finite, check_padding, observe
+        self.own = meanings() if own is None else own
+        with meaning(self.own):
+            for op in self.program.ops:
+                if isinstance(op, Custom):
+                    meaning_of(op)
         tensors = self.program.tensors
         try:
             arena = np.zeros(section.arena, np.uint8)
@@ -171,7 +181,7 @@ class CpuEngine:
         feeds = {n: np.asarray(as_stored(arrays[n], tensors[n].dtype)) for n in self.program.inputs}
         times: list[float] = []
         try:
-            with np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
+            with meaning(self.own), np.errstate(all="ignore"):  # as on a GPU: infinities and NaN are values
                 return self._run(feeds, times), times
         except MemoryError as error:
             raise LaunchError(f"there is no memory to run the plan on the CPU: {error}") from None

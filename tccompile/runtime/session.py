@@ -6,6 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from tccompile.custom.files import Given, collected, using
 from tccompile.errors import DeviceError, InputError, PlanError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
@@ -68,6 +70,8 @@ class Session:
     providers     what ONNX Runtime takes; it says no more than `device`, and a RuntimeWarning tells so
     trust         a file that says whose plans to run (docs/trust.md): a list that `tcinspect --rebuild --trust` has made, or the
                   key that they are signed with. VerificationError for any other plan, before any of its code is loaded
+    ops           files or modules with operators of your own (`tccompile.op`): on the CPU their references are run. Nothing of
+                  what is in a plan names any, or is imported
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
 
     Sessions of the same Plan object, or of the same file, share one copy of the weights on a GPU, which goes with the last of
@@ -82,6 +86,7 @@ class Session:
         target: str | None = None,
         providers: Sequence[Any] | None = None,
         trust: str | os.PathLike[str] | None = None,
+        ops: Sequence[Given] = (),
     ):
         if providers is not None:
             message = f"providers are ONNX Runtime's: this session runs on device={device!r}; leave them away"
@@ -92,7 +97,7 @@ class Session:
                 raise UsageError("trust is in the file of a plan: give the session its path")
             check_trust(self.plan, plan, trust)
         where = os.path.abspath(plan) if isinstance(plan, str | os.PathLike) else None
-        self._opened = (where, device, check_finite, target, None, trust and os.path.abspath(trust)) if where else None
+        self._opened = (where, device, check_finite, target, None, trust and os.path.abspath(trust), ops) if where else None
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
@@ -106,7 +111,8 @@ class Session:
         """What `lora` was told that these are."""
         self._adapted: frozenset[str] = frozenset()
         """The weights that have adapters merged."""
-        self._platform = self._open(device, target, check_finite)
+        with using(collected(ops)) if ops else nullcontext():
+            self._platform = self._open(device, target, check_finite)
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
         """The platform that was asked for, with the first entry loaded on it."""

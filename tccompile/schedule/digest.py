@@ -14,6 +14,8 @@ from functools import cache as memoised
 from pathlib import Path
 from typing import Any
 
+from tccompile.custom.digest import outline
+
 RATES = "tccompile.kernels.rates"
 """What was measured of GPUs: it decides which kernel and config is chosen, and is in no code."""
 
@@ -61,33 +63,9 @@ def _read(source: bytes, module: str, roots: frozenset[str]) -> tuple[str, tuple
     """SHA-256 of the text's code, and the modules below `roots` that it imports."""
     tree = ast.parse(source)
     parts: list[str] = []
-    _outline(tree, parts)
+    outline(tree, parts)
     imports = [*_imports(tree, module, roots), *_intrinsics(tree)]
     return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).hexdigest(), tuple(imports)
-
-
-LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
-"""Fields of a syntax tree that follow from others, or are comments."""
-
-
-def _outline(node: Any, parts: list[str]) -> None:
-    """What a syntax tree says, the same in every version of Python: nodes and their fields in order, but for strings that are
-    statements, such as docstrings, and fields that are empty, which versions add."""
-    if isinstance(node, ast.AST):
-        parts.append(type(node).__name__)
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if value is not None and value != [] and name not in LAYOUT:
-                parts.append(name)
-                _outline(value, parts)
-        parts.append(")")
-    elif isinstance(node, list):
-        for item in node:
-            if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)):
-                _outline(item, parts)
-        parts.append("]")
-    else:
-        parts.append(repr(node))
 
 
 def _imports(tree: ast.AST, module: str, roots: frozenset[str]) -> list[str]:

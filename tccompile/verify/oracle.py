@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from tccompile.custom.files import added
 from tccompile.errors import DeviceError, InputError, UsageError, VerificationError
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.metric import relative_error
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
+from tccompile.ir.reference import evaluate
 from tccompile.ir.storage import from_storage
 from tccompile.load.classical import class_names
+from tccompile.load.custom import undefined
 from tccompile.load.cut import Part
-from tccompile.load.model import Tuned, sources, with_small_weights
+from tccompile.load.model import Tuned, load, parsed, read, sources, with_small_weights
+from tccompile.lower.graph import lower
 from tccompile.plan.format import Certificate, Plan, fill
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import why_too_long
 from tccompile.precision.real_inputs import in_batches
 from tccompile.quantize.known import held
+from tccompile.rewrites import rewrite
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain
@@ -84,13 +90,15 @@ def verify(
 ) -> Verification:
     """Run the plan beside ONNX Runtime in fp32, on the CPU engine, and on the first GPU if there is one that can.
 
+    Where ONNX Runtime has not all operators, `References` take its place.
+
     calibrate  a file of inputs by which the plan was quantized: those that were held back are looked at, too
     bound  what ‖out - ref‖ / ‖ref‖ may be, for each output
     data   a file of inputs, to look at beside the seeded ones; `layers`: every tensor that the model has too, on seeded inputs
     input_ranges  of the seeded ones, by the input's name, where the model does not tell them
     Raises UsageError without ONNX Runtime, or if it does not run the model; InputError for data that fit no entry.
     """
-    oracle = Oracle(model)
+    oracle = References(model) if undefined(parsed(model)[0], added()) else Oracle(model)
     whole = fill(plan, sources(model))
     results: list[Result] = []
     certificates: list[Certificate] = []
@@ -125,7 +133,12 @@ def verify(
 
 
 def _compare(
-    sessions: Sequence[Session], oracle: Oracle, program: Program, inputs: str, feeds: Mapping[str, np.ndarray], bound: float
+    sessions: Sequence[Session],
+    oracle: Oracle | References,
+    program: Program,
+    inputs: str,
+    feeds: Mapping[str, np.ndarray],
+    bound: float,
 ) -> tuple[dict[str, np.ndarray], list[list[Result]]]:
     """The oracle's outputs, and how far each session's are from them, output by output."""
     reference, results = oracle.run(program, feeds, program.outputs), []
@@ -158,7 +171,7 @@ def ranges_in(data: Path, plan: Plan) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Oracle) -> list[Layer]:
+def _layers(plan: Plan, number: int, feeds: Mapping[str, np.ndarray], oracle: Oracle | References) -> list[Layer]:
     """Each float tensor that an op writes and that the model has under the same name and shape."""
     program = plan.entries[number].program
     names = [op.y for op in program.ops if op.y in oracle.tensors and op.y not in program.outputs]
@@ -227,6 +240,28 @@ class Oracle:
         if name not in self.classes:
             return np.asarray(value)
         return np.array([[row[c] for c in self.classes[name]] for row in value], np.float32)
+
+
+class References:
+    """In the place of an `Oracle`, for a model with operators of the user's that ONNX Runtime has not: their references, and all
+    else in NumPy in fp32, before anything is fused."""
+
+    def __init__(self, model: Model) -> None:
+        self.name = f"NumPy {np.__version__} and the user's references"
+        self._model = read(model)
+        self.tensors = {name for node in self._model.proto.graph.node for name in node.output}
+
+    def run(self, program: Program, feeds: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+        """See `Oracle.run`; names that no tensor has any more are left out."""
+        plain = lower(rewrite(load(self._model, {name: program.tensors[name].shape for name in program.inputs})))
+        found: dict[str, np.ndarray] = {}
+
+        def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+            if op.y in names:
+                found[op.y] = y
+
+        with np.errstate(all="ignore"):
+            return evaluate(plain, feeds, self._model.weights, watch) | found
 
 
 def layers_text(layers: Sequence[Layer]) -> str:

@@ -14,7 +14,8 @@ from tccompile.emit import toolchain
 from tccompile.emit.job import CodegenError, Progress
 from tccompile.emit.many import remake
 from tccompile.errors import TccompileError, UsageError
-from tccompile.ir.ops import Op
+from tccompile.ir.ops import Custom, Op
+from tccompile.ir.ops.custom import meaning_of
 from tccompile.ir.program import Program
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code, Config, Launch, Work
@@ -37,9 +38,12 @@ class Difference:
 def differences(plan: Plan, progress: Progress | None = None, jobs: int | None = None) -> list[Difference]:
     """All of a plan's code and launches that its kernels do not make, here and now; none if all are as they should be.
 
-    Raises UsageError if the plan was made by other versions of the tools: they make other code of the same kernels.
+    Raises UsageError if the plan was made by other versions of the tools: they make other code of the same kernels; and
+    DeviceError for operators of the user's that are not those which are given.
     """
     _check_tools(plan.producer)
+    for op in (op for entry in plan.entries for op in entry.program.ops if isinstance(op, Custom)):
+        meaning_of(op)
     launched: set[Code] = set()
     found = [d for number, entry in enumerate(plan.entries) for s in entry.sections for d in _launches(plan, number, s, launched)]
     return [*found, *_code(plan.images, launched, progress, jobs)]

@@ -5,12 +5,19 @@ What the op reads are constants, so that it may have any layout; what it writes 
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tccompile.custom.files import collected, using
+from tccompile.custom.operators import Operator
 from tccompile.fuse.groups import join_groups
 from tccompile.ir.expr import (
     ACC,
@@ -35,6 +42,7 @@ from tccompile.ir.ops import (
     Attention,
     Conv,
     Cumulate,
+    Custom,
     Gemm,
     Mlp,
     Norm,
@@ -56,6 +64,7 @@ from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 
+ROOT = Path(__file__).parents[2]
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
 NHWC, NWC, DEPTHWISE = (0, 2, 3, 1), (0, 2, 1), (2, 3, 1, 0)
 
@@ -698,6 +707,33 @@ def top_k(case: str, x: tuple[int, ...], axis: int, k: int, dtype: DType = F16, 
     return b.program(TopK(nodes=(case,), y="y", x="x", axis=axis, largest=largest, epilogue=_plain(I64)))
 
 
+KEPT = ExitStack()
+"""What this process goes by until it ends."""
+
+
+@cache
+def operators() -> Mapping[str, Operator]:
+    """Operators of users', which are known from here on. Their files import Numba."""
+    added = collected([ROOT / "tests/custom/operators.py", ROOT / "docs/examples/custom_ops/press.py"])
+    KEPT.enter_context(using(added))
+    return added.operators
+
+
+def custom(
+    case: str, name: str, reads: Sequence[tuple[int, ...]], y: tuple[int, ...], outputs: tuple[int, ...] = (0,),
+    dtype: DType = F32, dtypes: Sequence[DType] | None = None, orders: Sequence[Any] = (), order=None, **attributes,
+) -> Program:  # fmt: skip
+    """An operator of the user's, of random tensors; some of its outputs."""
+    b, operator = Builder(case), operators()[name]
+    names = [f"x{i}" for i in range(len(reads))]
+    for i, shape in enumerate(reads):
+        b.normal(names[i], shape, dtypes[i] if dtypes else F32, orders[i] if orders else None)
+    b.result(y, dtype, order)
+    settings = json.dumps({"types": ["float32"] * len(reads), "attributes": attributes})
+    fields = {"operator": name, "digest": operator.digest, "settings": settings, "floats": operator.floats}
+    return b.program(Custom(nodes=(case,), y="y", reads=tuple(names), outputs=outputs, epilogue=_plain(dtype), **fields))
+
+
 def trees(
     case: str,
     x: tuple[int, int],
@@ -1295,6 +1331,26 @@ CASES: Cases = {
     "scatter_last_wins": _case(scatter, (100,), (200,), ("i",), "set", F32),
     "scatter_integers": _case(scatter, (9, 4), (40, 4), ("i", 1), "min", I64),
     "scatter_nhwc": _case(scatter, (2, 19, 4, 5), (2, 6, 4, 5), (0, "iiii", 2, 3), "mul", F16, NHWC),
+    "custom_tensor_cores": _case(
+        custom,
+        "press::Cells",
+        [(2, 16, 5, 7), (21, 16)],
+        (2, 1, 5, 7),
+        dtype=F16,
+        dtypes=(F16, F32),
+        orders=(NHWC, None),
+        order=NHWC,
+    ),
+    "custom_tensor_cores_output": _case(
+        custom, "press::Cells", [(1, 16, 9, 8), (64, 16)], (1, 1, 9, 8), dtype=F16, dtypes=(F32, F32), orders=(NHWC, None)
+    ),
+    "custom_outputs": _case(
+        custom, "test::Spread", [(5, 19), (19, 70)], (360,), (0, 1), dtypes=(F16, F32), steps=(1, 2), scale=0.5, names="no matter"
+    ),
+    "custom_one_of_two": _case(custom, "test::Spread", [(5, 19), (19, 70)], (5, 70), dtype=F16, steps=(1.5, 2), scale=2),
+    "custom_integers": _case(custom, "test::Peak", [(45, 11)], (45,), (1,), I64, orders=((1, 0),)),
+    "custom_names": _case(custom, "test::Names", [(9,)], (9,), i32=3, cuda=[1, 5]),
+    "custom_optional": _case(custom, "test::Peak", [(45, 11), (11,)], (45,)),
     "trees": _case(trees, (19, 11), 1, 20, 4),
     "trees_of_a_row": _case(trees, (1, 5), 1, 300, 4),
     "trees_of_many_rows": _case(trees, (1000, 7), 3, 10, 4),

@@ -453,7 +453,7 @@ class Machine:
         return self.plain(operands, f"u{kind[1:]}" if kind[0] == "b" else kind, lambda a: a)
 
     def do_cvta(self, parts: list[str], operands: list[str]) -> Step:
-        by = np.uint64(SHARED)
+        by = np.uint64(0 if "global" in parts else SHARED)
         return self.plain(operands, "u64", (lambda a: a - by) if parts[1] == "to" else (lambda a: a + by))
 
     def binary(self, parts: list[str], operands: list[str]) -> Step:
@@ -638,7 +638,8 @@ class Machine:
     # Loads and stores
 
     def accessed(self, parts: list[str]) -> tuple[str, int, Any]:
-        space, t = next(p for p in parts if p in ("global", "shared", "param")), dtype_of(parts[-1])
+        space = next((p for p in parts if p in ("global", "shared", "param")), "global")  # of none: an address in any memory
+        t = dtype_of(parts[-1])
         n = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
         if space == "shared":
             self.unit = min(self.unit, n * t.itemsize)

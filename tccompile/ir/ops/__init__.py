@@ -5,6 +5,7 @@ from __future__ import annotations
 from tccompile.ir.ops.attention import Attention
 from tccompile.ir.ops.conv import Conv
 from tccompile.ir.ops.cumulate import Cumulate
+from tccompile.ir.ops.custom import Custom
 from tccompile.ir.ops.gemm import Gemm
 from tccompile.ir.ops.mlp import Mlp
 from tccompile.ir.ops.norm import Norm
@@ -24,6 +25,7 @@ __all__ = [
     "Attention",
     "Conv",
     "Cumulate",
+    "Custom",
     "Gemm",
     "Mlp",
     "Norm",
@@ -40,6 +42,6 @@ __all__ = [
 ]
 
 OPS: tuple[type[Op], ...] = (
-    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn, Custom,
 )  # fmt: skip
 """All of them. Plans call them by their classes' names."""

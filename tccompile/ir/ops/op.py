@@ -41,6 +41,10 @@ class OneOf:
         self.words = words
 
 
+class Text:
+    """Of a field of an op: it is text, of which only whoever made it knows what it says."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """One typed operation. The types of its fields say what they hold; what is asked of every op follows from them.
@@ -51,6 +55,7 @@ class Op:
     Index                     an index, whose elements may be read from tensors
     Expr                      an expression of `acc`
     Annotated[str, OneOf(…)]  a word
+    Annotated[str, Text()]    any text
     int, float, bool          a number
 
     nodes  the user's ONNX nodes it stands for, the one that gives it its name first
@@ -65,7 +70,7 @@ class Op:
     """Whether `epilogue` may be more than what the op computed."""
 
     holds: ClassVar[Mapping[str, Any]] = {}
-    """What each field of its own holds, by the field's name and in their order: an Operand, a OneOf, or a type."""
+    """What each field of its own holds, by the field's name and in their order: an Operand, a OneOf, a Text, or a type."""
 
     multiplies: ClassVar[bool] = False
     """Whether it is a convolution or matrix products: it says how many operations these are, by `products`."""
@@ -74,7 +79,7 @@ class Op:
         cls.multiplies = cls.products is not Op.products
         cls.holds = {name: _held(hint) for name, hint in get_annotations(cls, eval_str=True).items()}
         for name, held in cls.holds.items():
-            if not isinstance(held, Operand | OneOf) and held not in (Index, Expr, int, float, bool):
+            if not isinstance(held, Operand | OneOf | Text) and held not in (Index, Expr, int, float, bool):
                 raise TypeError(f"{cls.__name__}.{name}: {held} does not say what it holds, see Op")
 
     @cached_property
