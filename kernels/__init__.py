@@ -26,8 +26,10 @@ from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
+from tccompile.kernels.scan import PlacesKernel, ScanKernel
 from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
+from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Kernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
@@ -58,7 +60,10 @@ KERNELS: tuple[Kernel, ...] = (
     ResizeKernel(),
     *RNN,
     CumulateKernel(),
+    ScanKernel(),
+    PlacesKernel(),
     TopKKernel(),
+    SortKernel(),
     ScatterKernel(),
     TreesKernel(),
 )

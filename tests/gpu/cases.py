@@ -39,6 +39,7 @@ from tccompile.ir.ops import (
     Mlp,
     Norm,
     Op,
+    Places,
     Pointwise,
     Pool,
     Reduce,
@@ -698,6 +699,14 @@ def top_k(case: str, x: tuple[int, ...], axis: int, k: int, dtype: DType = F16, 
     return b.program(TopK(nodes=(case,), y="y", x="x", axis=axis, largest=largest, epilogue=_plain(I64)))
 
 
+def places(case: str, n: int, room: int, dtype: DType = DType.BOOL) -> Program:
+    """Where a third of n elements are, as far as there is room."""
+    b = Builder(case)
+    b.values("x", b.rng.integers(0, 3, (n,)) == 0, dtype)
+    b.result((room + 1,), I64)
+    return b.program(Places(nodes=(case,), y="y", x="x", epilogue=_plain(I64)))
+
+
 def trees(
     case: str,
     x: tuple[int, int],
@@ -1284,7 +1293,13 @@ CASES: Cases = {
     "cumsum_nhwc": _case(cumulate, (2, 13, 5, 7), 1, "add", F16, NHWC, reverse=True),
     "cumsum_integers": _case(cumulate, (40,), 0, "add", I64, exclusive=True, reverse=True),
     "cumprod": _case(cumulate, (6, 90), 1, "mul", F32),
+    "cumsum_in_chunks": _case(cumulate, (2, 2500), 1, "add", F32),
+    "cumprod_in_chunks": _case(cumulate, (1100, 2), 0, "mul", F16, exclusive=True, reverse=True),
+    "places": _case(places, 90, 90),
+    "places_in_chunks": _case(places, 3000, 700, F32),
     "top_k": _case(top_k, (5, 90), 1, 10),
+    "top_k_in_tiles": _case(top_k, (2, 300), 1, 150, F32),
+    "top_k_of_bytes": _case(top_k, (1, 260, 2), 1, 20, DType.U8, largest=False),
     "top_k_all": _case(top_k, (2, 37, 3), 1, 37, F32, largest=False),
     "top_k_nhwc": _case(top_k, (1, 21, 6, 5), 1, 3, F16, NHWC),
     "top_k_integers": _case(top_k, (4, 50), 0, 2, DType.I32, largest=False),

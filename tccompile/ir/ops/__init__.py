@@ -9,6 +9,7 @@ from tccompile.ir.ops.gemm import Gemm
 from tccompile.ir.ops.mlp import Mlp
 from tccompile.ir.ops.norm import Norm
 from tccompile.ir.ops.op import Op
+from tccompile.ir.ops.places import Places
 from tccompile.ir.ops.pointwise import Pointwise
 from tccompile.ir.ops.pool import Pool
 from tccompile.ir.ops.reduce import Reduce
@@ -28,6 +29,7 @@ __all__ = [
     "Mlp",
     "Norm",
     "Op",
+    "Places",
     "Pointwise",
     "Pool",
     "Reduce",
@@ -40,6 +42,6 @@ __all__ = [
 ]
 
 OPS: tuple[type[Op], ...] = (
-    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, Places, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
 )  # fmt: skip
 """All of them. Plans call them by their classes' names."""
