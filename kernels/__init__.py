@@ -31,6 +31,7 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Kernel
+from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
 
@@ -64,6 +65,7 @@ KERNELS: tuple[Kernel, ...] = (
     PlacesKernel(),
     TopKKernel(),
     SortKernel(),
+    SuppressKernel(),
     ScatterKernel(),
     TreesKernel(),
 )

@@ -594,6 +594,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.patch.weights": weights,
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
+    "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
     "ptx.simt.shuffle": by(shuffled),
     "ptx.simt.shuffle_int": by(shuffled),
     "ptx.softmax.exp2": plain(np.exp2),

@@ -17,6 +17,7 @@ from tccompile.ir.ops.resize import Resize
 from tccompile.ir.ops.rnn import Rnn
 from tccompile.ir.ops.scatter import Scatter
 from tccompile.ir.ops.softmax import Softmax
+from tccompile.ir.ops.suppress import Suppress
 from tccompile.ir.ops.top_k import TopK
 from tccompile.ir.ops.trees import Trees
 
@@ -37,11 +38,13 @@ __all__ = [
     "Rnn",
     "Scatter",
     "Softmax",
+    "Suppress",
     "TopK",
     "Trees",
 ]
 
 OPS: tuple[type[Op], ...] = (
-    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, Places, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn,
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, Places, TopK, Suppress, Scatter, Trees,
+    Pool, Reduce, Softmax, Norm, Resize, Rnn,
 )  # fmt: skip
 """All of them. Plans call them by their classes' names."""
