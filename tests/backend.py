@@ -83,9 +83,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "test_bitshift_right_uint64", "test_div_uint64", "test_mod_uint64", "test_pow_types_float32_uint64",
         "test_top_k_uint64",
     ),
-    "how much comes out is known only when the model runs": (
-        "test_nonmaxsuppression*",
-    ),
     "images are decoded by the application": (
         "test_image*",
     ),

@@ -595,9 +595,9 @@ def tcrun(
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     if input_file is None and output is not None and program.inputs:
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
-    if output is not None and output.suffix == ".npy" and len(program.outputs) > 1:
+    if output is not None and output.suffix == ".npy" and len(program.results) > 1:
         raise UsageError(
-            f"the model has {len(program.outputs)} outputs ({', '.join(map(plain, program.outputs))}): "
+            f"the model has {len(program.results)} outputs ({', '.join(map(plain, program.results))}): "
             f"write them with -o {output.with_suffix('.npz')}"
         )
     feeds: dict[str, Any] | None = {} if not program.inputs else None
@@ -614,7 +614,7 @@ def tcrun(
             say(f"on {where}", err=True)
         if selftest:
             return _selftest(loaded, session, as_json)
-        outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        outputs = {} if feeds is None else dict(zip(program.results, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
         times = session.bench(iterations, feeds) if bench else None
         steps = session.profile(iterations, feeds) if profile else None

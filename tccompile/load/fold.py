@@ -37,6 +37,7 @@ from tccompile.load.nodes import (
     widened,
 )
 from tccompile.load.opset import UNIFORM, Scope, upgrade_nodes
+from tccompile.load.size_rules import sizes
 from tccompile.load.types import Type, static_type
 from tccompile.load.unroll import Unroller
 from tccompile.load.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type
@@ -142,6 +143,7 @@ class Folder:
         self.said_block = block
 
         self.control = Unroller(self)
+        self.sizes = sizes(self)
         self.factors = _factors(graph)
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 16 * sum(held(w).nbytes for w in constants.values())
@@ -159,6 +161,7 @@ class Folder:
                 raise UnsupportedError(
                     f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
                 )
+        self.sizes.finish()
         self.name_outputs()
         self.drop_unused()
         del self.graph.node[:], self.graph.value_info[:]
@@ -169,7 +172,7 @@ class Folder:
         standard = node.domain in ("", "ai.onnx")
         if (standard or node.domain in contrib.DOMAINS) and (wrong := wrong_attribute(node)):
             raise invalid(node, wrong)
-        if self.control.visit(node):
+        if self.sizes.visit(node) or self.control.visit(node):
             return
         if node.domain in contrib.DOMAINS:
             types = {name: self.type_of(name, node) for name in node.input if name}

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 from tccompile.lower import (
     attention,
     conv,
+    counted,
     fourier,
     linear,
     lines,
@@ -110,3 +111,10 @@ CLASSICAL: dict[str, Converter] = {
     "TreeEnsembleRegressor": trees.tree_ensemble_regressor,
 }
 """By op of ai.onnx.ml: those that `load` does not take apart."""
+
+COUNTED: dict[str, Converter] = {
+    "Counted": counted.counted,
+    "Places": counted.places,
+    "Suppress": counted.suppress,
+}
+"""By op of `load.sizes.OWN`."""

@@ -36,7 +36,7 @@ from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
 from tccompile.plan.stretch import Stretch
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -474,7 +474,7 @@ def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> No
         held = dtype.is_float or (abs(r.low) < 2**63 and abs(r.high) < 2**63 and math.ceil(r.low) <= math.floor(r.high))
         require(held, f"input {name!r} of {dtype.value}: a range of {r}")
     names = [e.name for e in certificate.outputs]
-    require(names == list(program.outputs), f"its outputs are {names}, the program's {list(program.outputs)}")
+    require(names == list(program.results), f"its outputs are {names}, the program's {list(program.results)}")
     for e in certificate.outputs:
         count = min(program.tensors[e.name].size, SEEDED)
         fits = e.values.dtype == np.float64 and e.values.shape == (count,) and np.isfinite(e.values).all()

@@ -25,6 +25,7 @@ from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.refit.safetensors import SafeTensors
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
+from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import Engine, Platform
 
 if TYPE_CHECKING:
@@ -116,13 +117,15 @@ class Session:
         return self._values(self.plan.entries[0].program.inputs)
 
     def get_outputs(self) -> list[Value]:
-        return self._values(self.plan.entries[0].program.outputs)
+        return self._values(self.plan.entries[0].program.results)
 
     def _values(self, names: Sequence[str]) -> list[Value]:
         out = []
         for name in names:
             tensors = [e.program.tensors[name] for e in self.plan.entries]
             extents = tuple(n[0] if len(set(n)) == 1 else None for n in zip(*(t.shape for t in tensors), strict=False))
+            cut_at = open_axes(self.plan.entries[0].program, name)
+            extents = tuple(None if axis in cut_at else n for axis, n in enumerate(extents))
             dtype = tensors[0].dtype
             out.append(
                 Value(
@@ -170,7 +173,9 @@ class Session:
                 adopted = {name: adopt(array, queue, f"output {name!r}") for name, array in given.items()}
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
-                made = engine.run(arrays, dict.fromkeys(names) | dict(targets), queue)
+                counts = wanted(engine.entry.program)
+                made = engine.run(arrays, dict.fromkeys(names) | dict(targets) | counts, queue)
+                cut(engine.entry.program, counts, made)
             return [given[name] if name in given else made[name] for name in names]
 
     def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
@@ -300,12 +305,14 @@ class Session:
             raise UsageError("the session is closed")
 
     def _output_names(self, asked: Sequence[str] | None, given: Mapping[str, Any]) -> list[str]:
-        there = self.plan.entries[0].program.outputs
+        program = self.plan.entries[0].program
+        there = program.results
         if isinstance(asked, str):
             raise InputError(f"the outputs asked for are a list, as [{asked!r}], or None for all of them")
         for name in (*(asked or ()), *given):
             if name not in there:
                 raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
+        check_made(program, given)
         return list(there if asked is None else asked)
 
     def _engine(self, arrays: Mapping[str, Array]) -> Engine:

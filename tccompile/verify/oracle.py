@@ -125,10 +125,10 @@ def _compare(
     sessions: Sequence[Session], oracle: Oracle, program: Program, inputs: str, feeds: Mapping[str, np.ndarray], bound: float
 ) -> tuple[dict[str, np.ndarray], list[list[Result]]]:
     """The oracle's outputs, and how far each session's are from them, output by output."""
-    reference, results = oracle.run(program, feeds, program.outputs), []
+    reference, results = oracle.run(program, feeds, program.results), []
     for session in sessions:
-        outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
-        errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.outputs}
+        outputs = dict(zip(program.results, session.run(None, feeds), strict=True))
+        errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.results}
         results.append([Result(n, session.describe(), inputs, error, bound) for n, error in errors.items()])
     return reference, results
 
