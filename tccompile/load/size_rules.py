@@ -458,18 +458,19 @@ def gather(s: Sizes, node: onnx.NodeProto) -> bool:
     if own is not None:
         if indices in s.folder.constants:
             raise s.refuse(x, axis, "its indices are constant, and there may be no such elements")
-        node.input[1] = _from_beginning(s, indices, own)
+        node.input[1] = _from_beginning(s, indices, own.count)
     out = {a if a < axis else a + rank - 1: size for a, size in s.of(x).items() if a != axis}
     out |= {axis + a: size for a, size in s.of(indices).items()}
     return s.says(node.output[0], out)
 
 
-def _from_beginning(s: Sizes, indices: str, size: Size) -> str:
-    """Indices into what there is, none of them negative."""
+def _from_beginning(s: Sizes, indices: str, ends: str) -> str:
+    """Indices of which none is negative: those are counted from `ends`, which has one number or one for each column."""
     if s.elem(indices) != INT64:
         indices = s.add("Cast", [indices], to=INT64)
-    beyond = s.add("Add", [indices, s.add("Reshape", [size.count, s.constant(np.zeros(0))])])
-    return s.add("Where", [s.add("Less", [indices, s.constant(0)]), beyond, indices])
+    if s.shape(indices)[-1:] == (1,) or not s.shape(indices):
+        ends = s.add("Reshape", [ends, s.constant(np.zeros(0) if not s.shape(indices) else [1])])
+    return s.add("Where", [s.add("Less", [indices, s.constant(0)]), s.add("Add", [indices, ends]), indices])
 
 
 def gather_elements(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -480,7 +481,7 @@ def gather_elements(s: Sizes, node: onnx.NodeProto) -> bool:
             raise s.refuse(x, a, "its indices are of another length")
     if axis in s.of(x):
         counted = s.of(indices)
-        node.input[1] = _from_beginning(s, indices, s.of(x)[axis])
+        node.input[1] = _from_beginning(s, indices, s.of(x)[axis].count)
         return s.says(node.output[0], counted)
     return s.says(node.output[0], s.of(indices))
 
@@ -493,10 +494,10 @@ def gather_nd(s: Sizes, node: onnx.NodeProto) -> bool:
         for name in (x, indices):
             for a in s.of(name):
                 raise s.refuse(name, a)
-    for a in s.of(x):
-        if a < depth:
-            raise s.refuse(x, a)
-    out = {a - depth + given - 1: size for a, size in s.of(x).items()} | s.of(indices)
+    if any(a < depth for a in s.of(x)):  # indices from the end are from that of what there is
+        ends = [s.of(x)[a].count if a in s.of(x) else s.constant([n]) for a, n in enumerate(s.shape(x)[:depth])]
+        node.input[1] = _from_beginning(s, indices, s.add("Concat", ends, axis=0))
+    out = {a - depth + given - 1: size for a, size in s.of(x).items() if a >= depth} | s.of(indices)
     return s.says(node.output[0], out)
 
 
