@@ -123,7 +123,42 @@ def _threshold(s: Sizes, i: int) -> float | None:
     return None if math.isnan(found) else found
 
 
+def choice(s: Sizes, node: onnx.NodeProto) -> bool:
+    """One of two tensors, by a condition: where their extents differ, it decides how much there is."""
+    condition, *both = node.input
+    out = Axes()
+    for axis, extents in enumerate(zip(*(s.shape(x) for x in both), strict=True)):
+        one, other = (s.of(x).get(axis, n) for x, n in zip(both, extents, strict=True))
+        if one == other:
+            out |= {axis: one} if isinstance(one, Size) else {}
+            continue
+        counts = [n.count if isinstance(n, Size) else s.constant([n]) for n in (one, other)]
+        out[axis] = s.size(s.add("Where", [condition, *counts]), max(_bounds((one, other))))
+    if any(0 in s.shape(x) for x in both):
+        x = next((x for x in both if 0 not in s.shape(x)), both[0])
+        s.instead("Identity", [x])
+    else:
+        bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
+        both = [_with_room(s, x, bounds) for x in both]
+        with s.as_bounds(*both):
+            s.instead("Where", [condition, *both])
+    return s.says(node.output[0], out) or True
+
+
+def _with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:
+    """The tensor with zeros beyond it, up to these extents."""
+    dtype = s.folder.type_of(x, s.node).dtype
+    for axis, n in enumerate(bounds):
+        shape = s.shape(x)
+        if shape[axis] < n:
+            beyond = s.constant(np.zeros((*shape[:axis], n - shape[axis], *shape[axis + 1 :])), dtype)
+            with s.as_bounds(x):
+                x = s.add("Concat", [x, beyond], axis=axis)
+    return x
+
+
 COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
+    "Choice": (choice, ()),
     "Compress": (compress, (1,)),
     "NonMaxSuppression": (non_max_suppression, (0, 1)),
     "NonZero": (non_zero, (0,)),
@@ -164,12 +199,36 @@ def _made(s: Sizes, op: str, given: Sequence[tuple[Number, ...] | None]) -> tupl
             for n in x[1:]:
                 out = s.combined(op.removeprefix("Reduce"), out, n)
             return (out,)
-        case "Add" | "Sub" | "Mul" | "Div" | "Min" | "Max" if len(given) == 2 and None not in given:
-            a, b = given[0] or (), given[1] or ()
-            length = max(len(a), len(b))
-            if {len(a), len(b)} <= {1, length} and not (op == "Sub" and any(isinstance(n, Size) for n in b)):
-                return tuple(s.combined(op, a[i % len(a)], b[i % len(b)]) for i in range(length))
+        case "Equal" | "Where" | "Add" | "Sub" | "Mul" | "Div" | "Min" | "Max":
+            made = [_element(s, op, numbers) for numbers in _broadcast(given)]
+            return None if not made or None in made else tuple(n for n in made if n is not None)
     return None
+
+
+def _broadcast(given: Sequence[tuple[Number, ...] | None]) -> list[tuple[Number, ...]]:
+    """The numbers of each element; none where some are not known."""
+    known = [numbers for numbers in given if numbers is not None]
+    length = max((len(numbers) for numbers in known), default=0)
+    if len(known) < len(given) or any(len(numbers) not in (1, length) for numbers in known):
+        return []
+    return [tuple(numbers[i % len(numbers)] for numbers in known) for i in range(length)]
+
+
+def _element(s: Sizes, op: str, numbers: tuple[Number, ...]) -> Number | None:
+    """What is made of some numbers, if that is known."""
+    if op == "Where":
+        return numbers[1 if numbers[0] else 2] if isinstance(numbers[0], int) else None
+    if len(numbers) != 2:
+        return None
+    a, b = numbers
+    if op == "Equal":
+        unlike = any(isinstance(n, int) and n < 0 for n in numbers)  # sizes are not negative
+        return int(a == b) if a == b or unlike or (isinstance(a, int) and isinstance(b, int)) else None
+    if op in ("Sub", "Div") and isinstance(b, Size):  # which may be below 0, or divided by it
+        return None
+    if op in ("Add", "Mul", "Div") and any(isinstance(n, int) and n < 0 for n in numbers):
+        return s.combined(op, a, b) if isinstance(a, int) and isinstance(b, int) else None
+    return s.combined(op, a, b)
 
 
 def shape_of(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -538,12 +597,11 @@ def _one_after_the_other(s: Sizes, inputs: list[str], axis: int) -> bool:
 
 def _plainly(s: Sizes, inputs: list[str], axis: int) -> str:
     """Concat along an axis whose bounds are meant."""
-    before = {x: s.axes.pop(x) for x in dict.fromkeys(inputs) if x in s.axes}
-    for x, axes in before.items():
-        s.says(x, {a: size for a, size in axes.items() if a != axis})
-    y = s.add("Concat", inputs, axis=axis)
-    s.axes.update(before)
-    return y
+    others = {x: {a: size for a, size in s.of(x).items() if a != axis} for x in inputs}
+    with s.as_bounds(*inputs):
+        for x, axes in others.items():
+            s.says(x, axes)
+        return s.add("Concat", inputs, axis=axis)
 
 
 def split(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -711,37 +769,30 @@ def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
 def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
     """Updates, of which those that are not there go to a place beyond the result."""
     x, indices, updates = node.input
-    for axis in s.of(x):
-        raise s.refuse(x, axis)
-    nd = node.op_type == "ScatterND"
-    axis = 0 if nd else s.attribute("axis", 0) % len(s.shape(x))
+    shape, own, nd = s.shape(x), s.of(x), node.op_type == "ScatterND"
+    axis = 0 if nd else s.attribute("axis", 0) % len(shape)
+    for a in own:
+        if a != axis:
+            raise s.refuse(x, a)
     counted = s.of(indices)
-    if any(s.of(updates).get(a) != size for a, size in counted.items()) or len(counted) != 1:
+    if any(s.of(updates).get(a) != size for a, size in counted.items()) or len(counted) > 1 or len(s.of(updates)) > 1:
         name = indices if counted else updates
         raise s.refuse(name, next(iter(s.of(name))), "updates and their indices are not as many")
-    shape = s.shape(x)
-    ((along, _),) = counted.items()
-    first = s.add(
-        "Where",
-        [s.add("Less", [indices, s.constant(0)]), s.add("Add", [indices, s.constant(_extents(s, shape, nd, axis))]), indices],
-    )
-    dump = s.masked(first, along, shape[axis])
-    if nd and s.shape(indices)[-1] > 1:  # other coordinates stay inside
-        limits = s.constant([shape[0], *(n - 1 for n in shape[1 : s.shape(indices)[-1]])])
-        dump = s.add("Min", [dump, limits])
-    pads = [0] * (2 * len(shape))
-    pads[len(shape) + axis] = 1
-    room = s.add("Pad", [x, s.constant(pads)])
-    before = {name: s.axes.pop(name) for name in (dump, updates) if name in s.axes}
+    depth = s.shape(indices)[-1] if nd else 1
+    ends = [own[a].count if a in own else s.constant([n]) for a, n in enumerate(shape) if a < depth or not nd]
+    place = _from_beginning(s, indices, s.add("Concat", ends, axis=0) if nd else ends[axis])
+    for along in counted:
+        place = s.masked(place, along, shape[axis])
+        if depth > 1:  # the other coordinates stay inside
+            place = s.add("Min", [place, s.constant([shape[0], *(n - 1 for n in shape[1:depth])])])
     how = {"reduction": s.attribute("reduction", b"none").decode()} | ({} if nd else {"axis": axis})
-    y = s.add(node.op_type, [room, dump, updates], **how)
-    s.axes.update(before)
-    return s.instead("Slice", [y, s.constant([0]), s.constant([shape[axis]]), s.constant([axis])])
-
-
-def _extents(s: Sizes, shape: Sequence[int], nd: bool, axis: int) -> Any:
-    """What is added to negative indices."""
-    return np.array(shape[: s.shape(s.node.input[1])[-1]]) if nd else shape[axis]
+    with s.as_bounds(x, updates):
+        beyond = [0] * len(shape)
+        beyond[axis] = 1
+        room = s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
+        y = s.add(node.op_type, [room, place, updates], **how)
+    s.instead("Slice", [y, s.constant([0]), s.constant([shape[axis]]), s.constant([axis])])
+    return s.says(node.output[0], own) or True
 
 
 ELEMENTWISE = (

@@ -9,7 +9,8 @@ session cuts, and by which count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load import contrib, unroll
+from tccompile.load import contrib
 from tccompile.load.constants import Weight, held, literal
 from tccompile.load.nodes import reads
 from tccompile.load.types import Type
@@ -27,6 +28,7 @@ from tccompile.load.valid import title
 OWN = "tccompile"
 """The domain of what the standard has no operators for.
 
+Choice    condition, a, b → a or b, while a graph is folded: of extents that differ the one that it says
 Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`
 Counted   x, counts → x, an output of the model; attributes have an axis, a limit and a node for each count
@@ -63,6 +65,7 @@ class Folding(Protocol):
     alias: dict[str, str]
 
     def visit(self, node: onnx.NodeProto) -> None: ...
+    def infer(self, node: onnx.NodeProto) -> None: ...
     def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
     def resolved(self, name: str) -> str: ...
     def set_constant(self, name: str, weight: Weight) -> None: ...
@@ -97,11 +100,13 @@ class Sizes:
 
     def visit(self, node: onnx.NodeProto) -> bool:
         """Notes the axes of what the node makes: True if it has been replaced, False if it is to be handled as others are."""
+        if node.domain == OWN and node.op_type in self.rules.counts:
+            return self._by(self.rules.counts[node.op_type][0], node)
         if node.domain == OWN:
             self.folder.kept.append(node)
             return True
         if node.domain not in ("", "ai.onnx"):
-            return self._refused_inside(node, node.domain in contrib.DOMAINS or node.domain == unroll.OWN)
+            return self._refused_inside(node, node.domain in contrib.DOMAINS or node.domain.startswith(f"{OWN}."))
         if node.op_type in self.rules.counts:
             made, deciding = self.rules.counts[node.op_type]
             if not all(node.input[i] in self.folder.constants for i in deciding):
@@ -109,10 +114,19 @@ class Sizes:
         if not self.axes and not self.numbers:
             return False
         if (found := self.rules.numbers(self, node)) is not None:
+            if not any(isinstance(n, Size) for n in found):
+                return self._known(node, found)
             self.numbers[node.output[0]] = found
         if (rule := self.rules.along.get(node.op_type)) is not None:
             return any(x in self.axes or x in self.numbers for x in node.input) and self._by(rule, node)
-        return self._refused_inside(node, node.op_type in self.rules.split_up)
+        return node.op_type != "If" and self._refused_inside(node, node.op_type in self.rules.split_up)
+
+    def _known(self, node: onnx.NodeProto, numbers: Sequence[Number]) -> bool:
+        """The node makes numbers that do not depend on the data after all."""
+        self.folder.infer(node)
+        made = self.folder.types.pop(node.output[0])
+        self.folder.set_constant(node.output[0], literal("", np.array(numbers, made.dtype).reshape(made.shape)))
+        return True
 
     def _refused_inside(self, node: onnx.NodeProto, split_up: bool) -> bool:
         """Raises for what reads such an axis and has no rule; not for what becomes other nodes, which are looked at then."""
@@ -147,7 +161,7 @@ class Sizes:
         if name in self.numbers:
             return self.numbers[name]
         weight = self.folder.constants.get(name)
-        if weight is None or held(weight).size > SMALL or held(weight).ndim > 1 or held(weight).dtype.kind not in "iu":
+        if weight is None or held(weight).size > SMALL or held(weight).ndim > 1 or held(weight).dtype.kind not in "biu":
             return None
         return tuple(int(v) for v in weight.values.reshape(-1))
 
@@ -275,6 +289,13 @@ class Sizes:
         self.axes.pop(y, None)
         self.says(y, others)
         return y
+
+    @contextmanager
+    def as_bounds(self, *names: str) -> Iterator[None]:
+        """Tensors whose axes have their bounds for extents, for nodes that go on elements that are not there as well."""
+        before = {name: self.axes.pop(name) for name in names if name in self.axes}
+        yield
+        self.axes.update(before)
 
     # --- the end
 
