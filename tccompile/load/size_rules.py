@@ -11,7 +11,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load.sizes import Axes, Folding, Number, Rule, Rules, Size, Sizes
+from tccompile.load.sizes import Axes, Folding, Number, Rest, Rule, Rules, Size, Sizes
 from tccompile.load.types import Type
 from tccompile.load.valid import invalid, title
 
@@ -22,21 +22,27 @@ BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
 def found_places(s: Sizes, flat: str, limit: int) -> tuple[str, Size]:
     """Where a vector is not zero: (limit,) places, those beyond their number 0, and how many there are."""
-    places = s.own("Places", [flat], Type(INT64, (limit + 1,)), limit=limit)
-    first = s.add("Slice", [places, s.constant([0]), s.constant([limit])])
-    count = s.add("Slice", [places, s.constant([limit]), s.constant([limit + 1])])
-    size = s.size(count, limit)
-    s.says(first, {0: size})
-    return first, size
+    key = "places", flat, limit
+    if key not in s.made:  # of one vector there are as many, whoever asks
+        places = s.own("Places", [flat], Type(INT64, (limit + 1,)), limit=limit)
+        first = s.add("Slice", [places, s.constant([0]), s.constant([limit])])
+        count = s.add("Slice", [places, s.constant([limit]), s.constant([limit + 1])])
+        s.made[key] = first, s.size(count, limit)
+        s.says(first, {0: s.made[key][1]})
+    return s.made[key]  # type: ignore[no-any-return]
 
 
 def flags(s: Sizes, x: str) -> str:
     """Booleans, all in one row: which elements there are that are not zero."""
-    for axis in list(s.of(x)):
-        x = s.masked(x, axis, 0)
-    if s.elem(x) != BOOL:
-        x = s.add("Cast", [x], to=BOOL)
-    return s.add("Reshape", [x, s.constant([-1])])
+    key = "flags", x
+    if key not in s.made:
+        y = x
+        for axis in list(s.of(x)):
+            y = s.masked(y, axis, 0)
+        if s.elem(y) != BOOL:
+            y = s.add("Cast", [y], to=BOOL)
+        s.made[key] = s.add("Reshape", [y, s.constant([-1])])
+    return str(s.made[key])
 
 
 def non_zero(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -169,61 +175,81 @@ COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
 # --- Shapes that are computed ----------------------------------------------------------------------------------------
 
 
-def numbers_of(s: Sizes, node: onnx.NodeProto) -> tuple[Number, ...] | None:
-    """What a node makes of shapes, if all of it is known and something of it depends on the data."""
+def numbers_of(s: Sizes, node: onnx.NodeProto) -> np.ndarray | None:
+    """What a node makes of shapes, if all of it is known and something of it depends on the data: an array."""
     if node.op_type in ("Shape", "Size") or not any(x in s.numbers for x in node.input):
         return None
     before, s.node = s.node, node
-    given = [s.number(x) if x else None for x in node.input]
+    given = [s.numbers_in(x) if x else None for x in node.input]
     try:
-        found = _made(s, node.op_type, given)
+        return _made(s, node.op_type, given) if given[0] is not None else None
     finally:
         s.node = before
-    return found
 
 
-def _made(s: Sizes, op: str, given: Sequence[tuple[Number, ...] | None]) -> tuple[Number, ...] | None:
-    x = given[0]
+def _made(s: Sizes, op: str, given: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    x, second = given[0], s.integers(1, [])
+    assert x is not None
     match op:
-        case "Identity" | "Cast" | "Squeeze" | "Unsqueeze" | "Reshape":
+        case "Identity" | "Cast":
             return x
-        case "Gather" if x is not None and (places := s.integers(1)) is not None:
-            return tuple(x[i] for i in places)
-        case "Slice" if x is not None and (limits := [s.integers(i) for i in (1, 2)]) and None not in limits:
-            step = (s.integers(4, [1]) or [1])[0]
-            return x[slice(limits[0][0], limits[1][0], step)]  # type: ignore[index]
-        case "Concat" if None not in given:
-            return tuple(n for part in given for n in part or ())
-        case "ReduceMin" | "ReduceMax" if x:
-            out: Number = x[0]
-            for n in x[1:]:
+        case "Unsqueeze" if second:
+            return np.expand_dims(x, tuple(second))
+        case "Squeeze" if second is not None:
+            return np.squeeze(x, tuple(second) or None)
+        case "Reshape" if second is not None and 0 not in second:
+            return x.reshape(second)
+        case "Transpose":
+            return x.transpose(s.attribute("perm", None))
+        case "Gather" if second is not None:
+            return np.asarray(np.take(x, np.reshape(second, s.shape(s.node.input[1])), s.attribute("axis", 0)), object)
+        case "Slice":
+            return _slice_of(s, x)
+        case "Concat" if (parts := [part for part in given if part is not None]) and len(parts) == len(given):
+            return np.concatenate(parts, s.attribute("axis"))
+        case "ReduceMin" | "ReduceMax" if x.size:
+            out: Number = x.flat[0]
+            for n in x.flat[1:]:
                 out = s.combined(op.removeprefix("Reduce"), out, n)
-            return (out,)
-        case "Equal" | "Where" | "Add" | "Sub" | "Mul" | "Div" | "Min" | "Max":
-            made = [_element(s, op, numbers) for numbers in _broadcast(given)]
-            return None if not made or None in made else tuple(n for n in made if n is not None)
+            return np.array(out, object).reshape((1,) * x.ndim if s.attribute("keepdims", 1) else ())
+        case "Equal" | "Where" | "Add" | "Sub" | "Mul" | "Div" | "Min" | "Max" if all(part is not None for part in given):
+            rows = np.broadcast_arrays(*(part for part in given if part is not None))
+            made = np.empty(rows[0].shape, object)
+            for at in np.ndindex(*made.shape):
+                made[at] = _element(s, op, tuple(row[at] for row in rows))  # type: ignore[misc]
+            return None if any(n is None for n in made.flat) else made
     return None
 
 
-def _broadcast(given: Sequence[tuple[Number, ...] | None]) -> list[tuple[Number, ...]]:
-    """The numbers of each element; none where some are not known."""
-    known = [numbers for numbers in given if numbers is not None]
-    length = max((len(numbers) for numbers in known), default=0)
-    if len(known) < len(given) or any(len(numbers) not in (1, length) for numbers in known):
-        return []
-    return [tuple(numbers[i % len(numbers)] for numbers in known) for i in range(length)]
+def _slice_of(s: Sizes, x: np.ndarray) -> np.ndarray | None:
+    starts, ends = s.integers(1), s.integers(2)
+    if starts is None or ends is None:
+        return None
+    axes, steps = s.integers(3, range(len(starts))) or [], s.integers(4, [1] * len(starts)) or []
+    cut = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        cut[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+    return x[tuple(cut)]
 
 
-def _element(s: Sizes, op: str, numbers: tuple[Number, ...]) -> Number | None:
+def _element(s: Sizes, op: str, numbers: tuple[Number | Rest, ...]) -> Number | Rest | None:
     """What is made of some numbers, if that is known."""
     if op == "Where":
         return numbers[1 if numbers[0] else 2] if isinstance(numbers[0], int) else None
     if len(numbers) != 2:
         return None
     a, b = numbers
+    if op == "Mul" and isinstance(a, int):
+        a, b = b, a
+    if isinstance(a, Rest) and isinstance(b, int) and op == "Mul" and b > 0:
+        return s.rest(a.whole * b, s.combined("Mul", a.size, b))
+    if isinstance(a, Rest) or isinstance(b, Rest):
+        return None
     if op == "Equal":
         unlike = any(isinstance(n, int) and n < 0 for n in numbers)  # sizes are not negative
         return int(a == b) if a == b or unlike or (isinstance(a, int) and isinstance(b, int)) else None
+    if op == "Sub" and isinstance(a, int) and isinstance(b, Size) and b.limit <= a:
+        return s.rest(a, b)
     if op in ("Sub", "Div") and isinstance(b, Size):  # which may be below 0, or divided by it
         return None
     if op in ("Add", "Mul", "Div") and any(isinstance(n, int) and n < 0 for n in numbers):
@@ -238,7 +264,7 @@ def shape_of(s: Sizes, node: onnx.NodeProto) -> bool:
     part = tuple(shape[s.attribute("start", 0) : s.attribute("end", len(shape))])
     if not any(isinstance(n, Size) for n in part):
         return s.instead("Identity", [s.constant(part)])
-    s.numbers[node.output[0]] = part
+    s.numbers[node.output[0]] = np.array(part, object)
     return s.instead("Concat", [n.count if isinstance(n, Size) else s.constant([n]) for n in part], axis=0)
 
 
@@ -246,7 +272,7 @@ def size_of(s: Sizes, node: onnx.NodeProto) -> bool:
     x, total = node.input[0], s.combined("Mul", 1, 1)
     for axis, n in enumerate(s.shape(x)):
         total = s.combined("Mul", s.of(x).get(axis, n), total)
-    s.numbers[node.output[0]] = (total,)
+    s.numbers[node.output[0]] = np.array(total, object)
     return s.instead("Reshape", [total.count if isinstance(total, Size) else s.constant([total]), s.constant(np.zeros(0))])
 
 
@@ -452,17 +478,28 @@ def normalized(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def padded(s: Sizes, node: onnx.NodeProto) -> bool:
-    """Pad along other axes."""
+    """Pad along other axes; or behind what there is, as far as to an extent that is known."""
     x = node.input[0]
-    rank, pads = len(s.shape(x)), s.integers(1)
-    axes = s.integers(3, range(rank))
-    for axis in s.of(x):
+    shape, found = s.shape(x), s.numbers_in(node.input[1])
+    pads = None if found is None else list(found.flat)
+    axes, out, whole = s.integers(3, range(len(shape))), s.of(x), list(pads or ())
+    for axis, size in s.of(x).items():
+        at = [i for i, a in enumerate(axes or ()) if a % len(shape) == axis]
         if pads is None or axes is None:
-            raise s.refuse(x, axis)
-        at = [i for i, a in enumerate(axes) if a % rank == axis]
-        if any(pads[i] or pads[i + len(axes)] for i in at):
-            raise s.refuse(x, axis)
-    return s.says(node.output[0], s.of(x))
+            raise s.refuse(x, axis, "its pads are computed")
+        for i in at:
+            behind = pads[i + len(axes)]
+            if pads[i] != 0 or not (behind == 0 or (isinstance(behind, Rest) and behind.size == size)):
+                raise s.refuse(x, axis)
+            if isinstance(behind, Rest):
+                if s.attribute("mode", b"constant") != b"constant":
+                    raise s.refuse(x, axis, "its mode is not constant")
+                node.input[0] = s.masked(node.input[0], axis, _number(s, 2, 0.0))
+                whole[i + len(axes)] = behind.whole - shape[axis]
+                out = {a: other for a, other in out.items() if a != axis}
+    if whole != (pads or []):
+        node.input[1] = s.constant(whole)
+    return s.says(node.output[0], out)
 
 
 def tile(s: Sizes, node: onnx.NodeProto) -> bool:

@@ -51,6 +51,14 @@ class Size:
     limited: bool = False
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a number beside an extent that the data decide."""
+
+    whole: int
+    size: Size
+
+
 Number = int | Size
 Axes = dict[int, Size]
 
@@ -83,7 +91,7 @@ class Rules:
     counts: Mapping[str, tuple[Rule, tuple[int, ...]]]
     along: Mapping[str, Rule]
     split_up: Collection[str]
-    numbers: Callable[[Sizes, onnx.NodeProto], tuple[Number, ...] | None]
+    numbers: Callable[[Sizes, onnx.NodeProto], np.ndarray | None]
 
 
 class Sizes:
@@ -92,7 +100,7 @@ class Sizes:
     def __init__(self, folder: Folding, rules: Rules) -> None:
         self.folder, self.rules = folder, rules
         self.axes: dict[str, Axes] = {}
-        self.numbers: dict[str, tuple[Number, ...]] = {}
+        self.numbers: dict[str, np.ndarray] = {}
         """What tensors hold that are shapes, or parts of them."""
         self.made: dict[tuple[Any, ...], Any] = {}
         self.limited: list[Size] = []
@@ -114,18 +122,18 @@ class Sizes:
         if not self.axes and not self.numbers:
             return False
         if (found := self.rules.numbers(self, node)) is not None:
-            if not any(isinstance(n, Size) for n in found):
+            if all(isinstance(n, int) for n in found.flat):
                 return self._known(node, found)
             self.numbers[node.output[0]] = found
         if (rule := self.rules.along.get(node.op_type)) is not None:
             return any(x in self.axes or x in self.numbers for x in node.input) and self._by(rule, node)
         return node.op_type != "If" and self._refused_inside(node, node.op_type in self.rules.split_up)
 
-    def _known(self, node: onnx.NodeProto, numbers: Sequence[Number]) -> bool:
+    def _known(self, node: onnx.NodeProto, numbers: np.ndarray) -> bool:
         """The node makes numbers that do not depend on the data after all."""
         self.folder.infer(node)
         made = self.folder.types.pop(node.output[0])
-        self.folder.set_constant(node.output[0], literal("", np.array(numbers, made.dtype).reshape(made.shape)))
+        self.folder.set_constant(node.output[0], literal("", numbers.astype(made.dtype).reshape(made.shape)))
         return True
 
     def _refused_inside(self, node: onnx.NodeProto, split_up: bool) -> bool:
@@ -156,21 +164,28 @@ class Sizes:
     def of(self, name: str) -> Axes:
         return self.axes.get(name, {})
 
-    def number(self, name: str) -> tuple[Number, ...] | None:
-        """What a tensor holds that may be a shape, if that is known."""
+    def numbers_in(self, name: str) -> np.ndarray | None:
+        """What a tensor holds that may be a shape, an array of `Number`s and `Rest`s, if that is known."""
         if name in self.numbers:
             return self.numbers[name]
         weight = self.folder.constants.get(name)
-        if weight is None or held(weight).size > SMALL or held(weight).ndim > 1 or held(weight).dtype.kind not in "biu":
+        if weight is None or held(weight).size > SMALL or held(weight).dtype.kind not in "biu":
             return None
-        return tuple(int(v) for v in weight.values.reshape(-1))
+        values = np.empty(weight.shape, object)
+        values.reshape(-1)[:] = [int(v) for v in weight.values.reshape(-1)]
+        return values
+
+    def number(self, name: str) -> tuple[Number, ...] | None:
+        """The same one after the other, if there is no `Rest`."""
+        found = self.numbers_in(name)
+        return None if found is None or any(isinstance(n, Rest) for n in found.flat) else tuple(found.flat)
 
     def integers(self, i: int, default: Sequence[int] | None = None) -> list[int] | None:
         """The constant integers of the node's input i."""
         if i >= len(self.node.input) or not self.node.input[i]:
             return None if default is None else list(default)
         found = self.number(self.node.input[i])
-        if found is None or any(isinstance(n, Size) for n in found):
+        if found is None or not all(isinstance(n, int) for n in found):
             return None
         return [int(n) for n in found]  # type: ignore[arg-type]
 
@@ -270,6 +285,10 @@ class Sizes:
             self.made[key] = Size(count, max(limit, 0), node)
             self.made["parts", count] = (fn, a, b)
         return self.made[key]  # type: ignore[no-any-return]
+
+    def rest(self, whole: int, size: Number) -> Rest | None:
+        """What is left of a number that is no less than an extent can be."""
+        return Rest(whole, size) if isinstance(size, Size) and size.limit <= whole else None
 
     def inside(self, size: Size, extent: int, after: int = 0) -> str:
         """Booleans along an axis, with so many axes of one element after it: which of its elements there are."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import InputError, UnsupportedError
 from tccompile.pipeline import without_code
@@ -174,7 +175,40 @@ def written(net: Net, b: str, s: str) -> tuple[str, ...]:
     return net("ScatterND", "line", rows, values), net("ScatterElements", "line", line, values, axis=0, reduction="add")
 
 
-KINDS = (sums, elements, reshaped, parts, sizes, best, mixed, joined, filtered, written)
+def filled_up(net: Net, b: str, s: str) -> tuple[str, ...]:
+    """As many rows as there may be, with a number behind those that there are, as exporters write it."""
+    k = net("Gather", net("Shape", b), np.array(0), axis=0)
+    rest = net("Mul", net("Sub", np.array(9), k), np.array(4))
+    pads = net(
+        "Reshape",
+        net("Transpose", net("Concat", np.array([[0]]), net("Reshape", rest, np.array([1, 1])), axis=1)),
+        np.array([-1]),
+    )
+    flat = net("Pad", net("Reshape", b, np.array([-1])), pads, np.float32(-1))
+    return flat, net("Reshape", flat, np.array([1, -1, 4]))
+
+
+def branches(net: Net, b: str, s: str) -> tuple[str, ...]:
+    """Nothing, or something of what there is: by how much there is."""
+
+    def branch(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.INT64, None)])
+
+    empty = numpy_helper.from_array(np.zeros((0,), np.int64))
+    nothing = branch("nothing", helper.make_node("Constant", [], ["none"], value=empty))
+    found = branch(
+        "found",
+        helper.make_node("Shape", [s], ["shape"]),
+        helper.make_node("TopK", [s, "shape"], ["sorted", "places"]),
+        helper.make_node("Identity", ["places"], ["all"]),
+    )
+    which = net("If", net("Equal", net("Size", b), np.array(0)), then_branch=nothing, else_branch=found)
+    few = net("Less", net("Gather", net("Shape", b), np.array(0), axis=0), np.array(5))
+    line = branch("line", helper.make_node("Cast", ["line"], ["integers"], to=TensorProto.INT64))
+    return which, net("Gather", b, which), net("If", few, then_branch=line, else_branch=found)
+
+
+KINDS = (filled_up, branches, sums, elements, reshaped, parts, sizes, best, mixed, joined, filtered, written)
 
 
 @pytest.mark.parametrize("then", KINDS)
