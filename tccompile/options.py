@@ -41,6 +41,8 @@ class Options:
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
     lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
+    limits         the most that nodes find whose results' extents the data decide, by the nodes' names, where it is less than it
+                   may be
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -55,6 +57,7 @@ class Options:
     fp32: tuple[str, ...] = ()
     calibrate: Path | None = None
     nchwc_block: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
     quantize: str | None = None
@@ -80,6 +83,9 @@ class Options:
         if self.lora is None and (self.lora_names is not None or self.lora_scale != 1.0):
             raise UsageError("a scale and names of adapters say how to merge them; give the adapters, too")
         self._check_quantization()
+        for name, limit in self.limits.items():
+            if not 0 < limit < 1 << 31:
+                raise UsageError(f"a limit of {limit} for {name!r}: it must be at least 1, and less than 2^31")
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise UsageError(f"the range of {name!r} is {low:g}..{high:g}: give two finite numbers, the smaller one first")
@@ -164,6 +170,17 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
             dots = ""
         if not (name and dots):
             raise UsageError(f"cannot read the range {text!r}; write it as NAME=LOW..HIGH, such as position_ids=0..4095")
+    return out
+
+
+def parse_limits(texts: Iterable[str]) -> dict[str, int]:
+    """How much nodes find at most, each as `NODE=N`."""
+    out: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not (name and number.isdecimal()):
+            raise UsageError(f"cannot read the limit {text!r}; write it as NODE=N, such as /NonMaxSuppression=100")
+        out[name] = int(number)
     return out
 
 

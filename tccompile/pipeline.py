@@ -108,6 +108,7 @@ def compile(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
+    limits: Mapping[str, int] | None = None,
     lora: str | Path | None = None,
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
@@ -125,6 +126,7 @@ def compile(
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
+    limits        the most that nodes find whose results' extents the data decide, by the nodes' names: room is kept for so much
     lora          a file of adapters to merge into the weights, lora_scale times; `lora_names`: a file that says what modules it
                   calls weights, where their own names do not show it
     timing_cache  a file of measured times to choose kernels by; `tune` measures them on this machine's GPU and writes them there
@@ -152,6 +154,7 @@ def compile(
         quantize=quantize,
         calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
+        limits=dict(limits or {}),
         lora=Path(lora) if lora is not None else None,
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
@@ -167,7 +170,7 @@ def adapted(model: Model, options: Options) -> Model:
     if options.lora is None:
         return model
     assert not isinstance(model, Tuned)
-    opened = read(model, options.nchwc_block)
+    opened = read(model, options.nchwc_block, options.limits)
     known = places([lower(rewrite(load(opened, options.entries[0])))])
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
@@ -180,7 +183,7 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     notes: list[str] = []
     try:
-        opened = read(model, options.nchwc_block)
+        opened = read(model, options.nchwc_block, options.limits)
         calibration = calibrated(opened, options, progress) if options.quantize else None
         told = Told(notes)
         with decisive() as told.decided:
@@ -265,10 +268,12 @@ def _doubles(program: Program) -> list[str]:
     return [name for name in (*program.inputs, *program.outputs) if program.tensors[name].dtype is DType.F64]
 
 
-def without_code(model: Model, shapes: Shapes | None = None, precision: str = Options.precision) -> Plan:
+def without_code(
+    model: Model, shapes: Shapes | None = None, precision: str = Options.precision, limits: Mapping[str, int] | None = None
+) -> Plan:
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
-    options = Options((dict(shapes or {}),), precision=precision)
-    opened = read(model)
+    options = Options((dict(shapes or {}),), precision=precision, limits=dict(limits or {}))
+    opened = read(model, limits=options.limits)
     told = Told()
     with decisive() as told.decided:
         program = to_program(opened, options.entries[0], options, Dump(None), told=told)
@@ -295,7 +300,7 @@ def to_program(
     calibration  what is multiplied in bytes
     """
     progress("load", 0, 5)
-    opened = read(model, options.nchwc_block)
+    opened = read(model, options.nchwc_block, options.limits)
     graph = load(opened, shapes)
     dump.graph(0, "load", graph)
 

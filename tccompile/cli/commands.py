@@ -22,7 +22,17 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.options import (
+    PRECISIONS,
+    QUANTIZATIONS,
+    Options,
+    Shapes,
+    parse_archs,
+    parse_entry,
+    parse_limits,
+    parse_ranges,
+    parse_shapes,
+)
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -229,6 +239,13 @@ def _need_compiler(purpose: str) -> None:
     metavar="N",
     help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
 )
+@click.option(
+    "--limit",
+    "limit_texts",
+    multiple=True,
+    metavar="NODE=N",
+    help="The most that a node finds in the data, such as boxes that are kept or elements that are not zero.",
+)
 @click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into the weights first.")
 @click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
 @click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What modules the adapters call the model's weights.")
@@ -269,6 +286,7 @@ def tccompile(
     layers: bool,
     tolerance: float | None,
     nchwc_block: int | None,
+    limit_texts: Sequence[str],
     lora: Path | None,
     lora_scale: float,
     names: Path | None,
@@ -304,6 +322,7 @@ def tccompile(
         precision=precision,
         strip_weights=strip_weights,
         nchwc_block=nchwc_block,
+        limits=parse_limits(limit_texts),
         dump=dump,
         jobs=jobs,
         timing_cache=timing_cache,

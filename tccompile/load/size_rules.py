@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,14 @@ BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
 def found_places(s: Sizes, flat: str, limit: int) -> tuple[str, Size]:
     """Where a vector is not zero: (limit,) places, those beyond their number 0, and how many there are."""
+    said = s.limit()
+    limited, limit = said is not None and said < limit, limit if said is None else min(said, limit)
     key = "places", flat, limit
     if key not in s.made:  # of one vector there are as many, whoever asks
         places = s.own("Places", [flat], Type(INT64, (limit + 1,)), limit=limit)
         first = s.add("Slice", [places, s.constant([0]), s.constant([limit])])
         count = s.add("Slice", [places, s.constant([limit]), s.constant([limit + 1])])
-        s.made[key] = first, s.size(count, limit)
+        s.made[key] = first, s.size(count, limit, limited)
         s.says(first, {0: s.made[key][1]})
     return s.made[key]  # type: ignore[no-any-return]
 
@@ -892,6 +894,6 @@ RULES: dict[str, Rule] = {
 """By operator, of nodes that read an axis whose extent the data decide, or a shape that does."""
 
 
-def sizes(folder: Folding) -> Sizes:
-    """What handles such axes of the graph that is folded."""
-    return Sizes(folder, Rules(COUNTS, RULES, SPLIT_UP, numbers_of))
+def sizes(folder: Folding, limits: Mapping[str, int]) -> Sizes:
+    """What handles such axes of the graph that is folded; `limits`, how much nodes find at most, where the user says it."""
+    return Sizes(folder, Rules(COUNTS, RULES, SPLIT_UP, numbers_of), limits)

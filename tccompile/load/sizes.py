@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx.helper
 
-from tccompile.errors import UnsupportedError
+from tccompile.errors import UnsupportedError, UsageError
 from tccompile.load import contrib
 from tccompile.load.constants import Weight, held, literal
 from tccompile.load.nodes import reads
@@ -97,13 +97,14 @@ class Rules:
 class Sizes:
     """What is known of such axes while a graph is folded, and the nodes that handle them."""
 
-    def __init__(self, folder: Folding, rules: Rules) -> None:
-        self.folder, self.rules = folder, rules
+    def __init__(self, folder: Folding, rules: Rules, limits: Mapping[str, int]) -> None:
+        self.folder, self.rules, self.limits = folder, rules, limits
         self.axes: dict[str, Axes] = {}
         self.numbers: dict[str, np.ndarray] = {}
         """What tensors hold that are shapes, or parts of them."""
         self.made: dict[tuple[Any, ...], Any] = {}
         self.limited: list[Size] = []
+        self.asked: set[str | None] = set()
         self.node = onnx.NodeProto()
 
     def visit(self, node: onnx.NodeProto) -> bool:
@@ -251,9 +252,17 @@ class Sizes:
 
     # --- sizes
 
-    def size(self, count: str, limit: int) -> Size:
+    def limit(self) -> int | None:
+        """How much the user says that this node finds at most."""
+        name = next((n for n in (self.node.name, *self.node.output) if n in self.limits), None)
+        self.asked.add(name)
+        return None if name is None else self.limits[name]
+
+    def size(self, count: str, limit: int, limited: bool = False) -> Size:
         """An axis that begins at this node."""
-        return Size(count, limit, title(self.node))
+        made = Size(count, limit, title(self.node), limited)
+        self.limited += [made] if limited else []
+        return made
 
     def combined(self, fn: str, a: Number, b: Number) -> Number:
         """A number made of two: "Add", "Sub" (not below 0), "Mul", "Div", "Min" or "Max"."""
@@ -319,8 +328,12 @@ class Sizes:
     # --- the end
 
     def finish(self) -> None:
-        """Says of the model's outputs what a session cuts."""
+        """Says of the model's outputs what a session cuts. Raises UsageError for limits of what finds nothing."""
         folder = self.folder
+        for name in self.limits:
+            if name not in self.asked:
+                said = f"--limit {name}={self.limits[name]}"
+                raise UsageError(f"{said}: no node of this name has a result whose extent the data decide")
         for i, name in enumerate(v.name for v in folder.graph.output):
             found = {a: size for a, size in self.of(folder.resolved(name)).items()}
             cuts = [(axis, size) for axis, size in found.items()] + [(-1, size) for size in self.limited if not i]

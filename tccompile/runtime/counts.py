@@ -29,7 +29,7 @@ def cut(program: Program, counts: Mapping[str, np.ndarray], made: dict[str, Any]
         if not 0 <= there <= count.limit:
             raise InputError(
                 f"{count.node} finds {there} elements in the data, and the plan has room for {count.limit}: "
-                "compile the model with more, or give it other inputs"
+                "compile it with a larger --limit"
             )
         for name, axes in count.cuts.items():
             for axis in axes if name in made else ():

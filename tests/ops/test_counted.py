@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.errors import InputError, UnsupportedError
+from tccompile.errors import InputError, UnsupportedError, UsageError
 from tccompile.pipeline import without_code
 from tccompile.runtime.session import Session
 from tests.networks import reference
@@ -256,3 +256,22 @@ def test_an_output_that_is_cut_takes_no_array() -> None:
         assert session.run([net.outputs[1]], given)[0].shape == (3, 4)
         with pytest.raises(InputError, match=r"'n0' \(NonZero\) decides it: give no array"):
             session.run(None, given, {net.outputs[0]: np.empty((2, 12), np.int64)})
+
+
+def test_a_limit_is_kept_room_for_and_held_to() -> None:
+    """By a user's word there is less than there may be; more in the data is an error, in what is computed of it too."""
+    net = Net(x=(3, 4))
+    found = net("NonZero", "x")
+    net.out(net("ReduceSum", net("Cast", found, to=TensorProto.FLOAT), keepdims=0), found)
+    model = net.model()
+    with Session(without_code(model, limits={"n0": 5}), "cpu") as session:
+        assert session.plan.entries[0].program.tensors[found].shape == (2, 5)
+        for count in (0, 5):
+            given = {"x": np.float32(np.arange(12).reshape(3, 4) < count)}
+            total, places = session.run(None, given)
+            assert places.shape == (2, count) and total == places.sum()
+        more = {"x": np.ones((3, 4), np.float32)}
+        with pytest.raises(InputError, match=r"'n0' \(NonZero\) finds 12 .* room for 5: compile it with a larger --limit"):
+            session.run([net.outputs[0]], more)
+    with pytest.raises(UsageError, match="--limit n1=5: no node of this name"):
+        without_code(model, limits={"n1": 5})
