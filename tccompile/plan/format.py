@@ -388,13 +388,14 @@ def check_plan(plan: Plan) -> None:
         with _naming(f"code {i}"):
             _check_image(image)
     constants: dict[str, Tensor] = {}
-    ends: set[tuple[tuple[str, DType], ...]] = set()
+    ends: set[tuple[Any, ...]] = set()
     budget = Budget(COMPARED)
     for i, entry in enumerate(plan.entries):
         with _naming(f"entry {i}"):
             check_program(entry.program)
             names = (*entry.program.inputs, *entry.program.outputs)
-            ends.add(tuple((name, entry.program.tensors[name].dtype) for name in names))
+            cuts = ((count.tensor, *sorted(count.cuts.items())) for count in entry.program.counts)
+            ends.add((*((name, entry.program.tensors[name].dtype) for name in names), *cuts))
             require(len(ends) == 1, "has other inputs or outputs, or of another type, than the entries before it")
             for name in entry.program.constants:
                 tensor = entry.program.tensors[name]
