@@ -36,7 +36,13 @@ def test_values(kind: type, case: str) -> None:
     check(KERNELS[kind], program_of(case), once=False)
 
 
-@pytest.mark.parametrize(("kind", "case"), [pytest.param(kind, case, id=case) for kind in OF_BLOCKS for case in cases_of(kind)])
+SMALL = ("top_k_integers", "cumsum_in_chunks", "places")
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [pytest.param(kind, case, id=case, marks=[thorough] * (case not in SMALL)) for kind in OF_BLOCKS for case in cases_of(kind)],
+)
 def test_values_by_blocks(kind: type, case: str) -> None:
     """Tiles and chunks of a line by several blocks, in each config of the smallest tile."""
     kernel, program = OF_BLOCKS[kind], program_of(case)
