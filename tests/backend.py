@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "test_image*",
     ),
     "the operator is not supported yet": (
-        "test_bitcast*", "test_det*",
+        "test_bitcast*",
     ),
     "it takes as parameters what others compute": (
         "test_affine_grid_2d_align_corners_expanded", "test_affine_grid_2d_expanded",

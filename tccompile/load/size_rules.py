@@ -844,7 +844,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 
 OF_ROWS = (
-    "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool",
+    "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "Det", "GlobalAveragePool", "GlobalLpPool",
     "GlobalMaxPool", "GridSample", "GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "Resize",
     "SpaceToDepth",
 )  # fmt: skip

@@ -33,6 +33,7 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": conv.conv_transpose,
     "Gemm": linear.gemm,
     "MatMul": linear.matmul,
+    "Det": linear.determinant,
     "Attention": attention.attention,
     "MaxPool": pool.max_pool,
     "MaxUnpool": pool.max_unpool,
