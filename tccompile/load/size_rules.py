@@ -31,6 +31,7 @@ def found_places(s: Sizes, flat: str, limit: int) -> tuple[str, Size]:
         count = s.add("Slice", [places, s.constant([limit]), s.constant([limit + 1])])
         s.made[key] = first, s.size(count, limit, limited)
         s.says(first, {0: s.made[key][1]})
+        s.safe.add(first)
     return s.made[key]  # type: ignore[no-any-return]
 
 
@@ -60,6 +61,7 @@ def non_zero(s: Sizes, node: onnx.NodeProto) -> bool:
         row = s.add("Div", [first, s.constant(step)]) if step > 1 else first
         rows.append(s.add("Mod", [row, s.constant(extent)]) if len(rows) else row)
     rows = [s.add("Unsqueeze", [row, s.constant([0])]) for row in rows]
+    s.safe.update(node.output)
     return s.instead("Concat", rows, axis=0)
 
 
@@ -108,6 +110,7 @@ def non_max_suppression(s: Sizes, node: onnx.NodeProto) -> bool:
     first, _ = found_places(s, s.add("Reshape", [kept, s.constant([-1])]), images * classes * most)
     box = s.add("Gather", [s.add("Reshape", [order, s.constant([-1])]), first], axis=0)
     line = s.add("Div", [first, s.constant(count)])
+    s.safe.update(node.output)
     columns = [s.add("Div", [line, s.constant(classes)]), s.add("Mod", [line, s.constant(classes)]), box]
     return s.instead("Concat", [s.add("Unsqueeze", [c, s.constant([1])]) for c in columns], axis=1)
 
@@ -548,9 +551,21 @@ def sliced(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.says(node.output[0], own)
 
 
+def _in_range(s: Sizes, indices: str) -> str:
+    """Indices of which those that are not there are 0: what they are computed from need not have been meant for it."""
+    if indices in s.safe or indices in s.folder.constants:
+        return indices
+    y = indices
+    for axis in list(s.of(indices)):
+        y = s.masked(y, axis, 0)
+    s.says(y, s.of(indices))
+    return y
+
+
 def gather(s: Sizes, node: onnx.NodeProto) -> bool:
     """Elements at indices; those along such an axis are counted from its beginning or from the end of what is there."""
-    x, indices = node.input
+    x, indices = node.input[0], _in_range(s, node.input[1])
+    node.input[1] = indices
     axis, rank = s.attribute("axis", 0) % max(len(s.shape(x)), 1), len(s.shape(indices))
     own = s.of(x).get(axis)
     if own is not None:
@@ -572,7 +587,8 @@ def _from_beginning(s: Sizes, indices: str, ends: str) -> str:
 
 
 def gather_elements(s: Sizes, node: onnx.NodeProto) -> bool:
-    x, indices = node.input
+    x, indices = node.input[0], _in_range(s, node.input[1])
+    node.input[1] = indices
     axis = s.attribute("axis", 0) % len(s.shape(x))
     for a, size in s.of(x).items():
         if a != axis and s.of(indices).get(a) != size:
@@ -586,7 +602,8 @@ def gather_elements(s: Sizes, node: onnx.NodeProto) -> bool:
 
 def gather_nd(s: Sizes, node: onnx.NodeProto) -> bool:
     """Rows of indices; of the first axes there is all that they name."""
-    x, indices = node.input
+    x, indices = node.input[0], _in_range(s, node.input[1])
+    node.input[1] = indices
     given, depth = len(s.shape(indices)), s.shape(indices)[-1]
     if s.attribute("batch_dims", 0) or given - 1 in s.of(indices):
         for name in (x, indices):
@@ -796,6 +813,7 @@ def gemm(s: Sizes, node: onnx.NodeProto) -> bool:
 
 def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
     """A row for each region."""
+    node.input[2] = _in_range(s, node.input[2])
     x, rois, images = node.input
     for axis in s.of(x):
         raise s.refuse(x, axis)
@@ -803,6 +821,14 @@ def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
         name = rois if s.of(rois) else images
         raise s.refuse(name, 0, "regions and the images that they are of are not as many")
     return s.says(node.output[0], {a: size for a, size in s.of(rois).items() if a == 0})
+
+
+def one_hot(s: Sizes, node: onnx.NodeProto) -> bool:
+    """An axis more."""
+    x = node.input[0]
+    rank = len(s.shape(x)) + 1
+    kept = [a for a in range(rank) if a != s.attribute("axis", -1) % rank]
+    return s.says(node.output[0], {kept[axis]: size for axis, size in s.of(x).items()})
 
 
 def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -877,6 +903,7 @@ RULES: dict[str, Rule] = {
     "GatherND": gather_nd,
     "Gemm": gemm,
     "MatMul": matmul,
+    "OneHot": one_hot,
     "Pad": padded,
     "Range": range_,
     "Reshape": reshape,

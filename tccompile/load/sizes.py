@@ -1,10 +1,9 @@
 """Axes whose extent the data decide: how many boxes are kept, how many elements are not zero.
 
 Every such axis has a bound, which is its extent from here on, and a count: a tensor of one int64 that the model computes. Its
-elements are the first ones; those beyond are what element 0 of the operator that began it would give, or anything, but never an
-index where there is nothing. Nodes that keep elements apart go on as they are. Those that mix along such an axis get elements
-that do not matter in the place of those beyond (`size_rules.py`), or are refused. The model's outputs say by `Counted` what a
-session cuts, and by which count.
+elements are the first ones; those beyond are what element 0 of the operator that began it would give, or anything. Nodes that
+keep elements apart go on as they are. Those that mix along such an axis get elements that do not matter in the place of those
+beyond (`size_rules.py`), or are refused. The model's outputs say by `Counted` what a session cuts, and by which count.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`
 Counted   x, counts → x, an output of the model; attributes have an axis, a limit and a node for each count
 """
+
+MOVES = ("Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that only move what they read."""
 
 SMALL = 64
 """Elements of a tensor that may be a shape."""
@@ -103,6 +105,8 @@ class Sizes:
         self.numbers: dict[str, np.ndarray] = {}
         """What tensors hold that are shapes, or parts of them."""
         self.made: dict[tuple[Any, ...], Any] = {}
+        self.safe: set[str] = set()
+        """Indices that are those of elements, also where they are not there."""
         self.limited: list[Size] = []
         self.asked: set[str | None] = set()
         self.node = onnx.NodeProto()
@@ -127,7 +131,11 @@ class Sizes:
                 return self._known(node, found)
             self.numbers[node.output[0]] = found
         if (rule := self.rules.along.get(node.op_type)) is not None:
-            return any(x in self.axes or x in self.numbers for x in node.input) and self._by(rule, node)
+            counted = [x for x in node.input if x in self.axes]
+            moved = counted if node.op_type != "Gather" else node.input[:1]  # indices that are safe read what need not be
+            if node.op_type in MOVES and all(x in self.safe for x in moved):
+                self.safe.update(node.output)
+            return (bool(counted) or any(x in self.numbers for x in node.input)) and self._by(rule, node)
         return node.op_type != "If" and self._refused_inside(node, node.op_type in self.rules.split_up)
 
     def _known(self, node: onnx.NodeProto, numbers: np.ndarray) -> bool:

@@ -211,6 +211,18 @@ def branches(net: Net, b: str, s: str) -> tuple[str, ...]:
 KINDS = (filled_up, branches, sums, elements, reshaped, parts, sizes, best, mixed, joined, filtered, written)
 
 
+def test_what_is_left_out_is_no_index() -> None:
+    """Labels that mean nothing are filtered out before a table is read at those that are left."""
+    net = Net(x=(np.int64, (6,)), rows=(6, 2))
+    good = net("Less", "x", np.array(9))
+    labels, rows = net("Compress", "x", good, axis=0), net("Compress", "rows", good, axis=0)
+    table = net("Gather", net.normal(9, 3), labels)
+    pairs = net("Concat", net("Unsqueeze", labels, np.array([1])), net("Unsqueeze", labels, np.array([1])), axis=1)
+    net.out(table, net("GatherND", net.normal(9, 9), pairs), net("OneHot", labels, np.array(9), np.float32([0, 1])), rows)
+    feeds = [np.array([255, 3, 255, 8, 0, 255]), np.array([255] * 6), np.arange(6)]
+    holds(net, *({"x": x, "rows": np.ones((6, 2), np.float32)} for x in feeds))
+
+
 @pytest.mark.parametrize("then", KINDS)
 def test_along_what_is_kept(then: Callable[[Net, str, str], tuple[str, ...]]) -> None:
     net = detector(Net(boxes=(1, 30, 4), scores=(1, 1, 30), line=(30,)), then)
