@@ -27,6 +27,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
+from tccompile.load.counted.rules import sizes
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -38,7 +39,6 @@ from tccompile.load.nodes import (
     widened,
 )
 from tccompile.load.opset import UNIFORM, Scope, upgrade_nodes
-from tccompile.load.size_rules import sizes
 from tccompile.load.types import Type, static_type
 from tccompile.load.unroll import Unroller
 from tccompile.load.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type

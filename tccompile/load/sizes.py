@@ -3,7 +3,7 @@
 Every such axis has a bound, which is its extent from here on, and a count: a tensor of one int64 that the model computes. Its
 elements are the first ones; those beyond are what element 0 of the operator that began it would give, or anything. Nodes that
 keep elements apart go on as they are. Those that mix along such an axis get elements that do not matter in the place of those
-beyond (`size_rules.py`), or are refused. The model's outputs say by `Counted` what a session cuts, and by which count.
+beyond (`counted/`), or are refused. The model's outputs say by `Counted` what a session cuts, and by which count.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ Counted   x, counts → x, an output of the model; attributes have an axis, a li
 
 MOVES = ("Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that only move what they read."""
+
+BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
 SMALL = 64
 """Elements of a tensor that may be a shape."""
