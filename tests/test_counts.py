@@ -32,6 +32,17 @@ def test_a_plan_is_read_as_it_was_written() -> None:
         np.testing.assert_array_equal(session.run(None, {"x": given})[0], [[0, 1], [3, 1]])
 
 
+def test_entries_have_the_same_counts() -> None:
+    """Of three elements as many are found as there are, of thirty no more than five."""
+    net = Net(x=("n",))
+    there = net("Compress", "x", net("Greater", "x", np.float32(0)), axis=0)
+    values, at = net("TopK", there, net("Min", net("Shape", there), np.array([5])), outputs=2)
+    model = net.out(values, at, there).model()
+    few, many = (without_code(model, {"x": (n,)}).entries[0].program for n in (3, 30))
+    assert few.outputs == many.outputs and [c.cuts for c in few.counts] == [c.cuts for c in many.counts]
+    assert [[count.limit for count in program.counts] for program in (few, many)] == [[3, 3, 3], [5, 5, 30]]
+
+
 BROKEN = {
     "is no output": {"tensor": "x"},
     "is not one int64": {"tensor": "t1"},

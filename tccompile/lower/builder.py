@@ -101,7 +101,7 @@ class Builder:
         self.constants: dict[str, Recipe] = {}
         self.ops: list[Op] = []
         self.inputs: list[str] = []
-        self.counts: dict[str, Count] = {}  # by what the model calls the tensor that says it
+        self.counts: list[Count] = []
         self._values: dict[str, str] = {}  # the model's name of a tensor → ours
         self._copies: dict[tuple[str, Order], str] = {}  # (ours, order) → a copy of it in another layout
         self._outputs = {t.name for t in graph.outputs}

@@ -37,20 +37,17 @@ def suppress(node: gs.Node, b: Builder) -> None:
 
 
 def counted(node: gs.Node, b: Builder) -> None:
-    """An output of the model, which a session cuts: its counts are outputs, too, which users do not see."""
+    """An output of the model, which a session cuts: its counts are outputs, too, which users do not see.
+
+    They are called after the output and the axis: entries of one plan have the same ones, whatever their shapes make of the rest.
+    """
     x, *sizes = node.inputs
+    y = node.outputs[0].name
     b.bind(node.outputs[0], b.value(x))
-    cuts: dict[str, list[int]] = {}
-    said = {}
-    for t, axis, limit, name in zip(sizes, *(node.attrs[what] for what in ("axes", "limits", "nodes")), strict=True):
-        cuts.setdefault(t.name, []).extend([axis] if axis >= 0 else [])
-        said[t.name] = t, limit, name
-    for t, limit, name in said.values():
-        count = b.counts.get(t.name)
-        if count is None:
-            value = b.value(t)
-            y = b.add(dense(b.unique(f"{t.name}.count"), value.shape, DType.I64, pad=1))
-            b.copy(identity_view(value.name, value.rank), y)
-            count = Count(y.name, limit, name, {})
-        of = {node.outputs[0].name: tuple(cuts[t.name])} if cuts[t.name] else {}
-        b.counts[t.name] = Count(count.tensor, count.limit, count.node, {**count.cuts, **of})
+    attributes = (node.attrs[what] for what in ("axes", "limits", "nodes"))
+    for i, (t, axis, limit, name) in enumerate(zip(sizes, *attributes, strict=True)):
+        value = b.value(t)
+        called = f"{y}.count{axis}" if axis >= 0 else f"{y}.limit{i}"
+        count = b.add(dense(b.unique(called), value.shape, DType.I64, pad=1))
+        b.copy(identity_view(value.name, value.rank), count)
+        b.counts.append(Count(count.name, limit, name, {y: (axis,)} if axis >= 0 else {}))

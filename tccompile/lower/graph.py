@@ -42,9 +42,8 @@ def lower(graph: gs.Graph) -> Program:
     for t in graph.outputs:
         _model_output(t, b)
         outputs.append(t.name)
-    counts = tuple(b.counts.values())
-    outputs += [count.tensor for count in counts]
-    return Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops), counts=counts)
+    outputs += [count.tensor for count in b.counts]
+    return Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops), counts=tuple(b.counts))
 
 
 def check_together(program: Program) -> None:
