@@ -156,7 +156,8 @@ class Session:
 
         Outputs that are not given are NumPy arrays if all inputs lie on the host, and DeviceArrays if any lies on the GPU.
         With a stream, and all inputs and outputs on the GPU, it returns at once: the results are there when the stream
-        comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete.
+        comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete, as they always
+        are of a model that has outputs of which the data decide how much there is.
         Raises InputError, and LaunchError if the GPU fails.
         """
         if not isinstance(feeds, Mapping):
