@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile.errors import InputError, UnsupportedError, UsageError
+from tccompile.errors import InputError, ModelError, UnsupportedError, UsageError
 from tccompile.pipeline import without_code
 from tccompile.runtime.session import Session
 from tests.networks import reference
@@ -209,6 +209,18 @@ def branches(net: Net, b: str, s: str) -> tuple[str, ...]:
 
 
 KINDS = (filled_up, branches, sums, elements, reshaped, parts, sizes, best, mixed, joined, filtered, written)
+
+
+def test_conditions() -> None:
+    """Of all elements, by a condition of another shape, which ONNX Runtime takes; one shorter than the axis, one too long."""
+    net = Net(x=(4, 6))
+    good = net("Greater", "x", np.float32(0))
+    few = net("Less", net("Slice", "x", np.array([0]), np.array([1]), np.array([0])), np.float32(0))
+    net.out(net("Compress", "x", good), net("Compress", "x", net("Reshape", few, np.array([-1])), axis=1))
+    holds(net, *({"x": np.random.default_rng(i).standard_normal((4, 6), np.float32)} for i in range(3)))
+    net.out(net("Compress", "x", net("Reshape", good, np.array([-1])), axis=1))
+    with pytest.raises(ModelError, match="its condition has 24 elements, and axis 1 of its input 6"):
+        without_code(net.model())
 
 
 def test_what_is_left_out_is_no_index() -> None:

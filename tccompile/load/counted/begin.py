@@ -70,7 +70,9 @@ def compress(s: Sizes, node: onnx.NodeProto) -> bool:
             raise s.refuse(x, a)
         x, axis = s.add("Reshape", [x, s.constant([-1])]), 0
     axis %= len(s.shape(x))
-    rows = min(s.shape(condition)[0], s.shape(x)[axis])
+    rows = math.prod(s.shape(condition))
+    if rows > s.shape(x)[axis]:
+        raise invalid(node, f"its condition has {rows} elements, and axis {axis} of its input {s.shape(x)[axis]}")
     if (own := s.of(x).get(axis)) is not None:
         if s.of(condition).get(0) != own:
             raise s.refuse(x, axis, "its condition is of another length")
