@@ -27,9 +27,12 @@ from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
+from tccompile.kernels.scan import PlacesKernel, ScanKernel
 from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
+from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Kernel
+from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
 
@@ -59,7 +62,11 @@ KERNELS: tuple[Kernel, ...] = (
     ResizeKernel(),
     *RNN,
     CumulateKernel(),
+    ScanKernel(),
+    PlacesKernel(),
     TopKKernel(),
+    SortKernel(),
+    SuppressKernel(),
     ScatterKernel(),
     TreesKernel(),
     CustomKernel(),

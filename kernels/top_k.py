@@ -49,11 +49,11 @@ class TopKKernel(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, TopK)
-        x = program.tensors[op.x]
-        n = x.shape[op.axis]
+        x, y = program.tensors[op.x], program.tensors[op.y]
+        n, launches = x.shape[op.axis], 1 + (y.padded != y.shape)
         # some five instructions a comparison, and each takes a load from a cache to begin with
         compared = n * max(5 * x.size / (arch.sms * 128), 30.0) / 1500
-        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + compared
+        return launches * measured(arch).launch_us + traffic_us(op, program, arch) + compared
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, TopK)

@@ -51,6 +51,8 @@ class Options:
     ranges         sizes that are known late, by the names that the model gives dimensions; or the axes of inputs, by their names.
                    There is then no entry but for these, and the only set of shapes is that of inputs without such sizes
     ops            Python files, modules or operators: what the user adds to what is known (`tccompile.op`, `tccompile.rewrite`)
+    limits         the most that nodes find whose results' extents the data decide, by the nodes' names, where it is less than it
+                   may be
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -66,6 +68,7 @@ class Options:
     calibrate: Path | None = None
     nchwc_block: int | None = None
     ranges: Mapping[str, Size | Axes] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
     metric: Path | None = None
@@ -100,6 +103,9 @@ class Options:
         self._check_quantization()
         if self.ranges and len(self.entries) > 1:
             raise UsageError("ranges of sizes are compiled alone: build another plan for entries of fixed shapes")
+        for name, limit in self.limits.items():
+            if not 0 < limit < 1 << 31:
+                raise UsageError(f"a limit of {limit} for {name!r}: it must be at least 1, and less than 2^31")
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise UsageError(f"the range of {name!r} is {low:g}..{high:g}: give two finite numbers, the smaller one first")
@@ -207,6 +213,17 @@ def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
             dots = ""
         if not (name and dots):
             raise UsageError(f"cannot read the range {text!r}; write it as NAME=LOW..HIGH, such as position_ids=0..4095")
+    return out
+
+
+def parse_limits(texts: Iterable[str]) -> dict[str, int]:
+    """How much nodes find at most, each as `NODE=N`."""
+    out: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not (name and number.isdecimal()):
+            raise UsageError(f"cannot read the limit {text!r}; write it as NODE=N, such as /NonMaxSuppression=100")
+        out[name] = int(number)
     return out
 
 

@@ -146,6 +146,7 @@ def compile(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
+    limits: Mapping[str, int] | None = None,
     lora: str | Path | None = None,
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
@@ -170,6 +171,7 @@ def compile(
     calibration   the file that keeps what was chosen for that: read if it is there, else written
     inputs, outputs  compile the part of the model between these tensors; without one of them, from the beginning or to the end
     nchwc_block   how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU without showing it
+    limits        the most that nodes find whose results' extents the data decide, by the nodes' names: room is kept for so much
     lora          a file of adapters to merge into the weights, lora_scale times; `lora_names`: a file that says what modules it
                   calls weights, where their own names do not show it
     ops           files, modules or objects with operators and rewrites of your own: see `tccompile.op` and `tccompile.rewrite`
@@ -201,6 +203,7 @@ def compile(
         quantize=quantize,
         calibration=Path(calibration) if calibration is not None else None,
         nchwc_block=nchwc_block,
+        limits=dict(limits or {}),
         lora=Path(lora) if lora is not None else None,
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
@@ -219,7 +222,7 @@ def adapted(model: Model, options: Options) -> Model:
         return model
     assert not isinstance(model, Tuned)
     with using(collected(options.ops)):
-        opened = read(model, options.nchwc_block)
+        opened = read(model, options.nchwc_block, options.limits)
         shapes = options.entries[0]
         if options.ranges:
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
@@ -242,7 +245,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     notes: list[str] = []
     try:
-        opened = read(model, options.nchwc_block)
+        opened = read(model, options.nchwc_block, options.limits)
         told = Told(notes)
         ranged: list[Pattern] = []
         with decisive() as told.decided:
@@ -351,11 +354,12 @@ def without_code(
     model: Model,
     shapes: Shapes | None = None,
     precision: str = Options.precision,
+    limits: Mapping[str, int] | None = None,
     ranges: Mapping[str, Size | Axes] | None = None,
 ) -> Plan:
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second for fixed shapes."""
-    options = Options((dict(shapes or {}),), precision=precision, ranges=dict(ranges or {}))
-    opened = read(model)
+    options = Options((dict(shapes or {}),), precision=precision, limits=dict(limits or {}), ranges=dict(ranges or {}))
+    opened = read(model, limits=options.limits)
     told = Told()
     with decisive() as told.decided:
         if options.ranges:
@@ -395,7 +399,7 @@ def to_program(
     calibration  what is multiplied in bytes
     """
     progress("load", 0, 5)
-    opened = read(model, options.nchwc_block)
+    opened = read(model, options.nchwc_block, options.limits)
     graph = load(opened, shapes)
     dump.graph(0, "load", graph)
 
@@ -799,7 +803,13 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         graph = rewrite(load(opened, inputs.shapes(point)))
         if calibration is not None:
             graph = rewrite(calibration.applied(graph))
-        return fuse(lower(graph))
+        program = fuse(lower(graph))
+        if program.counts:
+            raise UnsupportedError(
+                "the data decide how much there is of some results, which is compiled for fixed shapes only: "
+                "name them, with --shape or one by one with --entry, in place of a range"
+            )
+        return program
 
     return patterns(inputs.box, program_of), replace(options, entries=(inputs.shapes(lowest),), ranges={})
 

@@ -83,14 +83,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "test_bitshift_right_uint64", "test_div_uint64", "test_mod_uint64", "test_pow_types_float32_uint64",
         "test_top_k_uint64",
     ),
-    "how much comes out is known only when the model runs": (
-        "test_nonmaxsuppression*",
-    ),
     "images are decoded by the application": (
         "test_image*",
     ),
     "the operator is not supported yet": (
-        "test_bitcast*", "test_det*",
+        "test_bitcast*",
     ),
     "it takes as parameters what others compute": (
         "test_affine_grid_2d_align_corners_expanded", "test_affine_grid_2d_expanded",

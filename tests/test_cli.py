@@ -183,7 +183,7 @@ COMPILING = {
     "no ONNX": ("text.onnx", 4, "text.onnx", "not an ONNX"),
     "empty": ("empty.onnx", 4, "empty.onnx", "not an ONNX"),
     "truncated": ("truncated.onnx", 4, "truncated.onnx", "not an ONNX"),
-    "unsupported op": ("unsupported.onnx", 3, "the_determinant", "Det", "2×4×4", "not supported", "replace it"),
+    "unsupported op": ("unsupported.onnx", 3, "the_determinant", "Det", "2×4×4", "up to 3×3", "end the model before it"),
     "opset too new": ("newer.onnx", 3, "opset 30", "7 to 28", "export it"),
     "weights beyond fp16": ("weights.onnx --arch sm_86 --precision fp16", 3, "w1", "'first'", "65504", "mixed"),
     "unknown generation": ("conv.onnx --arch rtx3080", 2, "rtx3080", "did you mean sm_86?", "sm_90a", "sm_61", "native"),

@@ -100,6 +100,9 @@ def load_bytes(n: int) -> Any:
     return instruction(_block(["mov.b32 $0, 0;", f"@p ld.global.{kind} $0, [$1];"], "$2"), u32, u64, i32)
 
 
+float_bits = instruction("mov.b32 $0, $1;", i32, f32, pure=True)
+"""The bits of a float32."""
+
 store_word = instruction("st.shared.b32 [$0], $1;", void, u32, u32)
 
 

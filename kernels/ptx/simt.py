@@ -15,6 +15,12 @@ I32, F32 = ir.IntType(32), ir.FloatType()
 shuffle = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", f32, f32, i32)
 """shuffle(value, mask): the value of the lane whose number differs from this one's by `mask`. All lanes of the warp take part."""
 
+shuffle_int = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", i32, i32, i32)
+"""The same of integers."""
+
+product = instruction("mul.rn.f32 $0, $1, $2;", f32, f32, f32, pure=True)
+"""a times b, rounded before anything is added to it."""
+
 
 @cache
 def dot(n: int) -> Any:

@@ -22,7 +22,17 @@ import click
 from tccompile import __version__
 from tccompile.cli.foreign import message_of
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_entry, parse_ranges, parse_shapes, parse_sizes
+from tccompile.options import (
+    PRECISIONS,
+    QUANTIZATIONS,
+    Options,
+    Shapes,
+    parse_entry,
+    parse_limits,
+    parse_ranges,
+    parse_shapes,
+    parse_sizes,
+)
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -273,6 +283,13 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
     metavar="N",
     help="Channels of a block, 8 or 16: of a model laid out by ONNX Runtime.",
 )
+@click.option(
+    "--limit",
+    "limit_texts",
+    multiple=True,
+    metavar="NODE=N",
+    help="The most that a node finds in the data, such as boxes that are kept or elements that are not zero.",
+)
 @click.option("--lora", type=EXISTING, metavar="ADAPTERS.safetensors", help="Merge these adapters into the weights first.")
 @click.option("--lora-scale", type=float, default=1.0, show_default=True, metavar="X", help="How much the adapters count.")
 @click.option("--map", "names", type=EXISTING, metavar="NAMES.json", help="What modules the adapters call the model's weights.")
@@ -331,6 +348,7 @@ def tccompile(
     layers: bool,
     tolerance: float | None,
     nchwc_block: int | None,
+    limit_texts: Sequence[str],
     lora: Path | None,
     lora_scale: float,
     names: Path | None,
@@ -379,6 +397,7 @@ def tccompile(
         precision=precision,
         strip_weights=strip_weights,
         nchwc_block=nchwc_block,
+        limits=parse_limits(limit_texts),
         dump=dump,
         jobs=jobs,
         timing_cache=timing_cache,
@@ -725,9 +744,9 @@ def tcrun(
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     if input_file is None and output is not None and program.inputs:
         raise UsageError("without INPUT there are no outputs to write; leave -o away, or give INPUT")
-    if output is not None and output.suffix == ".npy" and len(program.outputs) > 1:
+    if output is not None and output.suffix == ".npy" and len(program.results) > 1:
         raise UsageError(
-            f"the model has {len(program.outputs)} outputs ({', '.join(map(plain, program.outputs))}): "
+            f"the model has {len(program.results)} outputs ({', '.join(map(plain, program.results))}): "
             f"write them with -o {output.with_suffix('.npz')}"
         )
     feeds: dict[str, Any] | None = {} if not program.inputs else None
@@ -748,7 +767,7 @@ def tcrun(
             say(f"on {where}", err=True)
         if selftest:
             return _selftest(loaded, session, as_json, progress)
-        outputs = {} if feeds is None else dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        outputs = {} if feeds is None else dict(zip(program.results, session.run(None, feeds), strict=True))
         iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
         progress("measure", 0, 1)
         if session.device != "cpu":

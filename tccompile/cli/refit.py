@@ -70,7 +70,7 @@ def _model_of(plan: Plan, path: Path) -> Model:
 
     program = plan.entries[0].program
     inputs = () if set(program.inputs) <= set(input_names(path)) else program.inputs
-    outputs = () if set(program.outputs) == set(output_names(path)) else program.outputs
+    outputs = () if set(program.results) == set(output_names(path)) else program.results
     return part(path, inputs, outputs)
 
 

@@ -48,7 +48,7 @@ def _entry(plan: Plan, entry: Entry) -> Json:
     p = entry.program
     return {
         "inputs": [_value(p, n) for n in p.inputs],
-        "outputs": [_value(p, n) for n in p.outputs],
+        "outputs": [_value(p, n) for n in p.results],
         "ops": len(p.ops),
         "sections": [
             {

@@ -66,6 +66,7 @@ def check_program(program: Program) -> None:
     for name, forms in program.forms.items():
         for form in forms:
             _check_form(name, form, program)
+    _check_counts(program)
     given = {*program.inputs, *program.constants}
     for op in program.ops:
         _check_op(op, program, given)
@@ -74,6 +75,26 @@ def check_program(program: Program) -> None:
     except (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise PlanError(str(error) or type(error).__name__) from None
     _check_written(program, given)
+
+
+def _check_counts(program: Program) -> None:
+    """Counts are outputs of their own, and cut others along axes that have as many elements as there is room for."""
+    hidden = [count.tensor for count in program.counts]
+    require(len(set(hidden)) == len(hidden), "several counts in one output")
+    cut: set[tuple[str, int]] = set()
+    for count in program.counts:
+        what = f"the count {count.tensor!r} of {count.node!r}"
+        require(count.tensor in program.outputs, f"{what} is no output")
+        t = program.tensors[count.tensor]
+        require(t.dtype is DType.I64 and t.size == 1, f"{what} is not one int64")
+        require(0 <= count.limit < EXTENT, f"{what} has a limit of {count.limit}")
+        for name, axes in count.cuts.items():
+            require(name in program.outputs and name not in hidden, f"{what} cuts {name!r}, which is no result")
+            shape = program.tensors[name].shape
+            for axis in axes:
+                fits = 0 <= axis < len(shape) and shape[axis] == count.limit and (name, axis) not in cut
+                require(fits, f"{what} cuts {name!r} of {shape} along axis {axis}, with a limit of {count.limit}")
+                cut.add((name, axis))
 
 
 def _check_tensor(name: str, t: Tensor) -> None:

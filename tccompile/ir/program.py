@@ -8,12 +8,28 @@ from functools import reduce
 from operator import or_
 
 from tccompile.ir.expr import Epilogue, Expr, walk
-from tccompile.ir.extent import Shape, hint
+from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.forms import Form
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many elements there are along axes whose extent the data decide.
+
+    tensor  an output that holds it, one int64: it is no result that users see
+    limit   there is room for so many; with more an inference has failed
+    node    the user's node that decides it
+    cuts    outputs that are cut to it, and along which axes
+    """
+
+    tensor: str
+    limit: Extent
+    node: str
+    cuts: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,7 @@ class Program:
                      expressions hold the scales already: this is for whoever looks at memory or asks why
     forms            of constants: other constants that hold the same in another form, which a kernel may read in their place. A
                      plan has those that its steps read
+    counts           of elements of outputs that the data decide
     """
 
     inputs: tuple[str, ...]
@@ -36,6 +53,13 @@ class Program:
     ops: tuple[Op, ...]
     storage: Mapping[str, Storage] = field(default_factory=dict)
     forms: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
+    counts: tuple[Count, ...] = ()
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The outputs that users see."""
+        hidden = {count.tensor for count in self.counts}
+        return tuple(name for name in self.outputs if name not in hidden)
 
     def op_shape(self, op: Op) -> Shape:
         """The shape of what `op` computes, which its epilogue's coordinates range over: y's before the shuffle."""

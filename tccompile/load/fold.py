@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
+from tccompile.load.counted.rules import sizes
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -114,21 +116,30 @@ def _factors(graph: onnx.GraphProto) -> set[str]:
 
 
 def fold(
-    graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int], block: int | None = None
+    graph: onnx.GraphProto,
+    constants: dict[str, Weight],
+    domains: Mapping[str, int],
+    block: int | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Type]:
     """Folds the graph in place, adding to `constants`; gives the type of every tensor that is left.
 
     Nodes are in topological order and of opset 23, inputs have static shapes, constants are in `constants` alone; `block` is how
-    many channels a block has, if the user says it.
+    many channels a block has, and `limits` how much nodes find in the data at most, if the user says it.
     """
-    return Folder(graph, constants, domains, block).run()
+    return Folder(graph, constants, domains, block, limits).run()
 
 
 class Folder:
     """Walks the nodes once, in order: each is folded into a constant, replaced by others that are visited next, or kept."""
 
     def __init__(
-        self, graph: onnx.GraphProto, constants: dict[str, Weight], domains: Mapping[str, int], block: int | None = None
+        self,
+        graph: onnx.GraphProto,
+        constants: dict[str, Weight],
+        domains: Mapping[str, int],
+        block: int | None = None,
+        limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.constants = constants
@@ -143,6 +154,7 @@ class Folder:
         self.said_block = block
 
         self.control = Unroller(self)
+        self.sizes = sizes(self, limits)
         self.factors = _factors(graph)
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 16 * sum(held(w).nbytes for w in constants.values())
@@ -160,6 +172,7 @@ class Folder:
                 raise UnsupportedError(
                     f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
                 )
+        self.sizes.finish()
         self.name_outputs()
         self.drop_unused()
         del self.graph.node[:], self.graph.value_info[:]
@@ -174,7 +187,7 @@ class Folder:
             return
         if (standard or node.domain in contrib.DOMAINS) and (wrong := wrong_attribute(node)):
             raise invalid(node, wrong)
-        if self.control.visit(node):
+        if self.sizes.visit(node) or self.control.visit(node):
             return
         if node.domain in contrib.DOMAINS:
             types = {name: self.type_of(name, node) for name in node.input if name}

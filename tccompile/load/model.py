@@ -62,6 +62,7 @@ class Opened:
     proto: onnx.ModelProto
     weights: Mapping[str, np.ndarray]
     block: int | None = None  # how many channels a block has, where the user says it
+    limits: Mapping[str, int] | None = None  # the most that nodes find in the data, where the user says it
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,15 +128,16 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-def read(model: Model | Opened, block: int | None = None) -> Opened:
+def read(model: Model | Opened, block: int | None = None, limits: Mapping[str, int] | None = None) -> Opened:
     """The model, read and checked once for all that look into it. Raises what `load` raises.
 
     block  how many channels a block has, of a model that ONNX Runtime has laid out for a CPU; None if the model shows it
+    limits the most that nodes find whose results' extents the data decide, by the nodes' names
     """
-    return model if isinstance(model, Opened) else _guard("the model is not valid ONNX", _read, model, block)
+    return model if isinstance(model, Opened) else _guard("the model is not valid ONNX", _read, model, block, limits or {})
 
 
-def _read(model: Model, block: int | None) -> Opened:
+def _read(model: Model, block: int | None, limits: Mapping[str, int]) -> Opened:
     proto, path = _parsed(model)
     _list_once(proto)
     _opset(proto)
@@ -150,7 +152,7 @@ def _read(model: Model, block: int | None) -> Opened:
     _check(proto)
     if isinstance(model, Tuned):
         weights |= model.weights
-    return Opened(deepcopy(proto), weights, block)  # of what is deleted from it, a message keeps the memory
+    return Opened(deepcopy(proto), weights, block, limits)  # of what is deleted from it, a message keeps the memory
 
 
 def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = None, found: Findings | None = None) -> gs.Graph:
@@ -169,9 +171,9 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     domains = {o.domain: o.version for o in proto.opset_import}
     if found is None:
-        types = fold(proto.graph, constants, domains, opened.block)
+        types = fold(proto.graph, constants, domains, opened.block, opened.limits or {})
     else:
-        types = Survey(found, unknown, proto.graph, constants, domains, opened.block).run()
+        types = Survey(found, unknown, proto.graph, constants, domains, opened.block, opened.limits or {}).run()
     _name_apart(proto.graph)
     return _import(proto, types, constants, told=found is not None)
 

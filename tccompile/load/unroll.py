@@ -17,6 +17,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from tccompile.errors import UnsupportedError
+from tccompile.load import sizes
 from tccompile.load.constants import Weight, literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, tensor_values
@@ -127,10 +128,10 @@ class Unroller:
             if a in f.sequences or b in f.sequences:
                 raise self.refusal(node, f"its output {y!r} is a sequence, and its condition is computed at run time")
             one, other = f.type_of(a, node), f.type_of(b, node)
-            if one != other:
+            if one.elem != other.elem or len(one.shape) != len(other.shape):
                 shapes = " or ".join("×".join(map(str, t.shape)) or "scalar" for t in (one, other))
                 raise self.refusal(node, f"its output {y!r} is {shapes}, by a condition that is computed at run time")
-            nodes.append(onnx.helper.make_node("Where", [condition, a, b], [y], node.name or y))
+            nodes.append(onnx.helper.make_node("Choice", [condition, a, b], [y], node.name or y, domain=sizes.OWN))
         f.instead(*nodes)
 
     # --- Loop

@@ -13,6 +13,7 @@ from tccompile.ir.expr import Epilogue, Expr, View, broadcast_view, cast, const,
 from tccompile.ir.expr import constant as index_constant
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import ELEMENTS, FLOAT8, DType
 from tccompile.ir.weights import Literal, Recipe
@@ -100,6 +101,7 @@ class Builder:
         self.constants: dict[str, Recipe] = {}
         self.ops: list[Op] = []
         self.inputs: list[str] = []
+        self.counts: list[Count] = []
         self._values: dict[str, str] = {}  # the model's name of a tensor → ours
         self._copies: dict[tuple[str, Order], str] = {}  # (ours, order) → a copy of it in another layout
         self._outputs = {t.name for t in graph.outputs}

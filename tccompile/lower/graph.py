@@ -18,14 +18,13 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.load.fold import RANDOM
 from tccompile.load.issues import Issue, Refusal
+from tccompile.load.sizes import OWN
 from tccompile.lower.builder import Builder, shape_of
 from tccompile.lower.custom import custom
-from tccompile.lower.registry import CLASSICAL, CONVERTERS
+from tccompile.lower.registry import CLASSICAL, CONVERTERS, COUNTED
 from tccompile.rewrites.rule import name_of
 
 SIZED_BY_VALUES = {
-    "NonMaxSuppression": "how many boxes it keeps is known only when the model runs",
-    "NonZero": "how many elements are not zero is known only when the model runs",
     "Unique": "how many elements differ is known only when the model runs",
 }
 """Operators whose results have no static shape, unless they fold."""
@@ -45,7 +44,8 @@ def lower(graph: gs.Graph) -> Program:
     for t in graph.outputs:
         _model_output(t, b)
         outputs.append(t.name)
-    return Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops))
+    outputs += [count.tensor for count in b.counts]
+    return Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops), counts=tuple(b.counts))
 
 
 def check_together(program: Program) -> None:
@@ -102,7 +102,7 @@ def _called(node: gs.Node) -> str:
     return f"node {name_of(node)!r} ({node.op})"
 
 
-BY_DOMAIN = {None: CONVERTERS, "": CONVERTERS, "ai.onnx": CONVERTERS, "ai.onnx.ml": CLASSICAL}
+BY_DOMAIN = {None: CONVERTERS, "": CONVERTERS, "ai.onnx": CONVERTERS, "ai.onnx.ml": CLASSICAL, OWN: COUNTED}
 
 
 def missing(op: str, domain: str | None) -> tuple[str, str] | None:

@@ -33,6 +33,37 @@ def gemm(node: gs.Node, b: Builder) -> None:
     b.emit(Gemm, b.result(y, (0, 1)), a=left.name, b=right.name, epilogue=Epilogue(expr, tuple(reads.views)))
 
 
+LARGEST = 3
+"""Rows of a matrix whose determinant is written out."""
+
+
+def determinant(node: gs.Node, b: Builder) -> None:
+    """Of small matrices, by their first rows: as sums of products of their elements."""
+    t, y = node.inputs[0], node.outputs[0]
+    _floats_only(b, t)
+    *batch, rows, columns_ = shape_of(t)
+    if rows != columns_ or not 1 <= rows <= LARGEST:
+        raise b.refuse(
+            f"matrices of {rows}×{columns_}; determinants of up to {LARGEST}×{LARGEST} are supported",
+            "end the model before it, and compute the rest in the application",
+        )
+    x, reads = b.value(t), Reads(b, tuple(batch))
+    here = tuple(coord(a) for a in range(len(batch)))
+
+    def of(row: int, left: tuple[int, ...]) -> Expr:
+        """The determinant of the rows from one on, in these columns."""
+        out: Expr | None = None
+        for sign, j in enumerate(left):
+            term = reads.view(View(x.name, (*here, constant(row), constant(j))))
+            if row + 1 < rows:
+                term = call("mul", term, of(row + 1, tuple(k for k in left if k != j)))
+            out = term if out is None else call("sub" if sign % 2 else "add", out, term)
+        assert out is not None
+        return out
+
+    b.compute(b.result(y), of(0, tuple(range(rows))), reads)
+
+
 def matmul(node: gs.Node, b: Builder) -> None:
     """NumPy's matmul: leading axes broadcast; a vector is a matrix of one row or column that is dropped from the result."""
     a, w = node.inputs[:2]

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 from tccompile.lower import (
     attention,
     conv,
+    counted,
     fourier,
     linear,
     lines,
@@ -32,6 +33,7 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": conv.conv_transpose,
     "Gemm": linear.gemm,
     "MatMul": linear.matmul,
+    "Det": linear.determinant,
     "Attention": attention.attention,
     "MaxPool": pool.max_pool,
     "MaxUnpool": pool.max_unpool,
@@ -110,3 +112,10 @@ CLASSICAL: dict[str, Converter] = {
     "TreeEnsembleRegressor": trees.tree_ensemble_regressor,
 }
 """By op of ai.onnx.ml: those that `load` does not take apart."""
+
+COUNTED: dict[str, Converter] = {
+    "Counted": counted.counted,
+    "Places": counted.places,
+    "Suppress": counted.suppress,
+}
+"""By op of `load.sizes.OWN`."""

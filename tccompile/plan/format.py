@@ -41,7 +41,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -464,14 +464,15 @@ def check_plan(plan: Plan) -> None:
         with _naming(f"code {i}"):
             _check_image(image)
     constants: dict[str, Tensor] = {}
-    ends: set[tuple[tuple[str, DType], ...]] = set()
+    ends: set[tuple[Any, ...]] = set()
     budget = Budget(COMPARED)
     for i, entry in enumerate((*plan.entries, *(family.highest for family in plan.families))):
         where = f"entry {i}" if i < len(plan.entries) else f"entry {i - len(plan.families)} at its greatest sizes"
         with _naming(where):
             check_program(entry.program)
             names = (*entry.program.inputs, *entry.program.outputs)
-            ends.add(tuple((name, entry.program.tensors[name].dtype) for name in names))
+            cuts = ((count.tensor, *sorted(count.cuts.items())) for count in entry.program.counts)
+            ends.add((*((name, entry.program.tensors[name].dtype) for name in names), *cuts))
             require(len(ends) == 1, "has other inputs or outputs, or of another type, than the entries before it")
             for name in entry.program.constants:
                 tensor = entry.program.tensors[name]
@@ -585,7 +586,7 @@ def _check_certificate(certificate: Certificate, entries: Sequence[Entry]) -> No
         held = dtype.is_float or (abs(r.low) < 2**63 and abs(r.high) < 2**63 and math.ceil(r.low) <= math.floor(r.high))
         require(held, f"input {name!r} of {dtype.value}: a range of {r}")
     names = [e.name for e in certificate.outputs]
-    require(names == list(program.outputs), f"its outputs are {names}, the program's {list(program.outputs)}")
+    require(names == list(program.results), f"its outputs are {names}, the program's {list(program.results)}")
     for e in certificate.outputs:
         count = min(program.tensors[e.name].size, SEEDED)
         fits = e.values.dtype == np.float64 and e.values.shape == (count,) and np.isfinite(e.values).all()

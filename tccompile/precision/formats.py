@@ -41,7 +41,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
-from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Trees
+from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Places, Pointwise, Pool, Reduce, Resize, Suppress, Trees
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
@@ -182,7 +182,8 @@ class _Choice:
         self.operands = {name for op in p.ops for name in op.multiplied}
         self.outside = {*p.inputs, *p.outputs}
         self.masks = {p.tensors[op.mask].storage for op in p.ops if isinstance(op, Attention) and op.mask is not None}
-        self.masks |= {p.tensors[op.x].storage for op in p.ops if isinstance(op, Trees)}
+        self.masks |= {p.tensors[op.x].storage for op in p.ops if isinstance(op, Trees | Places)}
+        self.masks |= {p.tensors[name].storage for op in p.ops if isinstance(op, Suppress) for name in (op.boxes, op.scores)}
         multiply = {name for op in p.ops if op.multiplies for name in (*op.operands, op.y)}
         numbers = {name for name, t in p.tensors.items() if t.base is None and t.size == 1}
         self.numbers = numbers - {p.tensors[name].storage for name in multiply}

@@ -27,7 +27,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Element, Expr, View, is_whole, walk
 from tccompile.ir.feeds import InputRange
-from tccompile.ir.ops import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Scatter, TopK
+from tccompile.ir.ops import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Scatter, Suppress, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 
@@ -225,6 +225,8 @@ def _reads(op: Op, program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield op.views[leaf.value].tensor, through  # type: ignore[index]
         elif isinstance(op, TopK):
             yield op.x, ("integer",)
+        elif isinstance(op, Suppress):
+            yield from ((name, ("integer",)) for name in (op.boxes, op.scores))
         elif _carries(op, program):
             inside = tuple(fn for _, fns in _leaves(pre, ()) for fn in fns) if pre is not None else ()
             for name in op.operands:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tccompile.ir.expr import Expr, call, cast, substitute, walk
-from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Resize, Rnn, Scatter, Softmax, TopK
+from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Op, Pointwise, Pool, Resize, Rnn, Scatter, Softmax, Suppress, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.reference import finish
 from tccompile.ir.types import DType
@@ -233,7 +233,7 @@ def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, na
             return _apart(values[name], rounded)
         case Gemm():
             return _apart(*(_rows(op, v) for v in (values, given)))
-        case Attention() | Mlp() | Rnn() | Pool() | Resize() | Scatter() | TopK():  # as exact as what they read
+        case Attention() | Mlp() | Rnn() | Pool() | Resize() | Scatter() | Suppress() | TopK():  # as exact as what they read
             return _apart(values[name], rounded)
     other = op.compute(given, acc.shape)
     assert other is not None

@@ -29,6 +29,7 @@ from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.refit.safetensors import SafeTensors
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
+from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import Engine, Platform
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Session:
 
     def get_outputs(self) -> list[Value]:
         """The model's outputs, in its order."""
-        return self._values(self.plan.entries[0].program.outputs)
+        return self._values(self.plan.entries[0].program.results)
 
     @property
     def entries(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
@@ -189,6 +190,8 @@ class Session:
             entries = (*self.plan.entries, *(family.highest for family in self.plan.families))
             tensors = [e.program.tensors[name] for e in entries]
             extents = tuple(n[0] if len(set(n)) == 1 else None for n in zip(*(t.shape for t in tensors), strict=False))
+            cut_at = open_axes(self.plan.entries[0].program, name)
+            extents = tuple(None if axis in cut_at else n for axis, n in enumerate(extents))
             dtype = tensors[0].dtype
             out.append(
                 Value(
@@ -219,7 +222,8 @@ class Session:
 
         Outputs that are not given are NumPy arrays if all inputs lie on the host, and DeviceArrays if any lies on the GPU.
         With a stream, and all inputs and outputs on the GPU, it returns at once: the results are there when the stream
-        comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete.
+        comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete, as they always
+        are of a model that has outputs of which the data decide how much there is.
         Raises InputError, and LaunchError if the GPU fails.
         """
         if not isinstance(input_feed, Mapping):
@@ -236,7 +240,9 @@ class Session:
                 adopted = {name: adopt(array, queue, f"output {name!r}") for name, array in given.items()}
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
-                made = engine.run(arrays, dict.fromkeys(names) | dict(targets), queue)
+                counts = wanted(engine.entry.program)
+                made = engine.run(arrays, dict.fromkeys(names) | dict(targets) | counts, queue)
+                cut(engine.entry.program, counts, made)
             return [given[name] if name in given else made[name] for name in names]
 
     def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
@@ -366,12 +372,14 @@ class Session:
             raise UsageError("the session is closed")
 
     def _output_names(self, asked: Sequence[str] | None, given: Mapping[str, Any]) -> list[str]:
-        there = self.plan.entries[0].program.outputs
+        program = self.plan.entries[0].program
+        there = program.results
         if isinstance(asked, str):
             raise InputError(f"the outputs asked for are a list, as [{asked!r}], or None for all of them")
         for name in (*(() if asked is None else asked), *given):
             if name not in there:
                 raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
+        check_made(program, given)
         return list(asked if asked is not None and len(asked) else there)
 
     def _engine(self, arrays: Mapping[str, Array]) -> Engine:

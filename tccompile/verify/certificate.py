@@ -92,7 +92,7 @@ def selftest(plan: Plan, session: Session) -> list[Result]:
         feeds = seeded(program, made.seed, made.ranges)
         if digest(feeds, program) != made.inputs:
             raise VerificationError(f"seed {made.seed} gives other inputs than when the plan was made: the plan is damaged")
-        outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
+        outputs = dict(zip(program.results, session.run(None, feeds), strict=True))
         for e in made.outputs:
             out = numbers(outputs[e.name], program, e.name).reshape(-1)
             norm = float(np.linalg.norm(out))

@@ -120,11 +120,15 @@ def verify(
             compared = [_compare(sessions, oracle, program, *run, bound) for run in (random, *kept, *given)]
             results += [result for _, errors in compared for one in errors for result in one]
             (reference, own), errors = compared[0], [errors[-1] for _, errors in compared[1 : 1 + len(real)]]
-            if made := certificate(plan, number, SEED, ranges, reference, own[-1], oracle.name, errors):
+            if program.counts:
+                why = "the data decide how much some outputs have"
+            elif made := certificate(plan, number, SEED, ranges, reference, own[-1], oracle.name, errors):
                 certificates.append(made)
+                why = ""
             else:
-                message = f"entry {number}: from random inputs something is computed that is not finite; it gets no certificate"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                why = "from random inputs something is computed that is not finite"
+            if why:
+                warnings.warn(f"entry {number}: {why}; it gets no certificate", RuntimeWarning, stacklevel=2)
             if layers:
                 found += _layers(whole, number, random[1], oracle)
     if not used:
@@ -141,12 +145,17 @@ def _compare(
     bound: float,
 ) -> tuple[dict[str, np.ndarray], list[list[Result]]]:
     """The oracle's outputs, and how far each session's are from them, output by output."""
-    reference, results = oracle.run(program, feeds, program.outputs), []
+    reference, results = oracle.run(program, feeds, program.results), []
     for session in sessions:
-        outputs = dict(zip(program.outputs, session.run(None, feeds), strict=True))
-        errors = {n: relative_error(numbers(outputs[n], program, n), reference[n]) for n in program.outputs}
+        outputs = dict(zip(program.results, session.run(None, feeds), strict=True))
+        errors = {n: _off(numbers(outputs[n], program, n), reference[n]) for n in program.results}
         results.append([Result(n, session.describe(), inputs, error, bound) for n, error in errors.items()])
     return reference, results
+
+
+def _off(values: np.ndarray, reference: np.ndarray) -> float:
+    """The error, which is infinite where there are more or fewer of them."""
+    return relative_error(values, reference) if values.shape == reference.shape else math.inf
 
 
 def held_back(program: Program, data: Path) -> list[Mapping[str, np.ndarray]]:

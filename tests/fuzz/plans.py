@@ -31,6 +31,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, LaunchError, TccompileError
@@ -45,6 +46,7 @@ from tests.gpu import cases
 from tests.gpu.build import build_plan, variants
 from tests.plans import without_code
 from tests.random_graphs import Graph
+from tests.rewrites.common import Net
 from tests.small import image, plan
 
 SECONDS = 5.0
@@ -73,8 +75,17 @@ def _ops() -> list[Program]:
         cases.resize("resize", (1, 3, 4, 4), {2: (8, 2), 3: (6, 2)}),
         cases.cumulate("cumulate", (2, 5), 1, "add"),
         cases.top_k("top_k", (4, 9), 1, 3),
+        cases.places("places", 9, 5),
+        cases.suppress("suppress", 1, 2, 9),
         cases.scatter("scatter", (9, 4), (6, 4), ("i", 1), "min", i64),
     ]
+
+
+def counted() -> onnx.ModelProto:
+    """Outputs that are cut to what there is in the data."""
+    net = Net(x=(3, 4))
+    where = net("NonZero", "x")
+    return net.out(where, net("GatherND", "x", net("Transpose", where, perm=[1, 0]))).model()
 
 
 @cache
@@ -86,6 +97,7 @@ def seeds() -> tuple[bytes, ...]:
         chosen = variants(type(op).__name__, program, [ARCHS["sm_90a"], ARCHS["sm_75"]], "cubin", True)
         images = {job: image(job[1].name, job[2]) for v in chosen[:1] for job in v.jobs}
         found.append(build_plan(op.nodes[0], program, chosen[:1], images))
+    found.append(without_code(counted(), ("sm_75",)))
     for seed in range(40):
         made = without_code(Graph(seed).model(), ("sm_75",))
         if _elements(made.entries[0].program) < LARGE // 8 and len(found) < 24:

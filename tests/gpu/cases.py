@@ -47,6 +47,7 @@ from tccompile.ir.ops import (
     Mlp,
     Norm,
     Op,
+    Places,
     Pointwise,
     Pool,
     Reduce,
@@ -54,6 +55,7 @@ from tccompile.ir.ops import (
     Rnn,
     Scatter,
     Softmax,
+    Suppress,
     TopK,
     Trees,
 )
@@ -734,6 +736,32 @@ def custom(
     return b.program(Custom(nodes=(case,), y="y", reads=tuple(names), outputs=outputs, epilogue=_plain(dtype), **fields))
 
 
+def places(case: str, n: int, room: int, dtype: DType = DType.BOOL) -> Program:
+    """Where a third of n elements are, as far as there is room."""
+    b = Builder(case)
+    b.values("x", b.rng.integers(0, 3, (n,)) == 0, dtype)
+    b.result((room + 1,), I64)
+    return b.program(Places(nodes=(case,), y="y", x="x", epilogue=_plain(I64)))
+
+
+def suppress(case: str, images: int, classes: int, count: int, dtype: DType = F32, **how) -> Program:
+    """Boxes of which many overlap, some upside down; scores of which many are equal, in their order, and NaN."""
+    b = Builder(case)
+    middle, size = b.rng.uniform(0, 4, (images, count, 2)), b.rng.uniform(-1, 1, (images, count, 2))
+    if how.get("centred"):
+        boxes = np.concatenate([middle, np.abs(size) * 2], -1)
+    else:
+        boxes = np.concatenate([middle - size, middle + size], -1)
+    b.values("boxes", boxes, dtype)
+    scores = np.where(b.rng.random((images, classes, count)) < 0.02, np.nan, b.rng.integers(0, 9, (images, classes, count)) / 8)
+    b.values("scores", np.sort(scores)[..., ::-1], F32)
+    b.values("order", np.argsort(b.rng.random((images, classes, count))), I64)
+    b.result((images, classes, count), DType.BOOL)
+    fields = {"most": 20, "iou": 0.4, "least": 0.3, **how}
+    op = Suppress(nodes=(case,), y="y", boxes="boxes", scores="scores", order="order", epilogue=_plain(DType.BOOL), **fields)
+    return b.program(op)
+
+
 def trees(
     case: str,
     x: tuple[int, int],
@@ -1320,7 +1348,16 @@ CASES: Cases = {
     "cumsum_nhwc": _case(cumulate, (2, 13, 5, 7), 1, "add", F16, NHWC, reverse=True),
     "cumsum_integers": _case(cumulate, (40,), 0, "add", I64, exclusive=True, reverse=True),
     "cumprod": _case(cumulate, (6, 90), 1, "mul", F32),
+    "cumsum_in_chunks": _case(cumulate, (2, 2500), 1, "add", F32),
+    "cumprod_in_chunks": _case(cumulate, (1100, 2), 0, "mul", F16, exclusive=True, reverse=True),
+    "places": _case(places, 90, 90),
+    "places_in_chunks": _case(places, 3000, 700, F32),
+    "suppress": _case(suppress, 1, 1, 70),
+    "suppress_classes": _case(suppress, 2, 3, 45, most=100, iou=0.1),
+    "suppress_all": _case(suppress, 1, 2, 200, F16, least=None, most=1000, centred=True),
     "top_k": _case(top_k, (5, 90), 1, 10),
+    "top_k_in_tiles": _case(top_k, (2, 300), 1, 150, F32),
+    "top_k_of_bytes": _case(top_k, (1, 260, 2), 1, 20, DType.U8, largest=False),
     "top_k_all": _case(top_k, (2, 37, 3), 1, 37, F32, largest=False),
     "top_k_nhwc": _case(top_k, (1, 21, 6, 5), 1, 3, F16, NHWC),
     "top_k_integers": _case(top_k, (4, 50), 0, 2, DType.I32, largest=False),

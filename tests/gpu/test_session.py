@@ -61,6 +61,33 @@ def test_numpy(plan):
     close([z], expected(plan, x_of())[1:])
 
 
+def test_outputs_that_the_data_cut(gpu, request: pytest.FixtureRequest) -> None:
+    """Boxes that are kept, few or none, on the host and on the GPU: one graph for all of them."""
+    if request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here")
+    import tccompile
+    from tccompile.runtime.gpu import arch_for
+    from tests.ops.test_counted import KINDS, detector, found
+    from tests.rewrites.common import Net
+
+    torch = pytest.importorskip("torch")
+    for then in KINDS:
+        net = detector(Net(boxes=(1, 30, 4), scores=(1, 1, 30), line=(30,)), then)
+        made = tccompile.compile(net.model(), archs=[arch_for(gpu.cc)], precision="fp32")
+        program = made.entries[0].program
+        cut = {(name, axis) for count in program.counts for name, axes in count.cuts.items() for axis in axes}
+        apart = {name for name, axis in cut if max(program.tensors[name].shape[:axis], default=1) > 1}
+        leading = [name for name in net.outputs if name not in apart]
+        with Session(made, "gpu") as session, Session(made, "cpu") as on_cpu:
+            for count in (20, 3, 5):
+                given = {**found(count, count), "line": np.arange(30, dtype=np.float32)}
+                want = on_cpu.run(None, given)
+                close(session.run(None, given), want)
+                there = {name: torch.from_numpy(x).cuda() for name, x in given.items()}
+                got = session.run(leading, there)
+                close(got, [y for n, y in zip(net.outputs, want, strict=True) if n in leading])
+
+
 def test_every_section(plan, gpu):
     sections = choices(plan, plan.entries[0], gpu.cc)
     for section in sections:

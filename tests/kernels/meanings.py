@@ -559,6 +559,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.hopper.wait_for_earlier_grids": nothing,
     "ptx.memory.anew": plain(lambda *words: words[:-1]),
     "ptx.memory.deviations": deviations,
+    "ptx.memory.float_bits": plain(lambda x: int(np.float32(x).view(np.int32))),
     "ptx.memory.floats": floats,
     "ptx.memory.load": load,
     "ptx.memory.load_bytes": load_bytes,
@@ -593,7 +594,9 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.patch.weights": weights,
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
+    "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
     "ptx.simt.shuffle": by(shuffled),
+    "ptx.simt.shuffle_int": by(shuffled),
     "ptx.softmax.exp2": plain(np.exp2),
 }
 """By the names of `text.Intrinsic`: a function of the place and of what the intrinsic's own one takes."""

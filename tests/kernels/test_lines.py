@@ -1,4 +1,4 @@
-"""Scatter, TopK and Cumulate, simulated and compiled."""
+"""Scatter, TopK, Cumulate and Places, simulated and compiled."""
 
 from __future__ import annotations
 
@@ -7,23 +7,78 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.ops import Cumulate, Scatter, TopK
+from tccompile.ir.ops import Cumulate, Places, Scatter, TopK
 from tccompile.ir.reference import compute
 from tccompile.kernels.cumulate import CumulateKernel
+from tccompile.kernels.scan import PlacesKernel, ScanKernel
 from tccompile.kernels.scatter import ScatterKernel
-from tccompile.kernels.spec import I32, Kernel
+from tccompile.kernels.sort import SortKernel
+from tccompile.kernels.spec import I32, Config, Kernel
 from tccompile.kernels.top_k import TopKKernel
-from tests.gpu.cases import program_of
+from tests.gpu.cases import cumulate, program_of, top_k
+from tests.kernels import machine
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import APART, thorough
 
 KERNELS: dict[type, Kernel] = {Scatter: ScatterKernel(), TopK: TopKKernel(), Cumulate: CumulateKernel()}
+OF_BLOCKS: dict[type, Kernel] = {TopK: SortKernel(), Cumulate: ScanKernel(), Places: PlacesKernel()}
 CASES = [(kind, case) for kind in KERNELS for case in cases_of(kind)]
 
 
-@pytest.mark.parametrize(("kind", "case"), [pytest.param(kind, case, id=case) for kind, case in CASES])
+LONG = ("top_k_in_tiles", "top_k_of_bytes", "cumsum_in_chunks", "cumprod_in_chunks")
+"""Cases for kernels whose blocks share a line."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), [pytest.param(kind, case, id=case, marks=[thorough] * (case in LONG)) for kind, case in CASES]
+)
 def test_values(kind: type, case: str) -> None:
     check(KERNELS[kind], program_of(case), once=False)
+
+
+SMALL = ("top_k_integers", "cumsum_in_chunks", "places")
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [pytest.param(kind, case, id=case, marks=[thorough] * (case not in SMALL)) for kind in OF_BLOCKS for case in cases_of(kind)],
+)
+def test_values_by_blocks(kind: type, case: str) -> None:
+    """Tiles and chunks of a line by several blocks, in each config of the smallest tile."""
+    kernel, program = OF_BLOCKS[kind], program_of(case)
+    for config in kernel.configs(program.ops[0], program, ARCH):
+        if config.get("tile", 128) == 128:
+            check(kernel, program, config, once=False)
+
+
+IN_PTX: list[tuple[Kernel, str, Config]] = [
+    (SortKernel(), "top_k_in_tiles", {"tile": 128, "fan": 2}),
+    (SortKernel(), "top_k_of_bytes", {"tile": 128, "fan": 8}),
+    (ScanKernel(), "cumsum_in_chunks", {"chunks": 3}),
+    (PlacesKernel(), "places_in_chunks", {"chunks": 3}),
+]
+
+
+@thorough
+@pytest.mark.parametrize(("kernel", "case", "config"), IN_PTX)
+def test_values_of_code(kernel: Kernel, case: str, config: Config) -> None:
+    check(kernel, program_of(case), config, once=False, arch=ARCHS["sm_90a"], run=machine.run)
+
+
+def test_the_faster_kernel_is_chosen() -> None:
+    """By estimates: few elements are counted or added up by a thread each, long lines are sorted and scanned."""
+    few_and_many = [
+        (top_k("few", (4, 50), 0, 2), top_k("many", (1, 8400), 1, 300)),
+        (cumulate("few", (5, 64), 0, "add"), cumulate("many", (2, 8400), 1, "add")),
+    ]
+    for programs in few_and_many:
+        kind = type(programs[0].ops[0])
+        for blocks, program in enumerate(programs):
+            costs = [
+                min(kernel.cost(program.ops[0], program, c, ARCH) for c in kernel.configs(program.ops[0], program, ARCH))
+                for kernel in (KERNELS[kind], OF_BLOCKS[kind])
+            ]
+            assert costs[blocks] == min(costs)
 
 
 def test_sequences_are_shared_where_threads_are_few() -> None:
@@ -52,8 +107,10 @@ def test_the_order_of_updates_is_theirs() -> None:
 @thorough
 @pytest.mark.parametrize("arch", APART)
 def test_compiles(arch: str) -> None:
-    others = [(TopK, "top_k_nhwc"), (Cumulate, "cumsum_nhwc")] if arch in ("sm_61", "sm_90a") else []
+    others = [(TopK, "top_k_nhwc"), (Cumulate, "cumsum_nhwc"), (Places, "places")] if arch in ("sm_61", "sm_90a") else []
     for kind, case in [(Scatter, "scatter_rows"), *others]:
         program = program_of(case)
-        *_, launch = KERNELS[kind].work(program.ops[0], program, {}, ARCH).launches
-        assert resources(launch.code, ARCHS[arch]).stack == 0
+        for kernel in (kernels[kind] for kernels in (KERNELS, OF_BLOCKS) if kind in kernels):
+            config = next(kernel.configs(program.ops[0], program, ARCH))
+            *_, launch = kernel.work(program.ops[0], program, config, ARCH).launches
+            assert resources(launch.code, ARCHS[arch]).stack == 0

@@ -58,3 +58,9 @@ def test_constant_weights_are_laid_out_when_compiling() -> None:
 def test_half_precision_model_computes_in_float32() -> None:
     net = Net(dtype=np.float16, x=(4, 10))
     agrees(net.out(net("MatMul", "x", net.normal(10, 6))), tolerance=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2, 2), (2, 3, 3, 3)])
+def test_determinant(shape: tuple[int, ...]) -> None:
+    net = Net(x=shape)
+    agrees(net.out(net("Det", "x")))

@@ -10,6 +10,7 @@ from tccompile.ir.ops.gemm import Gemm
 from tccompile.ir.ops.mlp import Mlp
 from tccompile.ir.ops.norm import Norm
 from tccompile.ir.ops.op import Op
+from tccompile.ir.ops.places import Places
 from tccompile.ir.ops.pointwise import Pointwise
 from tccompile.ir.ops.pool import Pool
 from tccompile.ir.ops.reduce import Reduce
@@ -17,6 +18,7 @@ from tccompile.ir.ops.resize import Resize
 from tccompile.ir.ops.rnn import Rnn
 from tccompile.ir.ops.scatter import Scatter
 from tccompile.ir.ops.softmax import Softmax
+from tccompile.ir.ops.suppress import Suppress
 from tccompile.ir.ops.top_k import TopK
 from tccompile.ir.ops.trees import Trees
 
@@ -30,6 +32,7 @@ __all__ = [
     "Mlp",
     "Norm",
     "Op",
+    "Places",
     "Pointwise",
     "Pool",
     "Reduce",
@@ -37,11 +40,13 @@ __all__ = [
     "Rnn",
     "Scatter",
     "Softmax",
+    "Suppress",
     "TopK",
     "Trees",
 ]
 
 OPS: tuple[type[Op], ...] = (
-    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, TopK, Scatter, Trees, Pool, Reduce, Softmax, Norm, Resize, Rnn, Custom,
+    Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, Places, TopK, Suppress, Scatter, Trees,
+    Pool, Reduce, Softmax, Norm, Resize, Rnn, Custom,
 )  # fmt: skip
 """All of them. Plans call them by their classes' names."""

@@ -1,0 +1,197 @@
+"""Operators that mix what there is along such an axis: what is not there must not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+
+from tccompile.load.counted.parts import from_beginning, in_range
+from tccompile.load.sizes import Axes, Number, Size, Sizes
+
+
+def extreme(dtype: np.dtype, largest: bool) -> Any:
+    if dtype.kind == "f":
+        return np.inf if largest else -np.inf
+    if dtype.kind == "b":
+        return largest
+    return np.iinfo(dtype).max if largest else np.iinfo(dtype).min
+
+
+NEUTRAL = {"Sum": 0, "L1": 0, "L2": 0, "SumSquare": 0, "LogSum": 0, "Prod": 1, "LogSumExp": -np.inf}
+
+
+def reduced(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Reductions: what is not there counts for nothing."""
+    x, kind = node.input[0], node.op_type.removeprefix("Reduce")
+    shape, dtype = s.shape(x), s.folder.type_of(x, node).dtype
+    axes = s.integers(1, [])
+    if axes is None:
+        raise s.refuse(x, next(iter(s.of(x))), "its axes are computed")
+    over = {a % len(shape) for a in axes} if axes else set() if s.attribute("noop_with_empty_axes", 0) else set(range(len(shape)))
+    keep = s.attribute("keepdims", 1)
+    counted, divisor = [a for a in s.of(x) if a in over], s.combined("Mul", 1, 1)
+    for axis in over:
+        divisor = s.combined("Mul", s.of(x).get(axis, shape[axis]), divisor)
+    rest = [a for a in range(len(shape)) if keep or a not in over]
+    out = {rest.index(a): size for a, size in s.of(x).items() if a not in over}
+    if not counted:
+        return s.says(node.output[0], out)
+    fill = extreme(dtype, kind == "Min") if kind in ("Max", "Min") else NEUTRAL.get(kind, 0)
+    for axis in counted:
+        x = s.masked(x, axis, fill)
+    s.says(node.output[0], out)
+    where = s.constant(sorted(over))
+    if kind != "Mean":
+        return s.instead(node.op_type, [x, where], keepdims=keep)
+    assert isinstance(divisor, Size)
+    number = s.add("Cast", [s.add("Reshape", [divisor.count, s.constant(np.zeros(0))])], to=s.elem(x))
+    return s.instead("Div", [s.add("ReduceSum", [x, where], keepdims=keep), number])
+
+
+def arg(s: Sizes, node: onnx.NodeProto) -> bool:
+    """ArgMax and ArgMin: what is not there is last."""
+    x = node.input[0]
+    axis, keep = s.attribute("axis", 0) % len(s.shape(x)), s.attribute("keepdims", 1)
+    out = {a - (a > axis and not keep): size for a, size in s.of(x).items() if a != axis}
+    s.says(node.output[0], out)
+    if axis not in s.of(x):
+        return False
+    if s.attribute("select_last_index", 0):
+        raise s.refuse(x, axis, "it selects the last of equals")
+    x = s.masked(x, axis, extreme(s.folder.type_of(x, node).dtype, node.op_type == "ArgMin"))
+    return s.instead(node.op_type, [x], axis=axis, keepdims=keep)
+
+
+def softmax(s: Sizes, node: onnx.NodeProto) -> bool:
+    x = node.input[0]
+    axis = s.attribute("axis", -1) % len(s.shape(x))
+    own = s.of(x)
+    s.says(node.output[0], own)
+    if axis not in own:
+        return False
+    s.instead(node.op_type, [s.masked(x, axis, -np.inf)], axis=axis)
+    s.says(node.output[0], own)
+    return True
+
+
+def top_k(s: Sizes, node: onnx.NodeProto) -> bool:
+    """As many as are asked for, or as there are; what is not there is last."""
+    x, wanted = node.input[0], s.number(node.input[1])
+    axis, largest = s.attribute("axis", -1) % len(s.shape(x)), s.attribute("largest", 1)
+    if wanted is None:
+        return False
+    there = s.of(x).get(axis, s.shape(x)[axis])
+    made: Number = wanted[0]
+    if isinstance(there, Size) or isinstance(made, Size):
+        made = s.combined("Min", there, made)
+    out = {a: size for a, size in s.of(x).items() if a != axis}
+    if isinstance(made, Size):
+        out[axis] = made
+    for y in node.output:
+        s.says(y, out)
+    if not isinstance(made, Size):
+        return False
+    if axis in s.of(x):
+        dtype = s.folder.type_of(x, node).dtype
+        x = s.masked(x, axis, np.nan if dtype.kind == "f" and not largest else extreme(dtype, not largest))
+    sorted_ = s.attribute("sorted", 1)
+    s.instead("TopK", [x, s.constant([made.limit])], axis=axis, largest=largest, sorted=sorted_)
+    for y in node.output:
+        s.says(y, out)
+    return True
+
+
+def cumulative(s: Sizes, node: onnx.NodeProto) -> bool:
+    """From the beginning on; from the end of what is there."""
+    x, axes = node.input[0], s.integers(1)
+    own = s.of(x)
+    if axes is None:
+        raise s.refuse(x, next(iter(own)), "its axis is computed")
+    axis = axes[0] % len(s.shape(x))
+    if axis in own and s.attribute("reverse", 0):
+        node.input[0] = s.masked(x, axis, 1 if node.op_type == "CumProd" else 0)
+    return s.says(node.output[0], own)
+
+
+def matmul(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Rows, columns and matrices as they are; what is not there along K counts for nothing."""
+    a, b = node.input
+    ranks = [len(s.shape(x)) for x in (a, b)]
+    for x in (a, b):
+        if min(ranks) < 2 and s.of(x):
+            raise s.refuse(x, next(iter(s.of(x))))
+    k = [ranks[0] - 1, ranks[1] - 2]
+    sizes = [s.of(x).get(axis) for x, axis in zip((a, b), k, strict=True)]
+    if sizes[0] != sizes[1]:
+        x = a if sizes[0] else b
+        raise s.refuse(x, k[x == b], "the other operand has another number of elements there")
+    rank, out = max(ranks), Axes()
+    for x, own, inner in ((a, ranks[0], k[0]), (b, ranks[1], k[1])):
+        for axis, size in s.of(x).items():
+            if axis != inner and out.setdefault(axis + rank - own, size) != size:
+                raise s.refuse(x, axis, f"{out[axis + rank - own].node} decides how much there is of another input")
+    if sizes[0] is not None:
+        node.input[:] = [s.masked(a, k[0], 0), s.masked(b, k[1], 0)]
+    return s.says(node.output[0], out)
+
+
+def gemm(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Rows of the first operand."""
+    for i, x in enumerate(node.input):
+        for axis in s.of(x):
+            if i or axis != (1 if s.attribute("transA", 0) else 0):
+                raise s.refuse(x, axis)
+    counted = [*s.of(node.input[0]).values()]
+    return s.says(node.output[0], {0: counted[0]} if counted else {})
+
+
+def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
+    """A row for each region."""
+    node.input[2] = in_range(s, node.input[2])
+    x, rois, images = node.input
+    for axis in s.of(x):
+        raise s.refuse(x, axis)
+    if s.of(rois).get(0) != s.of(images).get(0):
+        name = rois if s.of(rois) else images
+        raise s.refuse(name, 0, "regions and the images that they are of are not as many")
+    return s.says(node.output[0], {a: size for a, size in s.of(rois).items() if a == 0})
+
+
+def one_hot(s: Sizes, node: onnx.NodeProto) -> bool:
+    """An axis more."""
+    x = node.input[0]
+    rank = len(s.shape(x)) + 1
+    kept = [a for a in range(rank) if a != s.attribute("axis", -1) % rank]
+    return s.says(node.output[0], {kept[axis]: size for axis, size in s.of(x).items()})
+
+
+def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Updates, of which those that are not there go to a place beyond the result."""
+    x, indices, updates = node.input
+    shape, own, nd = s.shape(x), s.of(x), node.op_type == "ScatterND"
+    axis = 0 if nd else s.attribute("axis", 0) % len(shape)
+    for a in own:
+        if a != axis:
+            raise s.refuse(x, a)
+    counted = s.of(indices)
+    if any(s.of(updates).get(a) != size for a, size in counted.items()) or len(counted) > 1 or len(s.of(updates)) > 1:
+        name = indices if counted else updates
+        raise s.refuse(name, next(iter(s.of(name))), "updates and their indices are not as many")
+    depth = s.shape(indices)[-1] if nd else 1
+    ends = [own[a].count if a in own else s.constant([n]) for a, n in enumerate(shape) if a < depth or not nd]
+    place = from_beginning(s, indices, s.add("Concat", ends, axis=0) if nd else ends[axis])
+    for along in counted:
+        place = s.masked(place, along, shape[axis])
+        if depth > 1:  # the other coordinates stay inside
+            place = s.add("Min", [place, s.constant([shape[0], *(n - 1 for n in shape[1:depth])])])
+    how = {"reduction": s.attribute("reduction", b"none").decode()} | ({} if nd else {"axis": axis})
+    with s.as_bounds(x, updates):
+        beyond = [0] * len(shape)
+        beyond[axis] = 1
+        room = s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
+        y = s.add(node.op_type, [room, place, updates], **how)
+    s.instead("Slice", [y, s.constant([0]), s.constant([shape[axis]]), s.constant([axis])])
+    return s.says(node.output[0], own) or True

@@ -1,0 +1,163 @@
+"""Operators that take parts of what there is, and put it together."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.helper
+
+from tccompile.load.counted.elements import along_others
+from tccompile.load.sizes import INT64, Axes, Number, Size, Sizes
+
+
+def sliced(s: Sizes, node: onnx.NodeProto) -> bool:
+    """The first elements along such an axis, those after some, or as many of others as the data say."""
+    x = node.input[0]
+    shape, own = s.shape(x), dict(s.of(x))
+    starts, ends = s.number(node.input[1]), s.number(node.input[2])
+    if starts is None or ends is None or (len(node.input) > 3 and node.input[3] and s.integers(3) is None):
+        for axis in own:
+            raise s.refuse(x, axis, "its starts or ends are computed")
+        return False
+    axes = s.integers(3, range(len(starts))) or []
+    steps = s.integers(4, [1] * len(starts)) or []
+    first, last, changed = list(starts), list(ends), False
+    for i, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        axis %= len(shape)
+        if axis not in own and isinstance(starts[i], int) and isinstance(ends[i], int):
+            continue
+        whole: Number = own.pop(axis, shape[axis])
+        start, end = starts[i], ends[i]
+        if step != 1 or not isinstance(start, int) or start < 0:
+            if axis in s.of(x):
+                raise s.refuse(x, axis, f"it is sliced from {start} in steps of {step}")
+            return False
+        end = s.combined("Sub", whole, -end) if isinstance(end, int) and end < 0 else s.combined("Min", whole, end)
+        made = s.combined("Sub", end, start)
+        first[i], last[i], changed = start, start + (made.limit if isinstance(made, Size) else made), True
+        if isinstance(made, Size):
+            own[axis] = made
+    if changed:
+        node.input[:] = [x, *map(s.constant, (first, last, axes, steps))]
+    return s.says(node.output[0], own)
+
+
+def in_range(s: Sizes, indices: str) -> str:
+    """Indices of which those that are not there are 0: what they are computed from need not have been meant for it."""
+    if indices in s.safe or indices in s.folder.constants:
+        return indices
+    y = indices
+    for axis in list(s.of(indices)):
+        y = s.masked(y, axis, 0)
+    s.says(y, s.of(indices))
+    return y
+
+
+def gather(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Elements at indices; those along such an axis are counted from its beginning or from the end of what is there."""
+    x, indices = node.input[0], in_range(s, node.input[1])
+    node.input[1] = indices
+    axis, rank = s.attribute("axis", 0) % max(len(s.shape(x)), 1), len(s.shape(indices))
+    own = s.of(x).get(axis)
+    if own is not None:
+        if indices in s.folder.constants:
+            raise s.refuse(x, axis, "its indices are constant, and there may be no such elements")
+        node.input[1] = from_beginning(s, indices, own.count)
+    out = {a if a < axis else a + rank - 1: size for a, size in s.of(x).items() if a != axis}
+    out |= {axis + a: size for a, size in s.of(indices).items()}
+    return s.says(node.output[0], out)
+
+
+def from_beginning(s: Sizes, indices: str, ends: str) -> str:
+    """Indices of which none is negative: those are counted from `ends`, which has one number or one for each column."""
+    if s.elem(indices) != INT64:
+        indices = s.add("Cast", [indices], to=INT64)
+    if s.shape(indices)[-1:] == (1,) or not s.shape(indices):
+        ends = s.add("Reshape", [ends, s.constant(np.zeros(0) if not s.shape(indices) else [1])])
+    return s.add("Where", [s.add("Less", [indices, s.constant(0)]), s.add("Add", [indices, ends]), indices])
+
+
+def gather_elements(s: Sizes, node: onnx.NodeProto) -> bool:
+    x, indices = node.input[0], in_range(s, node.input[1])
+    node.input[1] = indices
+    axis = s.attribute("axis", 0) % len(s.shape(x))
+    for a, size in s.of(x).items():
+        if a != axis and s.of(indices).get(a) != size:
+            raise s.refuse(x, a, "its indices are of another length")
+    if axis in s.of(x):
+        counted = s.of(indices)
+        node.input[1] = from_beginning(s, indices, s.of(x)[axis].count)
+        return s.says(node.output[0], counted)
+    return s.says(node.output[0], s.of(indices))
+
+
+def gather_nd(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Rows of indices; of the first axes there is all that they name."""
+    x, indices = node.input[0], in_range(s, node.input[1])
+    node.input[1] = indices
+    given, depth = len(s.shape(indices)), s.shape(indices)[-1]
+    if s.attribute("batch_dims", 0) or given - 1 in s.of(indices):
+        for name in (x, indices):
+            for a in s.of(name):
+                raise s.refuse(name, a)
+    if any(a < depth for a in s.of(x)):  # indices from the end are from that of what there is
+        ends = [s.of(x)[a].count if a in s.of(x) else s.constant([n]) for a, n in enumerate(s.shape(x)[:depth])]
+        node.input[1] = from_beginning(s, indices, s.add("Concat", ends, axis=0))
+    out = {a - depth + given - 1: size for a, size in s.of(x).items() if a >= depth} | s.of(indices)
+    return s.says(node.output[0], out)
+
+
+def concat(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Along other axes as elements are; along such an axis, one after the other."""
+    rank = len(s.shape(node.input[0]))
+    axis = s.attribute("axis") % max(rank, 1)
+    out = Axes()
+    for x in node.input:
+        for a, size in s.of(x).items():
+            if a != axis and out.setdefault(a, size) != size:
+                raise s.refuse(x, a, f"{out[a].node} decides how much there is of another input")
+    for x in node.input:
+        for a, size in out.items():
+            if a not in s.of(x):
+                raise s.refuse(next(y for y in node.input if a in s.of(y)), a, f"{x!r} has {size.limit} elements there")
+    s.says(node.output[0], out)
+    if not any(axis in s.of(x) for x in node.input):
+        return False
+    return _one_after_the_other(s, list(node.input), axis)
+
+
+def _one_after_the_other(s: Sizes, inputs: list[str], axis: int) -> bool:
+    """All that is there of several tensors: where it lies among their bounds is computed."""
+    extents = [s.shape(x)[axis] for x in inputs]
+    here, begin, before = s.constant(np.arange(sum(extents))), 0, s.combined("Add", 0, 0)
+    place = here
+    for x, extent in zip(inputs, extents, strict=True):
+        before, begin = s.combined("Add", before, s.of(x).get(axis, extent)), begin + extent
+        end = before.count if isinstance(before, Size) else s.constant([before])
+        behind = s.add("Add", [here, s.add("Sub", [s.constant([begin]), end])])
+        place = s.add("Where", [s.add("Less", [here, end]), place, behind])
+    assert isinstance(before, Size)
+    place = s.add("Min", [place, s.constant([sum(extents) - 1])])
+    s.says(place, {0: before})
+    return s.instead("Gather", [_plainly(s, inputs, axis), place], axis=axis)
+
+
+def _plainly(s: Sizes, inputs: list[str], axis: int) -> str:
+    """Concat along an axis whose bounds are meant."""
+    others = {x: {a: size for a, size in s.of(x).items() if a != axis} for x in inputs}
+    with s.as_bounds(*inputs):
+        for x, axes in others.items():
+            s.says(x, axes)
+        return s.add("Concat", inputs, axis=axis)
+
+
+def split(s: Sizes, node: onnx.NodeProto) -> bool:
+    return along_others(s, node, 0)
+
+
+def like_first(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Elements of the first input, with numbers or vectors along other axes."""
+    for x in node.input[1:]:
+        for axis in s.of(x):
+            raise s.refuse(x, axis)
+    return along_others(s, node, 1)
