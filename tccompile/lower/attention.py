@@ -71,7 +71,7 @@ def _heads(node: gs.Node, b: Builder, i: int) -> Tensor:
     heads = int(b.attr("q_num_heads" if i == 0 else "kv_num_heads"))
     n, length, whole = shape_of(t)
     size = whole // heads
-    y = b.new(f"{t.name}.heads", (n, heads, length, size), order=HEADS_INNER)
+    y = b.new(f"{t.name}.heads", (n, heads, length, size), b.dtype(t), order=HEADS_INNER)
     return b.copy(View(b.value(t).name, (coord(0), coord(2), coord(1) * size + coord(3))), y)
 
 

@@ -18,6 +18,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
 from tccompile.kernels import attention_sm90
+from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.attention_turn import LINE, ORDER, columns
@@ -25,6 +26,7 @@ from tccompile.kernels.spec import Config, Kernel, Work
 from tests.bench.layers import AttentionLayer
 from tests.gpu.cases import LOWEST, attention, program_of
 from tests.kernels import machine
+from tests.kernels.support import check
 from tests.networks import relative_error
 from tests.tiers import thorough, usually
 
@@ -65,6 +67,10 @@ RUN: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(("kernel", "arch", "config", "program"), usually(RUN, 0))
 def test_compiled_code_computes(kernel: Kernel, arch: str, config: Config, program: Program) -> None:
     assert off(kernel, program, config, arch) < SUMS
+
+
+def test_every_generation_has_a_kernel() -> None:
+    check(AttentionKernel(), eight((1, 2, 3, 16), 5, share=2, e=9))
 
 
 @thorough

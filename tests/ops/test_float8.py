@@ -214,6 +214,17 @@ def test_attention(stored: str) -> None:
     assert [program.tensors[op.y].dtype for op in program.ops if isinstance(op, Gemm)] == [kind] * 3
 
 
+def test_attention_of_parts_of_a_projection() -> None:
+    """Heads side by side, in one tensor with one scale."""
+    made = Made()
+    made.node("MatMul", ["x", made.weight("w", made.rng.standard_normal((64, 192)) * 0.125)], "qkv")
+    made.nodes.append(helper.make_node("Split", [made.stored("qkv")], ["q", "k", "v"], axis=2, num_outputs=3))
+    made.node("Attention", ["q", "k", "v"], "y", q_num_heads=2, kv_num_heads=2)
+    model = made.model((2, 19, 64), "y")
+    model.opset_import[0].version = 23
+    assert kinds(lowered(model, "fp32"), Attention) == [{E4M3}]
+
+
 def test_attention_as_an_operator_and_heads_that_are_too_large() -> None:
     made = Made()
     attended(made, as_node=True)
