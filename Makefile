@@ -68,6 +68,7 @@ bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a 
 	$(BIN)/python -m tests.bench.single_precision
 	$(BIN)/python -m tests.bench.bytes
 	$(BIN)/python -m tests.bench.float8
+	$(BIN)/python -m tests.bench.attention8
 	$(BIN)/python -m tests.bench.quantized
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/

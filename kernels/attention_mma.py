@@ -67,15 +67,15 @@ LEAST = -3e38
 
 
 def unfit(op: Attention, program: Program) -> str | None:
-    """None if 16-byte copies of half-precision rows can feed Tensor Cores, else the rule that does not hold."""
+    """None if copies of 8 elements of rows can feed Tensor Cores, else the rule that does not hold."""
     if not 0 < op.scale < 1e4:
         return f"its scale is {op.scale:g}; the greatest score is looked for before it is scaled"
     for name in (op.q, op.k, op.v):
         t = program.tensors[name]
         if 0 in t.shape:
             return f"an extent of {name} is 0"
-        if t.dtype is not DType.F16:
-            return f"{name} is {t.dtype.value}; Tensor Cores are fed with float16"
+        if t.dtype not in (DType.F16, DType.E4M3):
+            return f"{name} is {t.dtype.value}; Tensor Cores are fed with float16 or E4M3"
         if t.shape[3] > MOST:
             return f"heads of {t.shape[3]} elements; at most {MOST} fit registers"
         if t.strides[3] != 1 and t.padded[3] > 1:
@@ -84,7 +84,7 @@ def unfit(op: Attention, program: Program) -> str | None:
             return f"{name} has {t.padded[3]} elements a head in memory, no multiple of {CHUNK}"
         steps = [t.offset, *(s for n, s in zip(t.shape[:3], t.strides[:3], strict=True) if n > 1)]
         if any(s % CHUNK for s in steps):
-            return f"rows of {name} do not begin at multiples of 16 bytes"
+            return f"rows of {name} do not begin at multiples of {CHUNK * t.dtype.size} bytes"
     return None
 
 
@@ -110,7 +110,7 @@ def _slab(chunks: int) -> int:
 
 
 class AttentionMma(Kernel):
-    """Attention of half-precision heads of up to 256 elements."""
+    """Attention of heads of up to 256 elements in half precision, or in E4M3, which become halves."""
 
     name = "attention_mma"
     realises = Attention
@@ -194,6 +194,7 @@ class AttentionMma(Kernel):
             split=parts > 1,
             mask="none" if op.mask is None else program.tensors[op.mask].dtype.value,
             causal=op.causal is not None,
+            sizes=tuple(program.tensors[name].dtype.size for name in (op.q, op.k, op.v)),
             epilogue=stored.params,
         )
         shared: tuple[Arg, ...] = (Scratch(), Counters(), I32(each * bn)) if parts > 1 else ()
@@ -204,6 +205,7 @@ class AttentionMma(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         atom, chunks = ATOMS[params["instruction"]], tuple(params["chunks"])
         how = {name: params[name] for name in ("bn", "few", "split", "mask", "causal")}
+        how["sizes"] = tuple(params["sizes"])
         return build(Form(atom, arch.has(Feature.ASYNC_COPIES), chunks, **how), params["epilogue"])
 
     def _chunks(self, op: Op, program: Program) -> tuple[int, int]:
@@ -324,6 +326,7 @@ class Form:
     few       whether all warps have the same rows of q, and each a quarter of a tile's rows of k
     split     whether the rows of k are split over blocks
     mask      the type of the mask's elements, or "none"
+    sizes     bytes of an element of q, k and v: 2 of halves, or 1 of E4M3
     """
 
     atom: Atom
@@ -334,6 +337,7 @@ class Form:
     split: bool
     mask: str
     causal: bool
+    sizes: tuple[int, int, int]
 
     @property
     def bm(self) -> int:
@@ -360,27 +364,31 @@ class Form:
         return (self.bm + self.bn) * _pitch(self.chunks[0])
 
 
-def copier(chunks: int, rows: int, cp_async: bool) -> Any:
-    """The device function that copies a tile of `rows` rows of so many chunks; each thread has one chunk column."""
+def copier(chunks: int, rows: int, size: int, cp_async: bool) -> Any:
+    """The device function that copies a tile of `rows` rows of so many chunks; each thread has one chunk column. Elements of one
+    byte, of E4M3, become halves on the way."""
     from tccompile.kernels.device_math import at as address
-    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx import memory, mma
     from tccompile.kernels.ptx.core import i32, inline, types, u32, u64
 
     pitch, padded = _pitch(chunks), round_up(chunks, 2)
     width = 1 << (padded - 1).bit_length()
     apart = THREADS // width
     turns = max(1, rows // apart)
+    load_bytes, store_halves = memory.load(DType.E4M3, CHUNK, True), memory.store(DType.F16, CHUNK, space="shared")
 
     @inline
     def copy(to, source, step, first, end, tid):
         row, column = i32(tid // width), i32(tid % width)
         if column < padded and row < rows:
-            at = address(source, types.int64(first + row) * step + column * 8, 2)
+            at = address(source, types.int64(first + row) * step + column * 8, size)
             put = u32(to + u32(row * pitch + column * 16))
-            by = u64(types.int64(step) * (2 * apart))
+            by = u64(types.int64(step) * (size * apart))
             for i in range(turns):
                 ok = i32(i32(first + row + i * apart) < end and column < chunks)
-                if cp_async:
+                if size == 1:
+                    store_halves(put, *load_bytes(at, ok))
+                elif cp_async:
                     mma.cp_async(put, at, i32(16) if ok != 0 else i32(0))
                 else:
                     a, b, c, d = mma.load_chunk(at, ok)
@@ -602,14 +610,14 @@ def parts_of(form: Form) -> Any:
     return part(places=places, keep=keep)
 
 
-def place_of(causal: bool) -> Any:
+def place_of(causal: bool, sizes: tuple[int, int, int]) -> Any:
     """The device function (q, k, v, integers, strides) → (b, h, head, m0, q, k, v): the batch, head and first row that a block
     has, and where the operands of that head begin."""
     from tccompile.kernels.device_math import at as address
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import cuda, i32, inline, types
 
-    i64 = types.int64
+    i64, (q_size, k_size, v_size) = types.int64, sizes
 
     @inline
     def place(q, k, v, integers, strides):
@@ -622,9 +630,9 @@ def place_of(causal: bool) -> Any:
         b = mma.divide(i32(head), heads)
         h = i32(head - b * heads)
         g = mma.divide(h, share)
-        q = address(q, i64(b) * q_b + i64(h) * q_h, 2)
-        k = address(k, i64(b) * k_b + i64(g) * k_h, 2)
-        v = address(v, i64(b) * v_b + i64(g) * v_h, 2)
+        q = address(q, i64(b) * q_b + i64(h) * q_h, q_size)
+        k = address(k, i64(b) * k_b + i64(g) * k_h, k_size)
+        v = address(v, i64(b) * v_b + i64(g) * v_h, v_size)
         return b, h, head, m0, q, k, v
 
     return place
@@ -652,9 +660,10 @@ def build(form: Form, epilogue_params: Any) -> Function:
     add_mask = masked(groups, form.mask) if has_mask else None
     wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)
     store, extra = epilogue.build(epilogue_params)
-    parts_, last_to_arrive, place = parts_of(form), split.last_to_arrive(cp_async), place_of(causal)
+    parts_, last_to_arrive, place = parts_of(form), split.last_to_arrive(cp_async), place_of(causal, form.sizes)
     add_parts, add_warps, results = adder(2 * e_blocks, store), few_results(form, store), results_of(form, store)
-    copy_q, copy_k, copy_v = (copier(form.chunks[i], n, cp_async) for i, n in ((0, form.bm), (0, bn), (1, bn)))
+    tiles = zip((0, 0, 1), (form.bm, bn, bn), form.sizes, strict=True)
+    copy_q, copy_k, copy_v = (copier(form.chunks[i], n, size, cp_async) for i, n, size in tiles)
 
     @inline
     def commit():

@@ -8,6 +8,10 @@ With two warpgroups or more they take turns in asking, so that one multiplies wh
 et al., FlashAttention-3, 2024). Weights go into the second product from registers; v is read as its rows lie, transposed by
 wgmma.
 
+Operands in E4M3 are multiplied as they are, and so are their weights, but v lies turned by then (attention_turn.py). Weights are
+relative to a score that a row's highest may exceed, so that it is seldom looked for. Their sums are one more column of the
+result. Results of many rows are added up in float32, in shared memory. Warpgroups take no turns, as products take half the time.
+
 Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
 they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.
 """
@@ -26,13 +30,14 @@ from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels import epilogue
+from tccompile.kernels import attention_turn, epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
+from tccompile.kernels.attention_turn import LINE, columns, turned_bytes, turning
 from tccompile.kernels.codegen import execute, tuple_of
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
-from tccompile.kernels.parts.operands import ROW, Operand
+from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
@@ -45,21 +50,17 @@ from tccompile.kernels.spec import (
     Kernel,
     Launch,
     Ptr,
+    Scratch,
     TiledMap,
     Value,
     Work,
     code,
+    memory_us,
     traffic_us,
 )
 
 STAGES = 2
 """Tiles of k, and of v, that are in shared memory at once."""
-
-SIZE = 2
-"""Bytes of an element of q, k and v."""
-
-COLUMNS = ROW // SIZE
-"""Elements of a row that a box of the copy engine has."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Tile:
     """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s.
 
     words  of a mask, in registers of a thread for each 8 of its columns
+    size   bytes of an element of q, k and v: 1 for E4M3, whose v is turned (see attention_turn.py), or 2
+    long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
     """
 
     warpgroups: int
@@ -74,6 +77,18 @@ class Tile:
     d: int
     e: int
     words: int = 0
+    size: int = 2
+    long: bool = False
+
+    @property
+    def kind(self) -> str:
+        """PTX's type of the elements."""
+        return "e4m3" if self.size == 1 else "f16"
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row that a box of the copy engine has."""
+        return ROW // self.size
 
     @property
     def bm(self) -> int:
@@ -95,14 +110,24 @@ class Tile:
         return 32, (launched * self.threads // 128 - 32) // self.warpgroups // 8 * 8
 
     @property
+    def wide(self) -> int:
+        """Columns of the product with v: with a sum of weights, if it makes that, too."""
+        return columns(self.e) if self.size == 1 else self.e
+
+    @property
+    def packed(self) -> int:
+        """Float32, or words of E4M3, that a thread has of the weights when the product before is waited for."""
+        return self.bn // 8 if self.size == 1 else self.bn // 2
+
+    @property
     def held(self) -> int:
-        """Registers of a thread for scores, weights, results and the mask."""
-        return self.bn // 2 + self.bn // 4 + self.e // 2 + self.bn // 8 * self.words
+        """Registers of a thread for scores, weights (in E4M3 beside those of the tile before), results and the mask."""
+        return self.bn // 2 + self.bn // 4 + self.wide // 2 + self.bn // 8 * self.words
 
     @property
     def boxes(self) -> tuple[int, int]:
         """Boxes side by side in a row of q and k, and in one of v."""
-        return ceil_div(self.d, COLUMNS), ceil_div(self.e, COLUMNS)
+        return ceil_div(self.d, self.columns), ceil_div(self.e, self.columns)
 
     @property
     def q_bytes(self) -> int:
@@ -114,7 +139,7 @@ class Tile:
 
     @property
     def v_bytes(self) -> int:
-        return self.boxes[1] * self.bn * ROW
+        return self.boxes[1] * self.bn * ROW if self.size > 1 else self.wide * self.bn
 
     @property
     def staged(self) -> int:
@@ -126,6 +151,16 @@ class Tile:
         """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
         return 4 * (self.staged + 8)
 
+    @property
+    def totals_bytes(self) -> int:
+        """Of a warpgroup's results that are added up in shared memory, in whose place they are staged then."""
+        return 256 * self.wide if self.long else 0
+
+    @property
+    def slab_bytes(self) -> int:
+        """From where a warpgroup's results are staged to where the next one's are."""
+        return self.totals_bytes if self.long else 64 * self.pitch
+
     @cached_property
     def layout(self) -> SharedLayout:
         """Shared memory: q, the rings of k and v, results on their way, barriers."""
@@ -133,7 +168,8 @@ class Tile:
             Region("q", self.q_bytes, KIB),
             Region("k", STAGES * self.k_bytes, KIB),
             Region("v", STAGES * self.v_bytes, KIB),
-            Region("results", self.bm * self.pitch),
+            Region("totals", self.warpgroups * self.totals_bytes),
+            Region("results", self.bm * self.pitch, over="totals" if self.long else None),
             *ring_barriers("q", 1),
             *ring_barriers("k", STAGES),
             *ring_barriers("v", STAGES),
@@ -145,11 +181,14 @@ class Tile:
         return self.layout.smem
 
 
-SHAPES = ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128))
-"""Warpgroups of a block, and rows of k and v that they take at a time."""
+SHAPES = {
+    2: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
+    1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (3, 64), (3, 96), (3, 128)),
+}
+"""Warpgroups of a block, and rows of k and v that they take at a time, by bytes of an element."""
 
-SLACK = 56
-"""Registers that a thread needs beside what it holds of tiles."""
+SLACK = {1: 20, 2: 56}
+"""Registers that a thread needs beside what it holds of tiles, by bytes of an element."""
 
 FAR = -1e4
 """A row whose highest score is less, with a mask, sees nothing that counts: then scores are taken off it before they are scaled.
@@ -157,16 +196,39 @@ FAR = -1e4
 The product of such a score and log2(e) is rounded to more than an exponent may be off, or beyond float32.
 """
 
+LIFT = 5
+"""Weights in E4M3 are 2^LIFT times as large: that of a row's highest score up to then is 32. The largest number is 448, and the
+smallest that has all digits 2^-6."""
+
+ROUGH = 1440
+"""Rows of k whose weights times v are added up by Tensor Cores in E4M3, before they are added to others in float32. Each product
+loses what lies beyond 14 digits of the sum: of sums of weights, 1 % for so many rows of normal scores, and 6 % for 4096."""
+
+SMALL = 64
+"""Up to so many elements of a head, weights in halves are packed, and results scaled, while exponentials are computed."""
+
+ARITHMETIC = 2
+"""Of 16 exponentials of weights in E4M3, so many are computed by multiplications: others wait for the unit that has them."""
+
 MASKS = (DType.F32, DType.F16, DType.BOOL)
 
 
 def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
     """The tiles that fit registers and shared memory."""
-    q, v = program.tensors[op.q], program.tensors[op.v]
-    for warpgroups, bn in SHAPES:
-        t = Tile(warpgroups, bn, round_up(q.shape[3], 16), round_up(v.shape[3], 8), _words(op, program))
+    q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
+    size = q.dtype.size
+    for warpgroups, bn in SHAPES[size]:
+        t = Tile(
+            warpgroups,
+            bn,
+            round_up(q.shape[3], 32 // size),
+            round_up(v.shape[3], 8),
+            _words(op, program),
+            size,
+            size == 1 and k.shape[2] > ROUGH,
+        )
         room = t.registers[1] if t.exchange else 240
-        if t.smem <= arch.smem_block and t.held + SLACK <= room + (24 if warpgroups == 3 else 0):
+        if t.smem <= arch.smem_block and t.held + SLACK[size] <= room + (24 if warpgroups == 3 and size == 2 else 0):
             yield t
 
 
@@ -201,10 +263,11 @@ def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch
 
 
 def _map(t: Tensor, rows: int) -> TiledMap:
-    """Boxes of 64 elements by `rows` rows of a head, of (elements, rows, heads, batches)."""
+    """Boxes of 128 bytes by `rows` rows of a head, of (elements, rows, heads, batches)."""
     b, h, m, e = t.shape
-    steps = tuple(SIZE * s if n > 1 else 16 for n, s in zip((m, h, b), (t.strides[2], t.strides[1], t.strides[0]), strict=True))
-    return TiledMap(t.name, 0, (e, m, h, b), steps, (COLUMNS, rows, 1, 1), (1, 1, 1, 1))
+    size = t.dtype.size
+    steps = tuple(size * s if n > 1 else 16 for n, s in zip((m, h, b), (t.strides[2], t.strides[1], t.strides[0]), strict=True))
+    return TiledMap(t.name, 0, (e, m, h, b), steps, (ROW // size, rows, 1, 1), (1, 1, 1, 1))
 
 
 def resident(t: Tile, arch: Arch) -> int:
@@ -217,7 +280,7 @@ def resident(t: Tile, arch: Arch) -> int:
 
 
 class AttentionSm90(Kernel):
-    """Attention of half-precision heads of up to 256 elements, by TMA and wgmma."""
+    """Attention of heads of up to 256 elements in half precision or E4M3, by TMA and wgmma."""
 
     name = "attention_sm90"
     realises = Attention
@@ -231,8 +294,14 @@ class AttentionSm90(Kernel):
             return reason
         if reason := _mask_unfit(op, program):
             return reason
+        if len({program.tensors[name].dtype for name in (op.q, op.k, op.v)}) > 1:
+            return "q, k and v are not all of one type"
         for name in (op.q, op.k, op.v):
             t = program.tensors[name]
+            if any(
+                t.dtype.size * s % UNIT for s in (t.offset, *(s for n, s in zip(t.shape, t.strides[:3], strict=False) if n > 1))
+            ):
+                return f"rows of {name} do not begin at multiples of {UNIT} bytes"
             if t.storage in program.inputs or t.storage in program.outputs:
                 return f"{name} is a model input or output, whose address may change; tensor maps hold addresses"
         if not any(True for _ in tiles_of(op, program, arch)):
@@ -255,21 +324,33 @@ class AttentionSm90(Kernel):
         blocks = heads * ceil_div(rows, t.bm)
         seen = min(n, rows / 2 + op.causal + t.bm) if op.causal is not None and rows > t.bm else n
         together = min(resident(t, arch), ceil_div(blocks, arch.sms))
-        # Cycles of 1.7 GHz that a warpgroup takes for a tile of k and v; fitted to 50 times on an H200.
-        products = t.bn * (t.d + t.e) / 32
-        softmax = 4.9 * t.bn + 2.25 * t.e  # of scores, and to scale the results
-        if op.mask is not None:  # of rows of their own, eight lines for each load
-            softmax += t.bn * t.words * (3 if program.tensors[op.mask].shape[2] > 1 else 1.6)
-        # One warpgroup does either by turns; of two, one multiplies while the other computes exponentials, for the most part.
         shares = together * t.warpgroups
-        exposed = {1: 1.0, 2: 0.33}.get(shares, 0.0)
-        each = max(products, softmax) + exposed * min(products, softmax) + (120 if shares == 1 else 46)
+        each = self._tile_cycles(t, shares, op, program)
         waves = blocks / (arch.sms * together)
         waves = math.ceil(waves) if config["persistent"] else max(1.0, waves, min(math.ceil(waves), waves + 0.5))
         start = 1.55 + t.bm * (t.d + t.e) / 15500 + (0.2 if t.exchange else 0)  # and the end: results on their way out
         starts = 1 + own.again * (waves - 1) if config["persistent"] else waves
         time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + starts * start - own.early_us
+        if t.size == 1:
+            v = program.tensors[op.v]
+            time += measured(arch).launch_us + 2 * memory_us([v], arch)  # to turn it
         return measured(arch).launch_us + max(time, traffic_us(op, program, arch))
+
+    def _tile_cycles(self, t: Tile, shares: int, op: Attention, program: Program) -> float:
+        """Cycles of 1.7 GHz that one of so many warpgroups of a multiprocessor takes for a tile of k and v; fitted to 50 times in
+        halves, and 10 in E4M3, on an H200."""
+        products = t.bn * (t.d + t.wide) * t.size / 64
+        masked = 0.0  # of rows of their own, eight lines for each load
+        if op.mask is not None:
+            masked = t.bn * t.words * (3 if program.tensors[op.mask].shape[2] > 1 else 1.6)
+        if t.size == 1:
+            if shares > 2:
+                return masked + 148 + 1.87 * t.bn + 1.02 * products
+            return masked + (114 + 3.5 * t.bn + 0.74 * products) * (1.4 if shares == 1 else 1.0)
+        softmax = 4.9 * t.bn + 2.25 * t.e + masked  # of scores, and to scale the results
+        # One warpgroup does either by turns; of two, one multiplies while the other computes exponentials, for the most part.
+        exposed = {1: 1.0, 2: 0.33}.get(shares, 0.0)
+        return max(products, softmax) + exposed * min(products, softmax) + (120 if shares == 1 else 46)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)
@@ -289,27 +370,34 @@ class AttentionSm90(Kernel):
             kind, own_rows = m.dtype.value, m.shape[2] > 1
             mask = (Ptr(op.mask), *(I32(s if n > 1 else 0) for n, s in zip(m.shape[:3], m.strides[:3], strict=True)))
         scale = F32(op.scale * (LOG2_E if kind in ("none", "bool") else 1))
-        args = (_map(q, t.bm), _map(k, t.bn), _map(v, t.bn), scale, *map(I32, integers), *mask, *stored.args)
+        values = _map(v, t.bn) if t.size > 1 else Scratch()
+        args = (_map(q, t.bm), _map(k, t.bn), values, scale, *map(I32, integers), *mask, *stored.args)
         compiled = code(
             self.name,
             warpgroups=t.warpgroups,
             bn=t.bn,
             d=t.d,
             e=t.e,
+            size=t.size,
+            long=t.long,
             mask=kind,
             own_rows=own_rows,
             causal=op.causal is not None,
             epilogue=stored.params,
         )
         grid = least(items, arch.sms * resident(t, arch)) if config["persistent"] else items
-        return Work((Launch(compiled, (grid, 1, 1), t.threads, args, t.smem),))
+        launch = Launch(compiled, (grid, 1, 1), t.threads, args, t.smem)
+        return Work((launch,)) if t.size > 1 else Work((turning(self.name, v, t.bn), launch), turned_bytes(v, t.bn))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"])
+        if "turns" in params:
+            return attention_turn.function()
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["size"], params["long"])
         return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
-MAPS = ("map_q", "map_k", "map_v")
+MAPS = ("map_q", "map_k", "from_v")
+"""Maps of q, k and v; for the last one the address of v turned, if it is."""
 INTEGERS = ("items", "tiles_m", "heads", "share", "rows", "columns", "ahead")
 """Items, tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
 
@@ -329,11 +417,11 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
     staging, store_rows, extra = _storing(t, params)
     softmax = _softmax(t, mask_kind, own_rows, causal)
     produce, consume = _produce(t, rings, place), _consume(t, rings, place, softmax, (staging, store_rows))
-    consumers, exchange = 128 * t.warpgroups, t.exchange
+    consumers, exchange, turned = 128 * t.warpgroups, t.exchange, t.size == 1
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
 
     @inline
-    def body(map_q, map_k, map_v, factor, integers, mask, e):
+    def body(map_q, map_k, from_v, factor, integers, mask, e):
         base = u32(hw.base())
         buffers = q.buffers(base), k.buffers(base), v.buffers(base)
         tid = i32(cuda.threadIdx.x)
@@ -345,7 +433,8 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
             hw.fence_barrier_init()
             hw.prefetch_map(map_q)
             hw.prefetch_map(map_k)
-            hw.prefetch_map(map_v)
+            if not turned:
+                hw.prefetch_map(from_v)
         cuda.syncthreads()
         item = i32(cuda.blockIdx.x)
         hw.wait_for_earlier_grids()
@@ -354,7 +443,7 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
             if exchange:
                 shrink()
             if tid == consumers:
-                produce((map_q, map_k, map_v), buffers, item, integers)
+                produce((map_q, map_k, from_v), buffers, item, integers)
         else:
             if exchange:
                 grow()
@@ -398,23 +487,30 @@ def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
 
     q, k, v = rings
     bn, (d_boxes, e_boxes), (q_bytes, k_bytes, v_bytes) = t.bn, t.boxes, (t.q_bytes, t.k_bytes, t.v_bytes)
+    columns = t.columns
+
+    @inline
+    def itself(map_, head, batch, integers):
+        return map_
 
     def copying(boxes: int, box_bytes: int) -> Any:
         @inline
         def copy(map_, target, first, head, batch):
             """Rows of a head, from `first` on."""
             for c in range(boxes):
-                hw.copy_box4(u32(target[1] + c * box_bytes), map_, target[0], i32(c * COLUMNS), first, head, batch)
+                hw.copy_box4(u32(target[1] + c * box_bytes), map_, target[0], i32(c * columns), first, head, batch)
 
         return copy
 
-    copy_q, copy_k, copy_v = copying(d_boxes, t.bm * ROW), copying(d_boxes, bn * ROW), copying(e_boxes, bn * ROW)
+    copy_q, copy_k = copying(d_boxes, t.bm * ROW), copying(d_boxes, bn * ROW)
+    values_of, copy_v = _from_turned(t) if t.size == 1 else (itself, copying(e_boxes, bn * ROW))
 
     @inline
     def produce(maps, buffers, item, integers):
         (slot, parity), (slot_q, parity_q) = k.writer(), q.writer()
         while item < integers[0]:
             _, b, h, g, m0, _, tiles = place(item, integers)
+            values = values_of(maps[2], g, b, integers)
             if tiles > 0:
                 target = q.target(buffers[0], slot_q)
                 q.acquire(buffers[0], slot_q, parity_q)
@@ -430,11 +526,32 @@ def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
                 target = v.target(buffers[2], slot)
                 v.acquire(buffers[2], slot, parity)
                 v.expect(target, v_bytes)
-                copy_v(maps[2], target, n, g, b)
+                copy_v(values, target, n, g, b)
                 slot, parity = k.advance(slot, parity)  # v's are the same
             item = i32(item + cuda.gridDim.x)
 
     return produce
+
+
+def _from_turned(t: Tile) -> tuple[Any, Any]:
+    """The device functions that give where the values of a head lie turned, and that ask for a copy of a tile of them."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import i32, inline, types, u64
+
+    i64, bn, wide, v_bytes = types.int64, t.bn, t.wide, t.v_bytes
+
+    @inline
+    def values_of(turned, head, batch, integers):
+        _, _, heads, share, _, columns, _ = integers
+        number = i32(batch * mma.divide(heads, share) + head)
+        return u64(turned + u64(i64(number) * i64(i32(columns + (bn - 1)) // bn) * v_bytes))
+
+    @inline
+    def copy(values, target, first, head, batch):
+        hw.copy_bytes(target[1], u64(values + u64(i64(first) * wide)), target[0], i32(v_bytes))
+
+    return values_of, copy
 
 
 def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
@@ -442,10 +559,13 @@ def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
 
     sees(…)                               see `_seeing`
     read(mask_rows, n, column, columns)   the mask's words for the tile whose first column is n; () without a mask
-    score(s, words, scales, n, sight, x0, x1)   scores with the mask, cut to what rows see: sight, (the thread's first column, and
-                                          what `sees` gave); the highest of each row, with those of the tiles before; and what is
-                                          taken off them once they are scaled
-    decay(was, x, b, by)                  what is left of earlier weights when a row's highest score goes from `was` to x
+    weigh(s, words, scales, n, sight, x0, x1)   weights of scores, for `packed`; the highest score of each row, with those of the
+                                          tiles before, which weights are relative to; by what weights of these shrink; the sums
+                                          of the new ones in this thread; and an int32 that depends on all of them.
+                                          sight: (the thread's first column, and what `sees` gave)
+    packed(weights)                       the words of the product's left operand
+    scaled(acc, a0, a1)                   each row's results times a
+    sums(acc, sum0, sum1)                 of all weights of each row, from those in this thread or beside its results
     """
     from tccompile.kernels.ptx import softmax
     from tccompile.kernels.ptx.core import f32, i32, inline, u64
@@ -454,7 +574,7 @@ def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
     bn, groups = t.bn, t.bn // 8
     has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
     kind = DType(mask_kind) if has_mask else DType.F32
-    size, exp2, row_maximum = kind.size, softmax.exp2, softmax.row_maximum()
+    size, row_maximum = kind.size, softmax.row_maximum()
     highest, cut, below, masked = (
         softmax.highest(groups), softmax.cut(groups), softmax.below(groups), softmax.masked(groups, kind, own_rows)
     )  # fmt: skip
@@ -472,11 +592,6 @@ def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
         return ()
 
     @inline
-    def taken_off(x, by):
-        """What is taken off the scaled scores of a row whose highest is x."""
-        return f32(0) if x == f32(-math.inf) else f32(x * by)
-
-    @inline
     def near(s, x0, x1, b0, b1):
         """Scores and what is taken off them once they are scaled, or already off them where rows see nothing that counts."""
         if x0 < f32(FAR) or x1 < f32(FAR):
@@ -484,31 +599,144 @@ def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
         return s, b0, b1
 
     @inline
-    def score(s, words, scales, n, sight, x0, x1):
-        factor, by = scales
+    def seen(s, words, factor, n, sight):
+        """Scores with the mask, cut to what rows see."""
         column, end0, end1, safe = sight
         if has_mask:
             s = masked(s, words, factor)
         if n + bn > safe:
             s = cut(s, i32(n + column), end0, end1)
+        return s
+
+    @inline
+    def top(s, x0, x1):
+        """The highest of each row, with those of the tiles before."""
         x0, x1 = highest(s, x0, x1)
-        x0, x1 = row_maximum(x0), row_maximum(x1)
+        return row_maximum(x0), row_maximum(x1)
+
+    @inline
+    def relative(s, x0, x1, by):
+        """Scores, and what is taken off them once they are scaled."""
         b0, b1 = taken_off(x0, by), taken_off(x1, by)
         if additive:
             s, b0, b1 = near(s, x0, x1, b0, b1)
-        return s, x0, x1, b0, b1
+        return s, b0, b1
+
+    taken_off = _taken_off()
+    part.read, part.sees, part.additive = read_words if has_mask else read_nothing, _seeing(t, size, has_mask, causal), additive
+    weights = _in_bytes if t.size == 1 else _in_halves
+    part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
+    part.shrink = _shrink()
+    return part
+
+
+def _taken_off() -> Any:
+    """The device function (x, by) → what is taken off the scaled scores of a row whose highest is x."""
+    from tccompile.kernels.ptx.core import f32, inline
+
+    @inline
+    def taken_off(x, by):
+        return f32(0) if x == f32(-math.inf) else f32(x * by)
+
+    return taken_off
+
+
+def _shrink() -> Any:
+    """The device function (was, x, by) → what is left of weights that are relative to a row's score `was` when that becomes x."""
+    from tccompile.kernels.ptx.core import f32, inline
+    from tccompile.kernels.ptx.softmax import exp2
+
+    taken_off = _taken_off()
+
+    @inline
+    def shrink(was, x, by):
+        return exp2(f32(f32(was - taken_off(x, f32(1))) * by))
+
+    return shrink
+
+
+def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
+    """weigh, packed, scaled and sums of weights in halves."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import f32, inline
+
+    exponentials, row_sum, exp2, shrink = softmax.exponentials(t.bn // 8), softmax.row_sum(), softmax.exp2, _shrink()
 
     @inline
     def decay(was, x, b, by):
-        if additive:
-            return exp2(f32(f32(was - taken_off(x, f32(1))) * by))
-        return exp2(f32(was * by - b))
+        return shrink(was, x, by) if additive else exp2(f32(was * by - b))
 
-    part.read, part.score, part.decay = read_words if has_mask else read_nothing, score, decay
-    part.exponentials, part.halves, part.row_sum = softmax.exponentials(groups), softmax.halves(groups), softmax.row_sum()
-    part.scaled, part.sees = softmax.scaled(t.e // 8), _seeing(t, size, has_mask, causal)
-    part.additive = additive
-    return part
+    @inline
+    def weigh(s, words, scales, n, sight, x0, x1):
+        factor, by = scales
+        was0, was1 = x0, x1
+        s = seen(s, words, factor, n, sight)
+        x0, x1 = top(s, x0, x1)
+        s, b0, b1 = relative(s, x0, x1, by)
+        s, add0, add1 = exponentials(s, by, b0, b1)
+        a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
+        return s, x0, x1, a0, a1, add0, add1, hw.bits_of(f32(add0 + add1))
+
+    @inline
+    def sums(acc, sum0, sum1):
+        return row_sum(sum0), row_sum(sum1)
+
+    return weigh, softmax.halves(t.bn // 8), softmax.scaled(t.e // 8), sums
+
+
+def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
+    """The same of weights in E4M3, 2^`LIFT` times as large. What they are relative to stays until one is 256 or more, which is
+    seen in the bytes: then the row's highest score is looked for, and weights are computed again."""
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import f32, i32, inline
+
+    exponentials, packed, scaled = (
+        softmax.exponentials(t.bn // 8, ARITHMETIC),
+        softmax.bytes_of(t.bn // 8),
+        softmax.scaled(t.wide // 8),
+    )
+    reached, any_of_warp, row_sum, row_first = (
+        softmax.largest_reached(t.bn // 8), softmax.any_of_warp, softmax.row_sum(), softmax.row_first
+    )  # fmt: skip
+    shrink, counted, at0, at1 = _shrink(), t.wide > t.e, t.e // 2, t.e // 2 + 2
+
+    @inline
+    def given(s, x0, x1, by):
+        s, b0, b1 = relative(s, x0, x1, by)
+        s, add0, add1 = exponentials(s, by, f32(b0 - f32(LIFT)), f32(b1 - f32(LIFT)))
+        return packed(s), add0, add1
+
+    @inline
+    def weigh(s, words, scales, n, sight, x0, x1):
+        factor, by = scales
+        s = seen(s, words, factor, n, sight)
+        weights, add0, add1 = given(s, x0, x1, by)
+        a0, a1, beyond = f32(1), f32(1), reached(weights)
+        if any_of_warp(i32(1 if beyond != 0 or x0 == f32(-math.inf) or x1 == f32(-math.inf) else 0)) != 0:
+            was0, was1 = x0, x1
+            x0, x1 = top(s, x0, x1)
+            weights, add0, add1 = given(s, x0, x1, by)
+            a0, a1 = shrink(was0, x0, by), shrink(was1, x1, by)
+        return weights, x0, x1, a0, a1, add0, add1, beyond
+
+    @inline
+    def as_they_are(weights):
+        return weights
+
+    @inline
+    def scaled_if_changed(acc, a0, a1):
+        if any_of_warp(i32(1 if a0 != f32(1) or a1 != f32(1) else 0)) != 0:
+            acc = scaled(acc, a0, a1)
+        return acc
+
+    @inline
+    def sums(acc, sum0, sum1):
+        if counted:
+            return row_first(acc[at0]), row_first(acc[at1])
+        return row_sum(sum0), row_sum(sum1)
+
+    return weigh, as_they_are, scaled_if_changed, sums
 
 
 def _seeing(t: Tile, size: int, has_mask: bool, causal: bool) -> Any:
@@ -540,21 +768,49 @@ def _seeing(t: Tile, size: int, has_mask: bool, causal: bool) -> Any:
     return sees
 
 
+def _values_layout(t: Tile) -> tuple[int, int, int]:
+    """How a tile of v lies, as `hopper.descriptor` takes it."""
+    if t.size == 1:
+        return Operand(t.wide, 0, t.kind, LINE, t.bn // LINE, True).layout
+    return ROW, t.bn * ROW, 8 * ROW
+
+
+def _joined(t: Tile, shrink: Any) -> Any:
+    """The device function (acc, address, parts, scores, x, by) → results with those of so many parts before, which are kept at
+    the address, of a `long` tile. scores, x: of a thread's two rows, what weights are relative to there and in `acc`."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import inline
+
+    long, add_kept = t.long, hw.add_kept(t.wide // 2)
+
+    @inline
+    def joined(acc, address, parts, scores, x, by):
+        if long and parts > 0:
+            acc = add_kept(acc, address, shrink(scores[0], x[0], by), shrink(scores[1], x[1], by))
+        return acc
+
+    return joined
+
+
 def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, rows: tuple[Any, Any]) -> Any:
     """The device function of the warpgroups: (thread, buffers, item, factor, integers, mask, e)."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx import mma
-    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u64
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32, u64
+    from tccompile.kernels.ptx.softmax import leading
 
-    (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.warpgroups > 1, softmax.additive
+    (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.warpgroups > 1 and t.size > 1, softmax.additive
     staging, store_rows = rows
-    q_rows, k_rows = (Operand(n, 0, "f16", ROW, t.boxes[0], True) for n in (t.bm, bn))
-    steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d // 16]
-    row_half, v_half = hw.descriptor(*q_rows.layout), hw.descriptor(ROW, bn * ROW, 8 * ROW)
+    q_rows, k_rows = (Operand(n, 0, t.kind, ROW, t.boxes[0], True) for n in (t.bm, bn))
+    steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d * t.size // STEP]
+    row_half, v_half = hw.descriptor(*q_rows.layout), hw.descriptor(*_values_layout(t))
     q_at, k_at, v_at, group_bytes = q.first, k.first, v.first, q_rows.group_bytes
-    first_scores, empty_scores = hw.multiply(bn, steps, (True, True)), hw.accumulators(bn)
-    attend, weigh, settle = hw.attend(bn, t.e, steps, in_turn), hw.weigh(bn, t.e), hw.settle(bn, t.e)
-    k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.e // 2)
+    first_scores, empty_scores = hw.multiply(bn, steps, (True, True), (t.kind, t.kind)), hw.accumulators(bn)
+    attend, weigh = hw.attend(bn, t.wide, steps, in_turn, t.kind), hw.weigh(bn, t.wide, t.kind)
+    total_at, kept_bytes, turns, long = t.layout["totals"], t.totals_bytes, ROUGH // bn, t.long
+    joined, keep_sums = _joined(t, softmax.shrink), hw.keep_sums(t.wide // 2)
+    settle, results = hw.settle(t.wide, t.packed, t.kind, t.size == 1 or t.e > SMALL), leading(t.wide // 2, t.e // 2)
+    k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.wide // 2)
 
     @inline
     def operands(base, group):
@@ -580,6 +836,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
         corner, at, row, part = staging(thread)
         by = f32(LOG2_E) if additive else factor
         columns = integers[5]
+        kept_at = u32(base + total_at + group * kept_bytes + (tid & 127) * 16)
         (slot, parity), (slot_q, parity_q) = k.reader(), q.reader()
         while item < integers[0]:
             head, b, h, _, m0, last, tiles = place(item, integers)
@@ -594,12 +851,12 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                 hw.wgmma_wait_all()
                 if tid & 127 == 0:
                     k.release(k.hold(buffers[1], slot))
-                s, x0, x1, b0, b1 = softmax.score(s, words, (factor, by), i32(0), (column, end0, end1, safe), x0, x1)
-                s, sum0, sum1 = softmax.exponentials(s, by, b0, b1)
-                weights = softmax.halves(s)
+                sight = column, end0, end1, safe
+                w, x0, x1, _, _, sum0, sum1, _ = softmax.weigh(s, words, (factor, by), i32(0), sight, x0, x1)
+                weights = softmax.packed(w)
                 before, parity_before = slot, parity
                 slot, parity = k.advance(slot, parity)
-                n = i32(bn)
+                n, left, parts, kept0, kept1 = i32(bn), i32(turns), i32(0), x0, x1
                 while n < last:
                     words = softmax.read((mask0, mask1), n, column, columns)
                     k.wait(buffers[1], slot, parity)
@@ -612,16 +869,18 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                         s, acc = attend(acc, weights, q_half, k_tile, v_tile)
                     if tid & 127 == 0:
                         k.release(k.hold(buffers[1], slot))
-                    was0, was1 = x0, x1
-                    s, x0, x1, b0, b1 = softmax.score(s, words, (factor, by), n, (column, end0, end1, safe), x0, x1)
-                    s, add0, add1 = softmax.exponentials(s, by, b0, b1)
-                    a0, a1 = softmax.decay(was0, x0, b0, by), softmax.decay(was1, x1, b1, by)
+                    w, x0, x1, a0, a1, add0, add1, total = softmax.weigh(s, words, (factor, by), n, sight, x0, x1)
                     sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
-                    acc, s = settle(acc, s)
+                    acc, w = settle(acc, w, total)
                     if tid & 127 == 0:
                         v.release(v.hold(buffers[2], before))
-                    weights = softmax.halves(s)
+                    weights = softmax.packed(w)
                     acc = softmax.scaled(acc, a0, a1)
+                    if long:
+                        left = i32(left - 1)
+                        if left == 0:
+                            keep_sums(joined(acc, kept_at, parts, (kept0, kept1), (x0, x1), by), kept_at)
+                            acc, left, parts, kept0, kept1 = zeros(), i32(turns), i32(parts + 1), x0, x1
                     before, parity_before = slot, parity
                     slot, parity = k.advance(slot, parity)
                     n = i32(n + bn)
@@ -632,10 +891,11 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                 acc = weigh(acc, weights, values_half + u64(before * v_units))
                 if tid & 127 == 0:
                     v.release(v.hold(buffers[2], before))
-                sum0, sum1 = softmax.row_sum(sum0), softmax.row_sum(sum1)
+                acc = joined(acc, kept_at, parts, (kept0, kept1), (x0, x1), by)
+                sum0, sum1 = softmax.sums(acc, sum0, sum1)
                 each0, each1 = f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0)
                 acc = softmax.scaled(acc, each0, each1)
-            store_rows(acc, (corner, at, row, part), warp, head, m0, integers[4], e)
+            store_rows(results(acc), (corner, at, row, part), warp, head, m0, integers[4], e)
             item = i32(item + cuda.gridDim.x)
 
     return consume
@@ -653,6 +913,7 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
     store, extra = epilogue.build(params)
     staged, pitch, half, at_results = t.staged, t.pitch, 2 * t.staged + 16, t.layout["results"]
     stage_results, parts, load4 = hw.stage(t.e, staged, pitch), t.e // staged, hw.load_shared_f32x4
+    slab_bytes, long, sync_group = t.slab_bytes, t.long, hw.sync_group
     lane_groups = staged // 8
     apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
 
@@ -660,7 +921,7 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
     def staging(thread):
         """Where a lane's results are staged, and where it reads those that it stores: of which row and 8 columns."""
         base, warp, lane, _ = thread
-        slab = u32(base + at_results + warp * (16 * pitch))
+        slab = u32(base + at_results + (warp >> 2) * slab_bytes + (warp & 3) * (16 * pitch))
         corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
         row, part = i32(lane // lane_groups), i32(lane % lane_groups)
         return corner, u32(slab + row * pitch + part * 16), row, part
@@ -669,6 +930,8 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
     def store_rows(acc, places, warp, head, m0, rows, e):
         corner, at, row, part = places
         first, c = i32(m0 + warp * 16 + row), i32(part * 8)
+        if long:  # all of the warpgroup have read what was in the slabs' place
+            sync_group(i32(1 + (warp >> 2)))
         if m0 + warp * 16 < rows:
             for chunk in range(parts):
                 stage_results(acc, corner, i32(chunk))
@@ -679,5 +942,7 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
                         values = load4(source) + load4(u32(source + half))
                         store(values, i32(head * rows + first + turn * apart), i32(c + chunk * staged), e)
                 cuda.syncwarp()
+        if long:
+            sync_group(i32(1 + (warp >> 2)))
 
     return staging, store_rows, extra

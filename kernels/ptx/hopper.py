@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tccompile.kernels.ptx.atoms import ATOMS, group_atom
+from tccompile.kernels.ptx.atoms import BITS, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
     f32,
@@ -128,6 +128,11 @@ copy_box4 = instruction(
 )  # fmt: skip
 """The same of a box of four dimensions."""
 
+copy_bytes = instruction(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $3, [$2];", void, u32, u64, u32, i32
+)
+"""(shared address, global address, barrier, bytes) of neighbours in memory; addresses and bytes are multiples of 16."""
+
 copy_pixels = instruction(
     "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
     " [$0], [$1, {$3, $4, $5, $6}], [$2], {$7, $8};",
@@ -170,8 +175,6 @@ wait_for_earlier_grids = instruction("griddepcontrol.wait;", void)
 let_later_grids_start = instruction("griddepcontrol.launch_dependents;", void)
 
 # --- wgmma -------------------------------------------------------------------------------------------------------------
-
-WGMMA = ATOMS["wgmma"]
 
 
 @cache
@@ -462,54 +465,62 @@ def stage_turned(n: int, pitch: int, below: int = 16, sums: str = "f32") -> Any:
 ONE = ".reg .pred one; setp.eq.u32 one, 0, 0; "
 
 
-def _attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], first: int, turn: bool) -> list[str]:
+def weights_words(scores: int, kind: str) -> int:
+    """Words that a thread has of the weights of so many columns, of a type of `BITS`."""
+    return scores // 2 * BITS[kind] // 32
+
+
+def _attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], first: int, turn: bool, kind: str) -> list[str]:
     """Two committed groups of wgmmas: scores = q · kᵀ, and values += weights · v; then a wait for the first one.
 
     Operands from `first` on: the weights' words, descriptors of q, k and v, and with `turn` the barrier to arrive at.
     """
-    words = scores // 4
+    words, atom = weights_words(scores, kind), group_atom(kind, kind)
     q, k, v = (f"${first + words + i}" for i in range(3))
     s = "{" + ", ".join(f"${i}" for i in range(scores // 2)) + "}"
     o = "{" + ", ".join(f"${scores // 2 + i}" for i in range(values // 2)) + "}"
     lines = ["wgmma.fence.sync.aligned;"]
     for i, (at_q, at_k) in enumerate(steps):
         lines += [f"add.s64 a, {q}, {at_q >> 4};", f"add.s64 b, {k}, {at_k >> 4};"]
-        lines.append(f"{WGMMA.text(scores)} {s}, a, b, {'one' if i else 'zero'}, 1, 1, 0, 0;")
+        lines.append(f"{atom.text(scores)} {s}, a, b, {'one' if i else 'zero'}, 1, 1{'' if atom.along_k else ', 0, 0'};")
     lines.append("wgmma.commit_group.sync.aligned;")
-    lines += _weigh(o, values, words, first, v)
+    lines += _weigh(o, values, words, first, v, kind)
     if turn:
         lines.append(f"bar.arrive ${first + words + 3}, 256;")
     return [*lines, "wgmma.wait_group.sync.aligned 1;"]
 
 
-def _weigh(o: str, values: int, words: int, first: int, v: str) -> list[str]:
-    """A committed group: o += weights · v, 16 rows of v (2048 bytes) at a time."""
-    lines = []
+def _weigh(o: str, values: int, words: int, first: int, v: str, kind: str) -> list[str]:
+    """A committed group: o += weights · v. Rows of v lie across K, 128 bytes each, or where an instruction takes operands along K
+    only, 16 of them turned, as `values` rows of 16 bytes."""
+    lines, atom = [], group_atom(kind, kind)
+    step_bytes = atom.k * values if atom.along_k else atom.k * 128
     for step in range(words // 4):
         left = ", ".join(f"${first + 4 * step + i}" for i in range(4))
-        lines.append(f"add.s64 b, {v}, {2048 * step >> 4};")
-        lines.append(f"{WGMMA.text(values)} {o}, {{{left}}}, b, one, 1, 1, 1;")
+        lines.append(f"add.s64 b, {v}, {step_bytes * step >> 4};")
+        lines.append(f"{atom.text(values)} {o}, {{{left}}}, b, one, 1, 1{'' if atom.along_k else ', 1'};")
     return [*lines, "wgmma.commit_group.sync.aligned;"]
 
 
 @cache
-def attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], turn: bool) -> Any:
+def attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], turn: bool, kind: str = "f16") -> Any:
     """s, acc = attend(acc, weights, q, k, v[, barrier]): s = q · kᵀ (64×scores), while acc += weights · v (64×values) goes on.
 
-    acc and the weights must be left alone until `settle`. `steps` are those of `multiply`; q, k and v descriptors. With `turn`
-    it arrives at a named barrier of 256 threads as soon as all is asked for.
+    acc and the weights must be left alone until `settle`. `steps` are those of `multiply`; q, k and v descriptors, of elements of
+    type `kind`. With `turn` it arrives at a named barrier of 256 threads as soon as all is asked for.
     """
-    s, o, w = (types.UniTuple(t, n) for t, n in ((f32, scores // 2), (f32, values // 2), (u32, scores // 4)))
+    words = weights_words(scores, kind)
+    s, o, w = (types.UniTuple(t, n) for t, n in ((f32, scores // 2), (f32, values // 2), (u32, words)))
     outs = scores // 2 + values // 2
-    body = _attend(scores, values, steps, outs, turn)
+    body = _attend(scores, values, steps, outs, turn, kind)
     text = "{ .reg .b64 a, b; .reg .pred zero; setp.ne.u32 zero, 0, 0; " + ONE + " ".join(body) + " }"
     more = ["r"] if turn else []
     tied = [str(scores // 2 + i) for i in range(values // 2)]
-    constraints = ",".join([*["=f"] * outs, *["r"] * (scores // 4), "l", "l", "l", *more, *tied, "~{memory}"])
+    constraints = ",".join([*["=f"] * outs, *["r"] * words, "l", "l", "l", *more, *tied, "~{memory}"])
 
     def codegen(context, builder, sig, args):
         acc, weights, *rest = args
-        given = unpacked(builder, weights, scores // 4) + rest
+        given = unpacked(builder, weights, words) + rest
         given += unpacked(builder, acc, values // 2)
         function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * outs), [g.type for g in given])
         done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
@@ -535,19 +546,20 @@ def attend(scores: int, values: int, steps: tuple[tuple[int, int], ...], turn: b
 
 
 @cache
-def weigh(scores: int, values: int) -> Any:
+def weigh(scores: int, values: int, kind: str = "f16") -> Any:
     """acc = weigh(acc, weights, v): acc plus weights · v, when it is there."""
-    o, w = types.UniTuple(f32, values // 2), types.UniTuple(u32, scores // 4)
+    words = weights_words(scores, kind)
+    o, w = types.UniTuple(f32, values // 2), types.UniTuple(u32, words)
     registers = "{" + ", ".join(f"${i}" for i in range(values // 2)) + "}"
     first = values // 2
-    lines = ["wgmma.fence.sync.aligned;", *_weigh(registers, values, scores // 4, first, f"${first + scores // 4}")]
+    lines = ["wgmma.fence.sync.aligned;", *_weigh(registers, values, words, first, f"${first + words}", kind)]
     text = "{ .reg .b64 b; " + ONE + " ".join(lines) + " wgmma.wait_group.sync.aligned 0; }"
-    constraints = ",".join([*["=f"] * first, *["r"] * (scores // 4), "l", *map(str, range(first)), "~{memory}"])
+    constraints = ",".join([*["=f"] * first, *["r"] * words, "l", *map(str, range(first)), "~{memory}"])
 
     @intrinsic
     def weighed(typingctx, acc, weights, v):
         def codegen(context, builder, sig, args):
-            given = [*unpacked(builder, args[1], scores // 4), args[2]]
+            given = [*unpacked(builder, args[1], words), args[2]]
             given += unpacked(builder, args[0], first)
             function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * first), [g.type for g in given])
             done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
@@ -559,25 +571,86 @@ def weigh(scores: int, values: int) -> Any:
 
 
 @cache
-def settle(scores: int, values: int) -> Any:
-    """acc, s = settle(acc, s): both as they were, once all products are done; s is not used for anything before."""
-    s, o = types.UniTuple(f32, scores // 2), types.UniTuple(f32, values // 2)
-    count = scores // 2 + values // 2
-    constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
+def settle(values: int, weights: int, kind: str, holds: bool) -> Any:
+    """acc, w = settle(acc, w, total): both as they were, once all products are done; w, so many float32 or words of E4M3 by the
+    type of operands, is not used for anything before.
+
+    holds  whether what w is computed by stays before the wait. ptxas moves a wait over arithmetic that does not need it, to where
+           products have just begun, but not over a store, which here needs the total and is never done
+    total  int32 that is computed of all of w, and never -1
+    """
+    each, number, register = (u32, ir.IntType(32), "r") if kind == "e4m3" else (f32, ir.FloatType(), "f")
+    w, o = types.UniTuple(each, weights), types.UniTuple(f32, values // 2)
+    count, tied = values // 2, values // 2 + weights
+    outs = [*["=f"] * count, *[f"=&{register}" if kind == "e4m3" else f"={register}"] * weights]
+    given = [str(i) if i < count or kind != "e4m3" else register for i in range(tied)]
+    constraints, total = ",".join([*outs, *given, "r", "~{memory}"]), f"${2 * tied}"
+    text = "wgmma.wait_group.sync.aligned 0;"
+    if kind == "e4m3":
+        text += "".join(f" mov.b32 ${count + i}, ${tied + count + i};" for i in range(weights))
+    if holds:
+        text = f"{{ .reg .pred p; setp.eq.s32 p, {total}, -1; @p st.shared.b32 [{total}], {total}; {text} }}"
 
     @intrinsic
-    def settled(typingctx, acc, weights):
+    def settled(typingctx, acc, weights_, total):
         def codegen(context, builder, sig, args):
             given = unpacked(builder, args[0], values // 2)
-            given += unpacked(builder, args[1], scores // 2)
-            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [g.type for g in given])
-            asm = ir.InlineAsm(function, "wgmma.wait_group.sync.aligned 0;", constraints, side_effect=True)
-            done = builder.call(asm, given)
-            parts = [builder.extract_value(done, i) for i in range(count)]
+            given += [*unpacked(builder, args[1], weights), args[2]]
+            kinds = [*[ir.FloatType()] * (values // 2), *[number] * weights]
+            function = ir.FunctionType(ir.LiteralStructType(kinds), [g.type for g in given])
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), given)
+            parts = unpacked(builder, done, len(kinds))
             return context.make_tuple(
                 builder, sig.return_type, [packed(builder, parts[: values // 2]), packed(builder, parts[values // 2 :])]
             )
 
-        return types.Tuple((o, s))(o, s), codegen
+        return types.Tuple((o, w))(o, w, i32), codegen
 
     return settled
+
+
+@cache
+def keep_sums(count: int) -> Any:
+    """keep_sums(acc, address): write a warpgroup's sums to shared memory, 16 bytes of each thread side by side; address: this
+    thread's first ones."""
+    kind = types.UniTuple(f32, count)
+
+    @intrinsic
+    def kept(typingctx, acc, address):
+        def codegen(context, builder, sig, args):
+            values = unpacked(builder, args[0], count)
+            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), *[ir.FloatType()] * 4])
+            for i in range(0, count, 4):
+                text = f"st.shared.v4.f32 [$0+{512 * i}], {{$1, $2, $3, $4}};"
+                builder.call(ir.InlineAsm(function, text, "r,f,f,f,f,~{memory}", side_effect=True), [args[1], *values[i : i + 4]])
+            return context.get_dummy_value()
+
+        return void(kind, u32), codegen
+
+    return kept
+
+
+@cache
+def add_kept(count: int) -> Any:
+    """add_kept(acc, address, a0, a1): acc plus what `keep_sums` wrote, each row's times a."""
+    kind = types.UniTuple(f32, count)
+
+    @intrinsic
+    def added(typingctx, acc, address, a0, a1):
+        def codegen(context, builder, sig, args):
+            values, out = unpacked(builder, args[0], count), []
+            four = ir.LiteralStructType([ir.FloatType()] * 4)
+            function = ir.FunctionType(four, [ir.IntType(32)])
+            for i in range(0, count, 4):
+                text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{512 * i}];"
+                read = builder.call(ir.InlineAsm(function, text, "=f,=f,=f,=f,r,~{memory}", side_effect=True), [args[1]])
+                out += [builder.fma(x, args[2 + k // 2], values[i + k]) for k, x in enumerate(unpacked(builder, read, 4))]
+            return packed(builder, out)
+
+        return kind(kind, u32, f32, f32), codegen
+
+    return added
+
+
+bits_of = instruction("mov.b32 $0, $1;", i32, f32, pure=True)
+"""Those of a float32."""

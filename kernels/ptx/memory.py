@@ -106,6 +106,27 @@ float_bits = instruction("mov.b32 $0, $1;", i32, f32, pure=True)
 store_word = instruction("st.shared.b32 [$0], $1;", void, u32, u32)
 
 
+def _store_turned() -> str:
+    body = [".reg .b32 a, b, c, d; .reg .b32 " + ", ".join(f"y{k}_{q}" for k in range(4) for q in range(4)) + ";"]
+    for q in range(4):
+        w0, w1, w2, w3 = (f"${1 + 4 * q + i}" for i in range(4))
+        body += [f"prmt.b32 a, {w0}, {w1}, 0x5140;", f"prmt.b32 b, {w0}, {w1}, 0x7362;"]
+        body += [f"prmt.b32 c, {w2}, {w3}, 0x5140;", f"prmt.b32 d, {w2}, {w3}, 0x7362;"]
+        body += [f"prmt.b32 y0_{q}, a, c, 0x5410;", f"prmt.b32 y1_{q}, a, c, 0x7632;"]
+        body += [f"prmt.b32 y2_{q}, b, d, 0x5410;", f"prmt.b32 y3_{q}, b, d, 0x7632;"]
+    body += [f"st.shared.v4.b32 [$0+{16 * k}], {{y{k}_0, y{k}_1, y{k}_2, y{k}_3}};" for k in range(4)]
+    return _block(body, "")
+
+
+store_turned = instruction(_store_turned, void, u32, *(u32,) * 16)
+"""(shared address, 16 words): writes the first bytes of all words side by side, then their second bytes, and so on: 64 bytes."""
+
+copy_from_shared = instruction(
+    "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [$1]; st.global.v4.b32 [$0], {a, b, c, d}; }", void, u64, u32
+)
+"""(address, shared address): 16 bytes to global memory."""
+
+
 @cache
 def load_sums(compute: DType, n: int) -> Any:
     """The device function address → n int32 in shared memory, exactly as int64, or each rounded to the nearest float32."""

@@ -7,7 +7,7 @@ The four threads of a row are neighbours.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from tccompile.ir.types import DType
@@ -33,6 +33,12 @@ def _maximum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
 def _row(i: int) -> int:
     """Which of a thread's two rows accumulator i belongs to."""
     return i % 4 // 2
+
+
+any_of_warp = instruction(
+    "{ .reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, i32
+)
+"""Whether the number is not 0 in any lane."""
 
 
 @cache
@@ -68,6 +74,10 @@ def row_maximum() -> Any:
     return reduced
 
 
+row_first = instruction("shfl.sync.idx.b32 $0, $1, 0, 0x1c1f, 0xffffffff;", f32, f32)
+"""What the first of a row's four threads has."""
+
+
 def row_sum() -> Any:
     """The device function x → the sum of a row's four threads."""
     from tccompile.kernels.ptx.core import inline
@@ -82,9 +92,28 @@ def row_sum() -> Any:
     return reduced
 
 
+def _power(builder: ir.IRBuilder, x: Any) -> Any:
+    return _pure(builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", F32, [x])
+
+
+ARITHMETIC = (
+    "{ .reg .f32 x, n, r; .reg .b32 e, f; max.f32 x, $1, 0fC2F00000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 r, n, 0f4B400000;"
+    " sub.rn.f32 r, x, r; fma.rn.f32 x, r, 0f3E742508, 0f3F341469; fma.rn.f32 x, x, r, 0f3F800E82;"
+    " mov.b32 e, n; shl.b32 e, e, 23; mov.b32 f, x; add.s32 e, e, f; mov.b32 $0, e; }"
+)
+"""2^x, 2e-3 off at most, for x from -120 on: a parabola of what x is beyond a whole number, which raises its exponent."""
+
+
+def _power_by_arithmetic(builder: ir.IRBuilder, x: Any) -> Any:
+    return _pure(builder, ARITHMETIC, "=f,f", F32, [x])
+
+
 @cache
-def exponentials(groups: int) -> Any:
-    """exponentials(acc, scale, b0, b1): (2^(acc * scale - b), its sum in this thread for row r, and for row r + 8)."""
+def exponentials(groups: int, arithmetic: int = 0) -> Any:
+    """exponentials(acc, scale, b0, b1): (2^(acc * scale - b), its sum in this thread for row r, and for row r + 8).
+
+    arithmetic  of 16 powers so many are computed by multiplications and additions, to 2e-3, instead of the one slow instruction
+    """
     ty = types.UniTuple(f32, 4 * groups)
     result = types.Tuple((ty, f32, f32))
 
@@ -96,7 +125,8 @@ def exponentials(groups: int) -> Any:
             sums: list = [None, None]
             for i, v in enumerate(values):
                 power = builder.fma(v, scale, low[_row(i)])
-                values[i] = _pure(builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", F32, [power])
+                by_arithmetic = (i + 1) * arithmetic // 16 > i * arithmetic // 16
+                values[i] = (_power_by_arithmetic if by_arithmetic else _power)(builder, power)
                 before = sums[_row(i)]
                 sums[_row(i)] = values[i] if before is None else builder.fadd(before, values[i])
             return context.make_tuple(builder, sig.return_type, [packed(builder, values), *sums])
@@ -126,6 +156,54 @@ def halves(groups: int, packed_conversion: bool = True) -> Any:
         return types.UniTuple(u32, 2 * groups)(types.UniTuple(f32, 4 * groups)), codegen
 
     return words
+
+
+@cache
+def bytes_of(groups: int) -> Any:
+    """bytes_of(acc): words of four E4M3 each; 4k … 4k + 3 are the left operand of wgmma of columns 32k … 32k + 31, in another
+    order. Of each 16 columns a thread has 2q, 2q + 1, 8 + 2q and 9 + 2q, which are 4q … 4q + 3 of the operand."""
+    text = "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }"
+
+    @intrinsic
+    def words(typingctx, acc):
+        def codegen(context, builder, sig, args):
+            values = unpacked(builder, args[0], 4 * groups)
+            fours = [values[i : i + 2] + values[i + 4 : i + 6] for g in range(0, len(values), 8) for i in (g, g + 2)]
+            return packed(builder, [_pure(builder, text, "=r,f,f,f,f", I32, four) for four in fours])
+
+        return types.UniTuple(u32, groups)(types.UniTuple(f32, 4 * groups)), codegen
+
+    return words
+
+
+@cache
+def largest_reached(words: int) -> Any:
+    """largest_reached(words): not 0 if a number of E4M3 in the words, of which none is negative, is 256 or more, or NaN."""
+    carry, top = (ir.Constant(I32, n) for n in (0x08080808, 0x80808080))
+
+    @intrinsic
+    def reached(typingctx, given):
+        def codegen(context, builder, sig, args):
+            sums = [builder.add(w, carry) for w in unpacked(builder, args[0], words)]
+            return builder.and_(reduce(builder.or_, sums), top)
+
+        return i32(types.UniTuple(u32, words)), codegen
+
+    return reached
+
+
+@cache
+def leading(count: int, taken: int) -> Any:
+    """leading(values): the first `taken` of `count`."""
+
+    @intrinsic
+    def first(typingctx, values):
+        def codegen(context, builder, sig, args):
+            return packed(builder, unpacked(builder, args[0], count)[:taken])
+
+        return types.UniTuple(f32, taken)(types.UniTuple(f32, count)), codegen
+
+    return first
 
 
 @cache

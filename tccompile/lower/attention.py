@@ -23,9 +23,7 @@ from tccompile.ir.ops import Attention, Gemm, Softmax
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
-
-MOST = 256
-"""Elements of a head up to which attention is one op. Beyond, scores take less time through memory than to compute again."""
+from tccompile.lower.heads import is_one_op
 
 HEADS_INNER = (0, 2, 1, 3)
 """(B, H, M, E) with the heads of a row side by side: what projections write and read."""
@@ -52,7 +50,7 @@ def attention(node: gs.Node, b: Builder) -> None:
     flat = len(y.shape) == 3
     shape = (*q.shape[:3], v.shape[3])
     out = b.new(f"{y.name}.heads", shape, order=HEADS_INNER) if flat else b.result(y, HEADS_INNER)
-    if cap or max(q.shape[3], v.shape[3]) > MOST:
+    if not is_one_op(node):
         _parts(b, q, k, v, out, scale, cap, mask, causal)
     else:
         names = {"q": q.name, "k": k.name, "v": v.name, "mask": mask.name if mask else None}
@@ -73,7 +71,7 @@ def _heads(node: gs.Node, b: Builder, i: int) -> Tensor:
     heads = int(b.attr("q_num_heads" if i == 0 else "kv_num_heads"))
     n, length, whole = shape_of(t)
     size = whole // heads
-    y = b.new(f"{t.name}.heads", (n, heads, length, size), order=HEADS_INNER)
+    y = b.new(f"{t.name}.heads", (n, heads, length, size), b.dtype(t), order=HEADS_INNER)
     return b.copy(View(b.value(t).name, (coord(0), coord(2), coord(1) * size + coord(3))), y)
 
 

@@ -6,7 +6,8 @@ is found again from their values:
 
   conv(x, w) = conv(x, w / scale) · scale           where all of w / scale are numbers of float8
 
-Such an x is stored in 8 bits, with what only moves its elements on the way to the product.
+Such an x is stored in 8 bits, with what only moves its elements on the way to the product. So are q, k and v of Attention, if all
+three are numbers of E4M3.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.types import DType
 from tccompile.load.constants import Weight, derived, held
+from tccompile.lower.heads import is_one_op
 from tccompile.rewrites.float8 import PRODUCTS, channels, float8_of, lying, on_grid, same_numbers, scales_of
-from tccompile.rewrites.rule import constant, finite, rank
+from tccompile.rewrites.rule import constant, finite, operand, rank
 
 LEAST = 16
 """Terms from which on they are multiplied so: 16 of them are what memory is read in."""
@@ -55,8 +57,8 @@ def found(graph: gs.Graph) -> Float8:
         together, products = _together(node.outputs[0])
         alike = {float8_of(t) for t in together} <= {None, dtype}
         if products and alike and not any(id(t) in taken for t in together):
-            weights = {id(p): _weights(p) for p in products}
-            if all(weights.values()):
+            weights = {id(p): _weights(p) for p in products if p.op != "Attention"}
+            if all(weights.values()) and (dtype is DType.E4M3 or len(weights) == len(products)):
                 out.products |= {p: w for p, w in weights.items() if w is not None}
                 out.stored |= {t.name: dtype for t in together}
     out.stored |= {w.numbers.name: DType.E4M3 for w in out.products.values()}
@@ -81,10 +83,21 @@ def _together(rounded: gs.Tensor) -> tuple[list[gs.Tensor], list[gs.Node]]:
                 add(x for x in read if x is not t)  # what is joined with it
             elif node.op in PRODUCTS and node.inputs[0] is t and sum(x is t for x in node.inputs) == 1:
                 products.append(node)
+            elif _attends(node, t):
+                products.append(node)
+                add(node.inputs[:3])
             elif node.op not in ELEMENTWISE:
                 return together, []
         add(same_numbers(t.inputs[0]) or () if float8_of(t) is None else ())
     return together, products
+
+
+def _attends(node: gs.Node, t: gs.Tensor) -> bool:
+    """Whether a node is attention in floats of 8 bits that reads a tensor as q, k or v, by one operation."""
+    if node.op != "Attention" or not any(x is t for x in node.inputs[:3]) or any(x is t for x in node.inputs[3:]):
+        return False
+    plain = len(node.outputs) == 1 and all(operand(node, i) is None for i in (4, 5, 6))
+    return plain and is_one_op(node) and all(on_grid(x) for x in node.inputs[:3])
 
 
 # --- Weights -----------------------------------------------------------------------------------------------------------

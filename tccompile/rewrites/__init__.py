@@ -40,6 +40,7 @@ REWRITES: tuple[Rewrite, ...] = (
     *normalization.REWRITES,
     *batch_norm.REWRITES,
     *attention.REWRITES,
+    *float8.ATTENTION,
     *rotary.REWRITES,
     *einsum.REWRITES,
     *gemm.REWRITES,

@@ -6,6 +6,7 @@ float8, by two casts or as what only moves such numbers, and s is one positive c
 f(x · s)                               =  f(x) · s              f moves, chooses or joins elements
 cast(cast(x · s / s, float8), float)   =  x
 product(x · s, w)                      =  product(x, w · s)     whoever else reads x · s
+attention(q · a, k · b, v · c)         =  attention(q, k, v) · c     with a · b times the scale
 """
 
 from __future__ import annotations
@@ -203,6 +204,74 @@ def _apply(edit: Editor, product: Product) -> None:
     node.inputs[0], node.inputs[1] = x, edit.named(calculate("mul", weights, scale), f"{w.name}/scaled")
 
 
+# --- Attention ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Operand:
+    """q, k or v as what only moves x · s, if it is dequantized from float8.
+
+    t      x · s
+    passed what lies between that and the operand, and the operand itself if it is another tensor
+    """
+
+    t: gs.Tensor
+    scaled: Scaled
+    passed: list[gs.Tensor]
+
+
+@dataclass
+class Attended:
+    node: gs.Node
+    operands: list[Operand | None]
+
+
+def _operand(t: gs.Tensor) -> Operand | None:
+    passed = list[gs.Tensor]()
+    while (scaled := _scaled(t)) is None:
+        if (node := producer(t, "Transpose", "Reshape")) is None:
+            return None
+        passed.append(t)
+        t = node.inputs[0]
+    return Operand(t, scaled, passed)
+
+
+def _attended(node: gs.Node) -> Attended | None:
+    operands = [_operand(t) for t in node.inputs[:3]]
+    return Attended(node, operands) if any(operands) else None
+
+
+def _check_attended(edit: Editor, attended: Attended) -> str | None:
+    node = attended.node
+    if len(node.outputs) > 1 or any(operand(node, i) is not None for i in (4, 5)):
+        return "it has keys and values from before"
+    for x in attended.operands:
+        if x is not None and np.dtype(x.scaled.x.dtype) != np.dtype(x.t.dtype):
+            return "it is cast on the way"
+        if x is not None and x.passed and not all(edit.only_use(t) for t in (x.t, *x.passed)):
+            return f"{x.t.name} is used elsewhere as well"
+    return None
+
+
+def _attend(edit: Editor, attended: Attended) -> None:
+    """The scales of q and k go into the scores' scale, and v's behind the result."""
+    node, (q, k, v) = attended.node, attended.operands
+    x = node.inputs[0]
+    size = x.shape[3] if rank(x) == 4 else x.shape[2] // node.attrs["q_num_heads"]
+    factors = [scalar(x.scaled.scale) or 1.0 for x in (q, k) if x is not None]
+    node.attrs["scale"] = float(np.prod([node.attrs.get("scale", size**-0.5), *factors]))
+    for i, found in enumerate((q, k, v)):
+        if found is not None and found.passed:
+            edit.redirect(found.scaled.x, found.t)
+        elif found is not None:
+            node.inputs[i] = found.scaled.x
+    if v is not None:
+        (y,) = node.outputs
+        node.outputs.clear()
+        node.outputs.append(gs.Variable(edit.name(f"{y.name}/float8"), y.dtype, list(y.shape)))
+        edit.graph.nodes.append(gs.Node("Mul", edit.name(f"{name_of(node)}/scale"), {}, [node.outputs[0], v.scaled.scale], [y]))
+
+
 # --- Weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -236,3 +305,8 @@ REWRITES = (
     Rewrite("cast(cast(float8 · s / s, float8), float) => float8", ("Cast",), _again, _check_again, _once),
     Rewrite("product(float8 · s, w) => product(float8, w · s)", PRODUCTS, _product, _check_product, _apply),
 )
+
+ATTENTION = (
+    Rewrite("attention(q · a, k · b, v · c) => attention(q, k, v) · c", ("Attention",), _attended, _check_attended, _attend),
+)
+"""With `attention.REWRITES`, which put it together."""

@@ -6,6 +6,7 @@ What the op reads are constants, so that it may have any layout; what it writes 
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -544,9 +545,11 @@ def attention(
     ep: str = "",
     to: str = "own",
     dtype: DType = F16,
+    stored: DType | None = None,
 ) -> Program:
     """q (B, H, M, D) with n rows of k and v; `packed`: q, k and v (n = M) lie side by side, as one projection writes them.
 
+    stored  type of the result, if it is another than q's. Of operands in E4M3 weights are powers of two, which it holds
     hidden  what a mask adds where it hides
     unseen  whether in the last batch every fifth row of the mask hides all
     """
@@ -558,21 +561,26 @@ def attention(
         (outer, row, _), base = b.tensors[whole].strides, b.tensors[whole]
         for i, name in enumerate("qkv"):
             b.tensors[name] = Tensor(name, q, dtype, q, (outer, d, row, 1), base.name, i * heads * d)
+    elif dtype is DType.E4M3:
+        for name, shape, order in (("q", q, inner), ("k", (batch, heads // share, n, d), None)):
+            b.values(name, b.rng.integers(-1, 2, shape), dtype, order, 16)
+        b.values("v", b.rng.standard_normal((batch, heads // share, n, e)), dtype, inner, 16)
     else:
         b.normal("q", q, dtype, inner)
         b.normal("k", (batch, heads // share, n, d), dtype)
         b.normal("v", (batch, heads // share, n, e), dtype, inner)
+    whole = dtype is DType.E4M3 and not packed
     if mask is not None:
-        values = b.rng.standard_normal(mask)
+        values = np.zeros(mask) if whole else b.rng.standard_normal(mask)
         hides = b.rng.random(mask) < 0.4
         if unseen:
             hides[-1, :, ::5] = True
         b.values("mask", ~hides if kind is DType.BOOL else np.where(hides, hidden, values), kind)
     shape = (batch, heads, m, e)
-    y = _destination(b, shape, 3, to, dtype, inner)
+    y = _destination(b, shape, 3, to, stored or dtype, inner)
     names = {"q": "q", "k": "k", "v": "v", "mask": None if mask is None else "mask"}
-    over = epilogue(b, shape, ep, 3, inner, dtype)
-    return b.program(Attention(nodes=(case,), y=y, epilogue=over, scale=d**-0.5, causal=causal, **names))
+    over, scale = epilogue(b, shape, ep, 3, inner, stored or dtype), math.log(2) if whole else d**-0.5
+    return b.program(Attention(nodes=(case,), y=y, epilogue=over, scale=scale, causal=causal, **names))
 
 
 def softmax(
@@ -1258,6 +1266,19 @@ CASES: Cases = {
     "attention_output": _case(attention, (1, 2, 50, 64), 64, to="output"),
     "attention_tail": _case(attention, (1, 2, 50, 24), 64, to="tail"),
     "attention_long": _case(attention, (1, 2, 600, 128), 1100),
+    "fp8_attention": _case(attention, (2, 3, 100, 64), 130, ep="residual", dtype=DType.E4M3, stored=F16),
+    "fp8_attention_wide": _case(attention, (1, 2, 70, 128), 200, dtype=DType.E4M3, stored=F16),
+    "fp8_attention_widest": _case(attention, (1, 2, 65, 256), 70, dtype=DType.E4M3, stored=F16),
+    "fp8_attention_odd": _case(attention, (1, 2, 33, 40), 35, e=12, dtype=DType.E4M3, stored=F32),
+    "fp8_attention_80": _case(attention, (2, 4, 129, 80), 300, share=2, dtype=DType.E4M3, stored=F16),
+    "fp8_attention_causal": _case(attention, (1, 2, 150, 64), 150, causal=0, dtype=DType.E4M3, stored=DType.E4M3),
+    "fp8_attention_mask": _case(attention, (2, 3, 90, 32), 76, mask=(2, 1, 90, 76), dtype=DType.E4M3, stored=F16, unseen=True),
+    "fp8_attention_keys": _case(attention, (2, 3, 90, 64), 130, mask=(2, 1, 1, 130), hidden=LOWEST, dtype=DType.E4M3, stored=F16),
+    "fp8_attention_bool": _case(
+        attention, (2, 2, 70, 64), 190, mask=(2, 1, 70, 190), kind=DType.BOOL, dtype=DType.E4M3, stored=F16
+    ),
+    "fp8_attention_long": _case(attention, (1, 2, 200, 128), 3500, dtype=DType.E4M3, stored=F16),
+    "fp8_attention_decode": _case(attention, (1, 8, 3, 80), 2000, share=4, causal=1997, dtype=DType.E4M3, stored=F16),
     # softmax
     "softmax_rows": _case(softmax, (33, 100), 1),
     "softmax_long": _case(softmax, (5, 3000), 1),

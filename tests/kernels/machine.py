@@ -721,13 +721,13 @@ class Machine:
     def do_shfl(self, parts: list[str], operands: list[str]) -> Step:
         assign, a = self.target(operands[0]), self.source(operands[1], "u32")
         by = self.source(operands[2], "u32")
-        assert parts[2] in ("bfly", "idx")
+        own = int(operands[3], 0) >> 8  # the bits of a lane's number that stay its own: of which group of the warp it is
+        assert parts[2] in ("bfly", "idx") and (parts[2] == "idx" or own == 0)
 
         def step(mask: np.ndarray) -> None:
             rows, out = self.lanes(mask), np.zeros(self.n, np.uint32)
-            other = (
-                np.broadcast_to(by, (self.n,))[rows] if parts[2] == "idx" else rows % 32 ^ np.broadcast_to(by, (self.n,))[rows]
-            )
+            given = np.broadcast_to(by, (self.n,))[rows].astype(np.int64)
+            other = rows % 32 & own | given & ~own if parts[2] == "idx" else rows % 32 ^ given
             out[rows] = np.take_along_axis(a[rows], other.astype(np.int64), 1)
             assign(out, mask)
 
@@ -988,6 +988,8 @@ class Machine:
                         self.stores[i].pop(0)()
 
             return read
+        if parts[2:5] == ["bulk", "shared::cluster", "global"] and operands[1][-1] == "]" and "," not in operands[1]:
+            return self.copy_run(operands)
         if parts[2] == "bulk":  # each box that is stored is a group of its own
             return (lambda mask: None) if parts[3] == "commit_group" else self.copy_box(operands, parts[5] == "global")
         assert parts[1:5] == ["async", "cg", "shared", "global"] and operands[2] == "16"
@@ -1007,6 +1009,29 @@ class Machine:
         assert size in (0, 16)
         data = self.read("global", np.array([source]), 16) if size else np.zeros((1, 16), np.uint8)
         self.write("shared", np.array([to]), data)
+
+    def copy_run(self, operands: list[str]) -> Step:
+        """Neighbours in memory, by the copy engine."""
+        to, source, barrier = (self.address(operands[i]) for i in (0, 1, 3))
+        count = self.source(operands[2], "u32")
+
+        def step(mask: np.ndarray) -> None:
+            for i in np.flatnonzero(mask):
+                n = int(np.broadcast_to(count, (self.n,))[i])
+                lie, at = int(to()[i]) + 16 * np.arange(n // 16), int(source()[i]) + 16 * np.arange(n // 16)
+                assert n % 16 == 0
+                self.touch(np.array([i]), at[:1] // SPACE, writes=False)
+                counted = self.barriers[int(barrier()[i])]
+                self.order(np.full(len(lie), i), lie, 16, writes=True, counted=counted)
+                self.copies.append(partial(self.place_run, lie, at, counted))
+
+        return step
+
+    def place_run(self, lie: np.ndarray, at: np.ndarray, barrier: Barrier) -> None:
+        self.write("shared", lie, self.read("global", at, 16))
+        barrier.bytes -= 16 * len(lie)
+        barrier.settle()
+        self.wake()
 
     def copy_box(self, operands: list[str], stores: bool) -> Step:
         mapped, shared = operands[:2] if stores else operands[1::-1]
@@ -1133,7 +1158,7 @@ class Machine:
                 assert mask[who].all(), "a warpgroup multiplies without some of its threads"
                 rows = who.reshape(4, 32)
                 if from_registers:
-                    a = self.left(words, rows).reshape(64, 16)
+                    a = self.left(words, rows, kinds[0]).reshape(64, -1)
                 else:
                     a = self.matrix(first, int(words[0][first]), 64, not turned[0], kinds[0])
                 b = self.matrix(first, int(right[first]), columns, not turned[-1], kinds[1])

@@ -16,7 +16,7 @@ from onnxruntime import quantization
 
 import tccompile
 from tccompile.errors import UsageError
-from tccompile.ir.ops import Conv, Gemm, Pool
+from tccompile.ir.ops import Attention, Conv, Gemm, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage
 from tccompile.ir.types import FLOAT8, DType
@@ -184,6 +184,56 @@ def test_others_are_multiplied_in_halves(case: str) -> None:
     REFUSED[case](made)
     program = lowered(made.model((1, 16, 6, 6), "y"))
     assert not {t.dtype for t in program.tensors.values()} & {*FLOAT8}
+
+
+def attended(made: Made, stored: str = "qkv", heads: int = 2, size: int = 32, as_node: bool = False) -> str:
+    """Attention as exporters take it apart, or as the operator, of projections of x, of which some are stored in float8."""
+    found = {}
+    for i, name in enumerate("qkv"):
+        weight = made.weight(f"w{name}", made.rng.standard_normal((64, heads * size)) * 64**-0.5)
+        made.node("MatMul", ["x", weight], name)
+        made.node("Reshape", [name, made.weight(f"{name}/shape", [0, 0, heads, size], np.int64)], f"{name}/heads")
+        found[name] = made.node("Transpose", [f"{name}/heads"], f"{name}/h", perm=[0, 2, 1, 3])
+        if name in stored:
+            found[name] = made.stored(found[name], (4 + i) / 448)
+    if as_node:
+        return made.node("Attention", [*found.values()], "y", scale=0.25)
+    made.node("Transpose", [found["k"]], "kt", perm=[0, 1, 3, 2])
+    scaled = made.node("Mul", [made.node("MatMul", [found["q"], "kt"], "scores"), made.weight("c", size**-0.5)], "scaled")
+    return made.node("MatMul", [made.node("Softmax", [scaled], "weights", axis=-1), found["v"]], "y")
+
+
+@pytest.mark.parametrize("stored", ["qkv", "qk", "v"])
+def test_attention(stored: str) -> None:
+    """It reads q, k and v in E4M3 if it reads all of them so, as the products before it have stored them."""
+    made = Made()
+    attended(made, stored)
+    program = lowered(made.model((2, 40, 64), "y"), "fp32")
+    kind = E4M3 if stored == "qkv" else DType.F32
+    assert kinds(program, Attention) == [{kind}]
+    assert [program.tensors[op.y].dtype for op in program.ops if isinstance(op, Gemm)] == [kind] * 3
+
+
+def test_attention_of_parts_of_a_projection() -> None:
+    """Heads side by side, in one tensor with one scale."""
+    made = Made()
+    made.node("MatMul", ["x", made.weight("w", made.rng.standard_normal((64, 192)) * 0.125)], "qkv")
+    made.nodes.append(helper.make_node("Split", [made.stored("qkv")], ["q", "k", "v"], axis=2, num_outputs=3))
+    made.node("Attention", ["q", "k", "v"], "y", q_num_heads=2, kv_num_heads=2)
+    model = made.model((2, 19, 64), "y")
+    model.opset_import[0].version = 23
+    assert kinds(lowered(model, "fp32"), Attention) == [{E4M3}]
+
+
+def test_attention_as_an_operator_and_heads_that_are_too_large() -> None:
+    made = Made()
+    attended(made, as_node=True)
+    model = made.model((2, 40, 64), "y")
+    model.opset_import[0].version = 23
+    assert kinds(without_code(model).entries[0].program, Attention) == [{E4M3}]
+    made = Made()
+    attended(made, size=264)
+    assert kinds(lowered(made.model((1, 9, 64), "y"), bar=2e-2), Attention) == []
 
 
 def test_scales_are_found_from_values() -> None:

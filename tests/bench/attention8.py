@@ -1,0 +1,134 @@
+"""Attention in E4M3 beside float16, and PyTorch's in float16, on a GPU: python -m tests.bench.attention8 [BxHxNxD …]
+
+Rows are softmax(q · kᵀ / √D) · v of normal numbers with N rows of q, k and v, the result in float16: microseconds of the fastest
+config in each type, v's way into the order that wgmma takes included. A C behind a size is for causal. Errors are those of the
+first rows of the first head: against sums in float64 of the operands as they are stored; and against those of the numbers before
+they were rounded to E4M3. Times are of the step alone, by events around graph replays, operands and result on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tccompile.arch import ARCHS, Arch
+from tccompile.ir.expr import Epilogue, View, constant, coord, load
+from tccompile.ir.ops import Attention, Pointwise
+from tccompile.ir.program import Program
+from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal
+from tests.bench.bytes import sessions
+from tests.bench.layers import _time
+from tests.networks import relative_error
+
+SIZES = ("2x16x4096x128", "4x16x4096x64", "1x8x16384x128", "1x16x16384x64", "2x8x4096x256", "16x8x1024x128", "2x16x4096x128C")
+
+E4M3 = DType.E4M3
+
+ROWS = 64
+"""Rows of the first head whose errors are measured."""
+
+BOUND = {DType.F16: 2e-3, E4M3: 5e-2}
+"""What they may be off by: in E4M3 weights are rounded to 4 digits."""
+
+
+def program_of(size: tuple[int, int, int, int], dtype: DType, causal: bool, mean: float = 0.0) -> tuple[Program, dict[str, Any]]:
+    """Attention of constants, whose result stays inside, as in a network, and the numbers before they were stored; the output is
+    the last rows of the first head. mean: of v's elements."""
+    (_, _, n, d), rng, inner = size, np.random.default_rng(0), (0, 2, 1, 3)
+    numbers = {name: rng.standard_normal(size, np.float32) + (mean if name == "v" else 0) for name in "qkv"}
+    given = {name: Literal(from_storage(to_storage(x, dtype), dtype)) for name, x in numbers.items()}
+    tensors = [dense(name, size, dtype, inner, 16) for name in "qkv"]
+    tensors += [dense("y", size, DType.F16, inner), dense("rows", (ROWS, d), DType.F32, pad=1)]
+    at = View("y", (constant(0), constant(0), coord(0) + (n - ROWS), coord(1)))
+    op = Attention(nodes=("attention",), q="q", k="k", v="v", y="y", scale=d**-0.5, causal=0 if causal else None)
+    rows = Pointwise(nodes=("rows",), y="rows", epilogue=Epilogue(load(0), (at,)))
+    return Program((), ("rows",), {t.name: t for t in tensors}, given, (op, rows)), numbers
+
+
+def exact(q: Any, k: Any, v: Any, causal: bool) -> np.ndarray:
+    """The last rows of the first head."""
+    q, k, v = (x[0, 0].astype(np.float64) for x in (q, k, v))
+    scores = q[-ROWS:] @ k.T / np.sqrt(q.shape[-1])
+    if causal:
+        seen = np.arange(len(k)) <= np.arange(len(q) - ROWS, len(q))[:, None]
+        scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    out: np.ndarray = weights @ v / weights.sum(1, keepdims=True)
+    return out
+
+
+def measured(
+    size: tuple[int, int, int, int], dtype: DType, causal: bool, arch: Arch, count: int, mean: float = 0.0
+) -> Iterator[tuple[float, Any, float, float]]:
+    """Of each config microseconds, and the errors against operands as they are stored and as they were. Raises AssertionError if
+    the first is too large."""
+    program, numbers = program_of(size, dtype, causal, mean)
+    stored = exact(*(program.constants[name].values for name in "qkv"), causal)  # type: ignore[union-attr]
+    whole = exact(*(numbers[name] for name in "qkv"), causal)
+    for session in sessions("attention_sm90", program, arch, count):
+        with session:
+            (rows,) = session.run(None, {})
+            errors = [relative_error(np.asarray(rows), expected) for expected in (stored, whole)]
+            config = session.plan.entries[0].sections[0].steps[0].config
+            assert errors[0] < BOUND[dtype], f"{size}: its rows are {errors[0]:.1e} off with {config}"
+            yield session.profile(30).steps[0].us, config, *errors
+
+
+def peer(torch: Any, size: tuple[int, int, int, int], causal: bool) -> float:
+    """Microseconds of PyTorch in float16."""
+    q, k, v = (torch.randn(size, device="cuda").half() for _ in range(3))
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, is_causal=causal)
+    return _time(torch, [attend] * 4, torch.empty(1 << 26, device="cuda")) / 4
+
+
+def parsed(size: str) -> tuple[tuple[int, int, int, int], bool]:
+    b, h, n, d = map(int, size.rstrip("C").split("x"))
+    return (b, h, n, d), size.endswith("C")
+
+
+def row(torch: Any, text: str, arch: Arch, count: int) -> str:
+    """A row of the table."""
+    size, causal = parsed(text)
+    flop = 4.0 * size[0] * size[1] * size[2] ** 2 * size[3] * (0.5 if causal else 1.0)
+    half, eight = (min(measured(size, dtype, causal, arch, count), key=lambda r: r[0]) for dtype in (DType.F16, E4M3))
+    them = peer(torch, size, causal)
+    rates = [f"{us:.1f}" for us in (half[0], eight[0], them)] + [f"{1e-6 * flop / us:.0f}" for us in (half[0], eight[0])]
+    tile = f"{eight[1]['warpgroups']} × {eight[1]['bn']}"
+    return f"| {' | '.join([text, *rates, f'{half[0] / eight[0]:.2f}', f'{eight[2]:.1e}', f'{eight[3]:.1e}', tile])} |"
+
+
+def main() -> None:
+    import torch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sizes", nargs="*", default=SIZES)
+    parser.add_argument("--arch", default="sm_90a", help="the generation whose code runs")
+    parser.add_argument("--configs", type=int, default=4, help="of each type, how many of least estimate are measured")
+    args = parser.parse_args()
+    heads = [
+        "size",
+        "float16",
+        "E4M3",
+        "PyTorch, float16",
+        "TFLOP/s, float16",
+        "E4M3",
+        "speed",
+        "error",
+        "of rounding too",
+        "tile",
+    ]
+    print(torch.cuda.get_device_name(), "; microseconds\n", sep="")
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for size in args.sizes:
+        print(row(torch, size, ARCHS[args.arch], args.configs), flush=True)
+
+
+if __name__ == "__main__":
+    main()
