@@ -35,17 +35,18 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
-from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
+from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
-from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
@@ -67,7 +68,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     if t.split > 1:
         return results.Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
     if t.boxed and t.swapped:
-        return results.Turned((t.bm, t.bn), t.span, t.staging, params)
+        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params)
     if t.boxed:
         return results.Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
     return results.Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
@@ -179,13 +180,24 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.consumers // 128)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring)
-    producer, results = (Im2col if im2col else Tiled)(ring, a, b), _results(t, batch, params)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
+    producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     geometry_at = 2 + tile_order.NUMBERS
     integers = geometry_at + GEOMETRY[im2col]
+
+    @inline
+    def prefetch_dense(map_b):
+        hw.prefetch_map(map_b)
+
+    @inline
+    def prefetch_sparse(map_b):
+        hw.prefetch_map(map_b[0])
+        hw.prefetch_map(map_b[1])
+
+    prefetch = prefetch_sparse if t.sparse else prefetch_dense
 
     @inline
     def body(map_a, map_b, rest):
@@ -200,7 +212,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             results.init(base)
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
-            hw.prefetch_map(map_b)
+            prefetch(map_b)
         cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
         rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
@@ -222,8 +234,14 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
         if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_wait()
 
-    signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *results.types)
-    return Function(entry(body, 2, integers + len(results.types)), signature, t.threads, cluster=split)
+    @inline
+    def body_sparse(map_a, map_b, map_places, rest):
+        body(map_a, (map_b, map_places), rest)
+
+    maps = 3 if t.sparse else 2
+    signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
+    flat = entry(body_sparse if t.sparse else body, maps, integers + len(results.types))
+    return Function(flat, signature, t.threads, cluster=split)
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------
@@ -273,10 +291,23 @@ class Hopper(OneWay):
             for split in (1, 2, 4, 8)
             if (boxed and boxed.size == RESULT if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        ranked = sorted(candidates, key=self._costs(way, program, arch))
-        yield from ranked[:CHEAPEST]
-        blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
-        yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+        costs = self._costs(way, program, arch)
+        sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
+        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
+            yield from ranked[:CHEAPEST]
+            blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
+            yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+
+    def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
+        if reason := self.supports(op, program, arch):
+            return reason
+        form, problem = sparse_form(op, program), describe(op, program)
+        assert form is not None and isinstance(problem, Problem)
+        found = compressed(problem, program, form)
+        if isinstance(found, str):
+            return found
+        some = any(config.get("sparse") for config in self.configs(op, program, arch))
+        return None if some else "sparse wgmma's rows are the weights', and then results go to y in boxes of halves"
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         return self._costs(way, program, arch)(config)
@@ -290,17 +321,26 @@ class Hopper(OneWay):
         biased = len(way.epilogue.loads) > loads
         moving = traffic_us(way, program, arch)
 
+        sparse = self._compressed(way, program)
+        fewer = 0.0 if sparse is None else memory_us([problem.w], arch) - memory_us(_read(sparse, program), arch)
+
         def cost(config: Config) -> float:
-            t = _tile(config, arch, how, boxed)
-            computing = time_us(problem, how, t, arch, loads, biased, constant)
-            shorter = min(computing, moving)  # overlaps the other but for a beginning and an end
+            read = sparse if sparse and config.get("sparse") else how
+            moved = moving - fewer if read.places else moving
+            t = _tile(config, arch, read, boxed)
+            computing = time_us(problem, read, t, arch, loads, biased, constant)
+            shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
             apart = 0.32 * min(shorter, 15) + 0.15 * max(shorter - 15, 0)
-            return starting_us(problem, how, t, arch, biased) + max(computing, moving) + apart
+            return starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart
 
         return cost
 
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(way, program)
+        if config.get("sparse"):
+            sparse = self._compressed(way, program)
+            assert sparse, "the weights have no 2:4 form"
+            how = sparse
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
@@ -325,6 +365,7 @@ class Hopper(OneWay):
                 boxed=t.boxed,
                 kinds=t.kinds,
                 result=t.result,
+                sparse=t.sparse,
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -337,7 +378,7 @@ class Hopper(OneWay):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
-        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result")}
+        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
         t = Tile(**chosen, added=added)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(t, copied, params["rows"], params["epilogue"])
@@ -348,6 +389,19 @@ class Hopper(OneWay):
         how = copies(problem, program)
         assert isinstance(how, Copies)
         return problem, how
+
+    def _compressed(self, op: Op, program: Program) -> Copies | None:
+        """How 2:4 weights are read, if the op has such in that form and they can be."""
+        form, problem = sparse_form(op, program), describe(op, program)
+        if form is None or not isinstance(problem, Problem) or (problem.column_batch and problem.batches > 1):
+            return None
+        found = compressed(problem, program, form)
+        return found if isinstance(found, Copies) else None
+
+
+def _read(how: Copies, program: Program) -> list[Tensor]:
+    """The constants that hold 2:4 weights."""
+    return [program.tensors[m.tensor] for m in (how.b, how.places) if m]
 
 
 def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:

@@ -43,14 +43,16 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
+    of_b = own.narrow_cycles if t.sparse else row_b  # its rows have 64 bytes
     row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
+    copying = max(t.bm * row_a + t.bn * of_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
-    multiplying = multiplying_cycles(left, right) * part
+    multiplying = multiplying_cycles(left, right, t.sparse) * part
     if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count: not measured yet
         multiplying *= 1.25 if left * together == 64 else 1.1
-    sharing = (left + right + left // 64 * (64 + right)) * part
+    rows = left // 2 if t.sparse else left  # of 128 bytes
+    sharing = (2 * rows + right + left // 64 * right) * part
     busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
     alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
     latency = (0.8 + 3 * copying / 1370) / tiles_m  # of a copy: from the L2 cache, if another block has the same columns

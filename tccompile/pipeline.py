@@ -41,6 +41,7 @@ from tccompile.emit.pack import Build, pack
 from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.fuse.sparse import compress
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
@@ -327,7 +328,7 @@ def to_program(
         program = raised.program
         if told is not None:
             told.notes.append(note)
-    program = join_groups(absorb_shuffles(program))
+    program = compress(join_groups(absorb_shuffles(program)), opened.weights)
     verify(program)
     dump.program(4, "precision", program)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.kernels.parts.operands import Operand
+from tccompile.kernels.parts.operands import Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import mma
 from tccompile.kernels.ptx.atoms import group_atom
-from tccompile.kernels.ptx.core import i32, inline, u64
+from tccompile.kernels.ptx.core import cuda, i32, inline, u32, u64
 
 OFFSETS = 0x3FFFF
 """The bits of a shared address that say where in its block it lies; those above say which block of the cluster."""
@@ -25,15 +25,18 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
+
+    places   of a left operand that is sparse
     """
 
     at_once = False
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
         super().__init__()
-        steps, kinds = tuple(zip(left.steps, right.steps, strict=True)), (left.kind, right.kind)
-        sums = group_atom(*kinds).acc
-        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once)
+        of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
+        steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
+        sums, words = group_atom(*kinds).acc, places.words if places else 0
+        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
         left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
@@ -50,7 +53,27 @@ class Accumulator(Part):
             return multiplied(acc, operands[0] + at, operands[1] + at, i32(k - first))
 
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
+        if places:
+            self.operands, self.multiply = _with_places(places, operands, multiplied, ring)
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
+
+
+def _with_places(places: Places, dense: Any, multiplied: Any, ring: Ring) -> tuple[Any, Any]:
+    """`operands` and `multiply` of an accumulator whose left operand is sparse: a thread has its places from shared memory."""
+    at, group_bytes, own = ring.first + places.at, places.group_bytes, 4 * places.words
+    load, stage_bytes, stage_units = hw.load_places(places.words), ring.stage_bytes, ring.stage_bytes >> 4
+
+    @inline
+    def operands(base, warp):
+        a, b = dense(base, warp)
+        return a, b, u32(base + at + (warp >> 2) * group_bytes + (i32(cuda.threadIdx.x) & 127) * own)
+
+    @inline
+    def multiply(acc, operands, slot, k, first):
+        of_stage, words = u64(slot * stage_units), load(u32(operands[2] + slot * stage_bytes))
+        return multiplied(acc, operands[0] + of_stage, operands[1] + of_stage, i32(k - first), words)
+
+    return operands, multiply
 
 
 class Promoted(Accumulator):
@@ -60,8 +83,8 @@ class Promoted(Accumulator):
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
-        super().__init__(left, right, ring)
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
+        super().__init__(left, right, ring, places)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
 
         @inline
@@ -76,9 +99,9 @@ class Promoted(Accumulator):
         self.wait_last = self.wait = there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring) -> Accumulator:
-    """What holds the sums of two operands' product."""
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring)
+def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:
+    """What holds the sums of two operands' product; `places`: of a left one that is sparse."""
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places)
 
 
 class BlocksAccumulator(Part):

@@ -420,19 +420,22 @@ def drain_boxes() -> Any:
 
 class Turned(Results):
     """For a product whose rows are the tile's columns: a warpgroup turns and rounds its 64 columns of all rows into one box, of
-    which a warp has 32 bytes in every row.
+    which a warp has 32 bytes in every row; or into boxes of a piece of the rows each, which take places in turn.
 
-    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once
+    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
     `turn` is the parity of its barrier's phase, where something is added.
     """
 
-    def __init__(self, shape: tuple[int, int], span: int, staging: Staging, params: Params) -> None:
+    def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
         added = staging.landed is not None
         maps = 1 + added
         kept, put_span, extra = _put_turned(span, added, params)
         super().__init__(params, maps, extra)
         (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
-        take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
+        take, box, pieces = taking(bm, span, staging.sums, params), 128 * piece, bm // piece
+        boxes_read, others_read, places = hw.boxes_read(0), hw.boxes_read(each // box - 1), each // box
+        several = pieces > 1
+        assert not added or not several, "what is added comes in one box"
 
         @inline
         def keep(c, e):
@@ -444,21 +447,26 @@ class Turned(Results):
             number, _, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * bn)
             group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
-            own = u32(base + at_results + group * each)
-            at = u32(own + ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16))
-            if added:
-                hw.barrier_wait(u32(base + landed + group * 8), turn)
-            else:
-                if leads:
-                    boxes_read()
-                hw.sync_group(i32(group + 1))
+            first = u32(base + at_results + group * each)
+            lanes = ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16)
             c = i32(n + warp * 16 + (lane >> 2))
-            for part in range(bm // span):
-                put_span(take(acc, i32(part)), read, u32(at + part * (span * 128)), c, e[maps:])
-            hw.fence_copies()
-            hw.sync_group(i32(group + 1))
-            if leads:
-                hw.store_box(e[0], own, i32(n + group * 64), m, number)
+            if several and leads:  # those of the tile before
+                boxes_read()
+            for k in range(pieces):
+                own = u32(first + (k % places) * box)
+                if added:
+                    hw.barrier_wait(u32(base + landed + group * 8), turn)
+                else:
+                    if leads:
+                        others_read()
+                    hw.sync_group(i32(group + 1))
+                for part in range(piece // span):
+                    number_of_part = i32(k * (piece // span) + part)
+                    put_span(take(acc, number_of_part), read, u32(own + lanes + part * (span * 128)), c, e[maps:])
+                hw.fence_copies()
+                hw.sync_group(i32(group + 1))
+                if leads:
+                    hw.store_box(e[0], own, i32(n + group * 64), i32(m + k * piece), number)
             return i32(turn ^ 1)
 
         @inline
