@@ -7,10 +7,10 @@ Sparse Tensor Cores take two of every four, and of each where it is, two bits. B
   places  (blocks of 64 rows, pieces, PIECE) bytes: of each four a nibble, the places of its two values, the first one in the low
           bits. Rows are filled up to a multiple of ROWS
 
-Places lie as a sparse product of Hopper's asks the 128 threads of a warpgroup for them: for 64 rows and `whole` of K the words of thread 0,
-then of thread 1 and so on. Thread 32 w + 4 g + q has rows 16 w + g and 8 below. Of 16-bit elements (`whole` is 64) it has a word,
-channels 16 q to 16 q + 15 of both; of 8-bit elements (128) one for each 64 channels, of the first row where q is even or else of
-the second, channels 0 to 31 where q is below 2 or else 32 to 63.
+Places lie as a sparse product of Hopper's asks the 128 threads of a warpgroup for them: for 64 rows and `whole` of K the words of
+thread 0, then of thread 1 and so on. Thread 32 w + 4 g + q has rows 16 w + g and 8 below. Of 16-bit elements (`whole` is 64) it
+has a word, channels 16 q to 16 q + 15 of both; of 8-bit elements (128) one for each 64 channels, of the first row where q is even
+or else of the second, channels 0 to 31 where q is below 2 or else 32 to 63.
 """
 
 from __future__ import annotations
