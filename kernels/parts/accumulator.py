@@ -16,6 +16,11 @@ OFFSETS = 0x3FFFF
 """The bits of a shared address that say where in its block it lies; those above say which block of the cluster."""
 
 
+@inline
+def _there():
+    pass
+
+
 class Accumulator(Part):
     """The sums of 64 rows of a warpgroup by all columns, in fp32 or of integers in int32: one tuple in each thread's registers.
 
@@ -26,13 +31,15 @@ class Accumulator(Part):
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
 
-    places   of a left operand that is sparse
+    places   of a left operand that is sparse, which are in registers while a stage is multiplied: another warpgroup multiplies
+             while one asks for them
     """
 
     at_once = False
 
     def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
         super().__init__()
+        self.at_once = self.at_once or places is not None
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
@@ -55,7 +62,7 @@ class Accumulator(Part):
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
         if places:
             self.operands, self.multiply = _with_places(places, operands, multiplied, ring)
-        self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
+        self.wait_last, self.wait = (_there, _there) if self.at_once else (hw.wgmma_wait_last, hw.wgmma_wait_all)
 
 
 def _with_places(places: Places, dense: Any, multiplied: Any, ring: Ring) -> tuple[Any, Any]:
@@ -91,12 +98,7 @@ class Promoted(Accumulator):
         def multiply(acc, operands, slot, k, first):
             return add(acc, of_stage(nothing(), operands, slot, first, first))
 
-        @inline
-        def there():
-            pass
-
         self.zero, self.multiply = mma.zeros(right.extent // 2), multiply
-        self.wait_last = self.wait = there
 
 
 def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:

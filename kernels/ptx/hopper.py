@@ -240,7 +240,7 @@ def multiply(
     kinds    types of their elements: sums of integers are int32, others fp32
     waits    whether the products are there when it returns
     words    if not 0, A is sparse, and `multiply(acc, a, b, more, places)` takes a tuple of so many words with the places of its
-             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K
+             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. It waits for its products
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
@@ -260,6 +260,10 @@ def multiply(
         lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
+    if words:  # wgmma reads them until it is done: they are used after that, so that no other value takes their registers before
+        assert waits, "places must stay where they are until the products are there"
+        lines += [".reg .b32 z;", "mov.b32 z, 0;", f"setp.lt.s32 p, ${count + 2}, 0;"]  # which it never is
+        lines += [f"@p st.shared.b32 [z], ${count + 3 + i};" for i in range(words)]
     text = "{ " + " ".join(lines) + " }"
     tied = map(str, range(count))
     constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *["r"] * words, *tied, "~{memory}"])
