@@ -43,9 +43,8 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
-    of_b = own.narrow_cycles if t.sparse else row_b  # its rows have 64 bytes
     row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    copying = max(t.bm * row_a + t.bn * of_b, own.box_cycles * how.boxes_of_stage(t))
+    copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part

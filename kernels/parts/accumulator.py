@@ -16,11 +16,6 @@ OFFSETS = 0x3FFFF
 """The bits of a shared address that say where in its block it lies; those above say which block of the cluster."""
 
 
-@inline
-def _there():
-    pass
-
-
 class Accumulator(Part):
     """The sums of 64 rows of a warpgroup by all columns, in fp32 or of integers in int32: one tuple in each thread's registers.
 
@@ -31,15 +26,17 @@ class Accumulator(Part):
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
 
-    places   of a left operand that is sparse, which are in registers while a stage is multiplied: another warpgroup multiplies
-             while one asks for them
+    places   of a left operand that is sparse, which a thread has in registers while it is multiplied. Then there are instead
+             load(operands, slot)                            those of a stage
+             multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
+             wait_last(before, k), wait(before, k)           as above; `before`: those of a stage that is kept until then
+             none()                                          in place of some that are kept
     """
 
     at_once = False
 
     def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
         super().__init__()
-        self.at_once = self.at_once or places is not None
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
@@ -60,27 +57,40 @@ class Accumulator(Part):
             return multiplied(acc, operands[0] + at, operands[1] + at, i32(k - first))
 
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
+        self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
         if places:
-            self.operands, self.multiply = _with_places(places, operands, multiplied, ring)
-        self.wait_last, self.wait = (_there, _there) if self.at_once else (hw.wgmma_wait_last, hw.wgmma_wait_all)
+            self._read_places(places, operands, multiplied, ring)
 
+    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring) -> None:
+        """Take the places of a sparse left operand from shared memory."""
+        words = places.words
+        at, group_bytes, own_bytes = ring.first + places.at, places.group_bytes, 4 * words
+        load_words, stage_bytes, stage_units = hw.load_places(words), ring.stage_bytes, ring.stage_bytes >> 4
 
-def _with_places(places: Places, dense: Any, multiplied: Any, ring: Ring) -> tuple[Any, Any]:
-    """`operands` and `multiply` of an accumulator whose left operand is sparse: a thread has its places from shared memory."""
-    at, group_bytes, own = ring.first + places.at, places.group_bytes, 4 * places.words
-    load, stage_bytes, stage_units = hw.load_places(places.words), ring.stage_bytes, ring.stage_bytes >> 4
+        @inline
+        def operands(base, warp):
+            a, b = dense(base, warp)
+            return a, b, u32(base + at + (warp >> 2) * group_bytes + (i32(cuda.threadIdx.x) & 127) * own_bytes)
 
-    @inline
-    def operands(base, warp):
-        a, b = dense(base, warp)
-        return a, b, u32(base + at + (warp >> 2) * group_bytes + (i32(cuda.threadIdx.x) & 127) * own)
+        @inline
+        def load(operands, slot):
+            return load_words(u32(operands[2] + slot * stage_bytes))
 
-    @inline
-    def multiply(acc, operands, slot, k, first):
-        of_stage, words = u64(slot * stage_units), load(u32(operands[2] + slot * stage_bytes))
-        return multiplied(acc, operands[0] + of_stage, operands[1] + of_stage, i32(k - first), words)
+        @inline
+        def multiply(acc, operands, slot, k, first, own):
+            of_stage = u64(slot * stage_units)
+            return multiplied(acc, operands[0] + of_stage, operands[1] + of_stage, i32(k - first), own)
 
-    return operands, multiply
+        @inline
+        def no_word():
+            return (u32(0),)
+
+        @inline
+        def no_words():
+            return u32(0), u32(0)
+
+        self.operands, self.load, self.multiply, self.none = operands, load, multiply, no_word if words == 1 else no_words
+        self.wait_last, self.wait = hw.wgmma_wait_kept(1, words), hw.wgmma_wait_kept(0, words)
 
 
 class Promoted(Accumulator):
@@ -98,7 +108,17 @@ class Promoted(Accumulator):
         def multiply(acc, operands, slot, k, first):
             return add(acc, of_stage(nothing(), operands, slot, first, first))
 
-        self.zero, self.multiply = mma.zeros(right.extent // 2), multiply
+        @inline
+        def multiply_sparse(acc, operands, slot, k, first):
+            return add(acc, of_stage(nothing(), operands, slot, first, first, load(operands, slot)))
+
+        @inline
+        def there():
+            pass
+
+        load = self.load if places else None
+        self.zero, self.multiply = mma.zeros(right.extent // 2), multiply_sparse if places else multiply
+        self.wait_last = self.wait = there
 
 
 def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:

@@ -5,6 +5,7 @@ Names and semantics are those of the PTX ISA; addresses in shared memory are 32 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -240,7 +241,8 @@ def multiply(
     kinds    types of their elements: sums of integers are int32, others fp32
     waits    whether the products are there when it returns
     words    if not 0, A is sparse, and `multiply(acc, a, b, more, places)` takes a tuple of so many words with the places of its
-             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. It waits for its products
+             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. Unless it waits, they must be kept until
+             the products are there: see `wgmma_wait_kept`
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
@@ -260,10 +262,8 @@ def multiply(
         lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
-    if words:  # wgmma reads them until it is done: they are used after that, so that no other value takes their registers before
-        assert waits, "places must stay where they are until the products are there"
-        lines += [".reg .b32 z;", "mov.b32 z, 0;", f"setp.lt.s32 p, ${count + 2}, 0;"]  # which it never is
-        lines += [f"@p st.shared.b32 [z], ${count + 3 + i};" for i in range(words)]
+    if words and waits:
+        lines += _kept([f"${count + 3 + i}" for i in range(words)], f"${count + 2}")
     text = "{ " + " ".join(lines) + " }"
     tied = map(str, range(count))
     constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *["r"] * words, *tied, "~{memory}"])
@@ -292,6 +292,32 @@ def multiply(
         return kind(kind, u64, u64, i32), codegen
 
     return multiplied
+
+
+def _kept(words: Sequence[str], number: str) -> list[str]:
+    """What uses words without any effect, where a number is not negative. wgmma reads registers until it is done, which the
+    assembler does not know: it would give them to other values that are computed while wgmma runs, but for a use after the wait.
+    """
+    stores = [f"@kept st.shared.b32 [nowhere], {word};" for word in words]
+    return [".reg .pred kept;", ".reg .b32 nowhere;", "mov.b32 nowhere, 0;", f"setp.lt.s32 kept, {number}, 0;", *stores]
+
+
+@cache
+def wgmma_wait_kept(pending: int, words: int) -> Any:
+    """The device function (places, number), as `wgmma_wait`: a tuple of places, of so many words, is kept until then; the number
+    is not negative."""
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *_kept([f"${i}" for i in range(words)], f"${words}")]
+    wait = instruction(f"{{ {' '.join(lines)} }}", void, *[u32] * words, i32)
+
+    @inline
+    def wait_one(places, number):
+        wait(places[0], number)
+
+    @inline
+    def wait_two(places, number):
+        wait(places[0], places[1], number)
+
+    return wait_one if words == 1 else wait_two
 
 
 @cache
