@@ -180,6 +180,46 @@ def _sum_up_sparse(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     return sum_up
 
 
+def _sum_up_rough(t: Tile, ring: Any, product: Any, results: Any) -> Any:
+    """The same where sums are rough: those of two stages are made by themselves, and then added to the others."""
+    from tccompile.kernels.ptx.core import i32, inline
+
+    added = t.added
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads = thread[3] & 127 == 0
+        first, end = share
+        acc, odd, k = product.zero(), product.none(), first
+        if added and not results.early and k < end:
+            results.ask(thread, tile, i32(0), e)
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            even = product.load(operands, slot)
+            part = product.multiply(product.nothing(), operands, slot, k, k, even)
+            held, last = ring.hold(buffers, slot), k + 1 == end
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+            before = held
+            if not last:
+                ring.wait(buffers, slot, parity)
+                odd = product.load(operands, slot)
+                part = product.multiply(part, operands, slot, k, first, odd)
+                before = ring.hold(buffers, slot)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+            product.wait(even, k)
+            product.wait(odd, k)
+            if leads:
+                ring.release(held)
+                if not last:
+                    ring.release(before)
+            acc = product.add(acc, part)
+        return acc, slot, parity
+
+    return sum_up
+
+
 def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     """The device function of the warpgroups that multiply: (thread, buffers, rows, order, share, tiles, e).
 
@@ -189,7 +229,8 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx.core import i32, inline
 
     place, bn = tile_order.placing(), t.bn
-    sum_up = (_sum_up_sparse if t.sparse and not product.at_once else _sum_up)(t, ring, product, results)
+    how = _sum_up if not t.sparse else _sum_up_rough if t.atom.rough else _sum_up_sparse
+    sum_up = how(t, ring, product, results)
 
     @inline
     def consume(thread, buffers, rows, order, share, tiles, e):

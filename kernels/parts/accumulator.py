@@ -40,7 +40,7 @@ class Accumulator(Part):
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
-        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once, words)
+        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once and not words, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
         left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
@@ -96,6 +96,10 @@ class Accumulator(Part):
 class Promoted(Accumulator):
     """The same for products whose sums are rough (`Atom.rough`): a stage's are made by themselves, and added to the others in
     fp32. That takes twice the registers. While a warpgroup waits for its products and adds them up, another one multiplies.
+
+    With a sparse left operand, two stages have as many products as one, and whoever multiplies asks for
+    nothing()        sums before the first of two stages, as `zero` of all
+    add(acc, part)   those of two stages with the others
     """
 
     at_once = True
@@ -103,22 +107,19 @@ class Promoted(Accumulator):
     def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
         super().__init__(left, right, ring, places)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
+        self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
+        if places:
+            return
 
         @inline
         def multiply(acc, operands, slot, k, first):
             return add(acc, of_stage(nothing(), operands, slot, first, first))
 
         @inline
-        def multiply_sparse(acc, operands, slot, k, first):
-            return add(acc, of_stage(nothing(), operands, slot, first, first, load(operands, slot)))
-
-        @inline
         def there():
             pass
 
-        load = self.load if places else None
-        self.zero, self.multiply = mma.zeros(right.extent // 2), multiply_sparse if places else multiply
-        self.wait_last = self.wait = there
+        self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
 def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:

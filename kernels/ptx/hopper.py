@@ -241,8 +241,8 @@ def multiply(
     kinds    types of their elements: sums of integers are int32, others fp32
     waits    whether the products are there when it returns
     words    if not 0, A is sparse, and `multiply(acc, a, b, more, places)` takes a tuple of so many words with the places of its
-             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. Unless it waits, they must be kept until
-             the products are there: see `wgmma_wait_kept`
+             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. They must be kept until the products are
+             there: see `wgmma_wait_kept`
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
@@ -262,8 +262,7 @@ def multiply(
         lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
     lines.append("wgmma.commit_group.sync.aligned;")
     lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
-    if words and waits:
-        lines += _kept([f"${count + 3 + i}" for i in range(words)], f"${count + 2}")
+    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
     text = "{ " + " ".join(lines) + " }"
     tied = map(str, range(count))
     constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *["r"] * words, *tied, "~{memory}"])
