@@ -102,8 +102,8 @@ def _produce(producer: Any, constant: bool) -> Any:
 
 
 def _sum_up(t: Tile, ring: Any, product: Any, results: Any) -> Any:
-    """The device function (share, buffers, operands, slot, parity, thread, tile, e) → the sums of a tile over the block's share of
-    K, and where in the ring it ends."""
+    """The device function (share, buffers, operands, slot, parity, thread, tile, e) → the sums of a tile over the block's share
+    of K, and where in the ring it ends."""
     from tccompile.kernels.ptx.core import i32, inline
 
     added, at_once = t.added, product.at_once
