@@ -30,7 +30,7 @@ from tccompile.kernels import KERNELS
 from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
+from tccompile.schedule.timings import NO_TIMINGS, Measured, Timing, Timings, source
 
 
 class Candidate(NamedTuple):
@@ -208,10 +208,8 @@ def choose(
     """
     ranked = ranked or candidates(op, program, arch)
     known = timings.of(op, program, arch)
-    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
-    if known and known.dense:
-        times |= _of_sparse(ranked, times)
-    us = [times[n].us if n in times else c.cost for n, c in enumerate(ranked)]
+    times, by_dense = _times(ranked, known)
+    us = [t.us if (t := times.get(n, by_dense.get(n))) else c.cost for n, c in enumerate(ranked)]
     order = sorted(times, key=lambda n: us[n]) + [n for n in range(len(ranked)) if n not in times]
     if company.others:
         least = us[order[0]] + company.slack
@@ -231,8 +229,7 @@ def choose(
     cost, kernel, config = ranked[number]
     if known and number in times:
         cost, count = times[number].us, len(times)
-        by_dense = known.dense and is_sparse(config)
-        reason = f"estimated {cost:.1f} µs by dense weights'" if by_dense else f"measured {cost:.1f} µs"
+        reason = f"estimated {cost:.1f} µs by dense weights'" if number in by_dense else f"measured {cost:.1f} µs"
         reason += f" on {known.gpu}"
         if times[number].source != source(kernel):
             reason += " with another version of the kernel"
@@ -258,19 +255,21 @@ SURE = 0.95
 """Of the fastest time measured of dense weights, what 2:4 ones may be estimated to take to be taken in their place."""
 
 
-def _of_sparse(ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> dict[int, Timing]:
-    """Times of configs that read 2:4 weights, where only dense ones were measured: as much less than the kernel's fastest as
-    estimates say. Those that would not surely be faster are left out."""
-    found = {}
-    least = min((t.us for t in times.values()), default=0.0)
+def _times(ranked: Sequence[Candidate], known: Measured | None) -> tuple[dict[int, Timing], dict[int, Timing]]:
+    """Measured times of candidates, by number; and of configs that read 2:4 weights where only dense ones were measured, what
+    estimates make of these: as much less than the kernel's fastest as they say. Those that would surely be faster are among the
+    first, too."""
+    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
+    found: dict[int, Timing] = {}
     for number, c in enumerate(ranked):
-        alike = [n for n in times if ranked[n].kernel is c.kernel] if is_sparse(c.config) else []
+        wanted = known and known.dense and is_sparse(c.config)
+        alike = [n for n in times if ranked[n].kernel is c.kernel] if wanted else []
         if alike:
             best = min(alike, key=lambda n: times[n].us)
             us = times[best].us * c.cost / min(ranked[n].cost for n in alike)
-            if us < SURE * least:
-                found[number] = replace(times[best], config=c.config, us=us)
-    return found
+            found[number] = replace(times[best], config=c.config, us=us)
+    least = min((t.us for t in times.values()), default=0.0)
+    return times | {n: t for n, t in found.items() if t.us < SURE * least}, found
 
 
 def _why_dense(
