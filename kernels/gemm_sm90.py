@@ -5,6 +5,9 @@ tensor map; any other convolution takes it from an im2col map, whose boxes are t
 row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be transposed (MN-major, in wgmma's terms): rows of A
 or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
+Weights that are 2:4 may come compressed: half of their values, and the places of these. Sparse products take them as the first
+operand, so operands are swapped, and a stage has 64 bytes of weights beside 128 of A's K.
+
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
 them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
 kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most. All
@@ -283,19 +286,9 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+    prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
     integers = geometry_at + GEOMETRY[im2col]
-
-    @inline
-    def prefetch_dense(map_b):
-        hw.prefetch_map(map_b)
-
-    @inline
-    def prefetch_sparse(map_b):
-        hw.prefetch_map(map_b[0])
-        hw.prefetch_map(map_b[1])
-
-    prefetch = prefetch_sparse if t.sparse else prefetch_dense
 
     @inline
     def body(map_a, map_b, rest):
@@ -332,14 +325,38 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
         if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_wait()
 
-    @inline
-    def body_sparse(map_a, map_b, map_places, rest):
-        body(map_a, (map_b, map_places), rest)
-
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
-    flat = entry(body_sparse if t.sparse else body, maps, integers + len(results.types))
+    flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
     return Function(flat, signature, t.threads, cluster=split)
+
+
+def _prefetching(sparse: bool) -> Any:
+    """The device function that has B's map fetched, or those of its values and their places."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import inline
+
+    @inline
+    def one(map_b):
+        hw.prefetch_map(map_b)
+
+    @inline
+    def two(maps):
+        hw.prefetch_map(maps[0])
+        hw.prefetch_map(maps[1])
+
+    return two if sparse else one
+
+
+def _with_three_maps(body: Any) -> Any:
+    """The device function of a body whose second map is a pair."""
+    from tccompile.kernels.ptx.core import inline
+
+    @inline
+    def whole(map_a, map_b, map_places, rest):
+        body(map_a, (map_b, map_places), rest)
+
+    return whole
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tccompile.kernels.ptx.atoms import ATOMS, group_atom
+from tccompile.kernels.ptx.atoms import ATOMS, Atom, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
     f32,
@@ -225,6 +225,32 @@ def accumulators(n: int, acc: str = "f32") -> Any:
     return undefined
 
 
+def _products(
+    atom: Atom,
+    n: int,
+    steps: tuple[tuple[int, int], ...],
+    k_major: tuple[bool, bool],
+    kinds: tuple[str, str],
+    waits: bool,
+    words: int,
+) -> list[str]:
+    """The text of what `multiply` does: operands are the sums, the two descriptors, whether to add, and words of places."""
+    count = n // 2
+    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
+    scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
+    transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
+    assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
+    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
+    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
+    for i, (at_a, at_b) in enumerate(steps):
+        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
+        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
+        word, turn = divmod(i * words, len(steps))  # a word for each, or one for two: half of the threads' is read by each
+        places = f", ${count + 3 + word}, {turn and 1}" if words else ""
+        lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
+    return [*lines, "wgmma.commit_group.sync.aligned;", *["wgmma.wait_group.sync.aligned 0;"] * waits]
+
+
 @cache
 def multiply(
     n: int,
@@ -249,21 +275,7 @@ def multiply(
     atom, count = group_atom(*kinds, sparse=words > 0), n // 2
     each, number, register = SUMS[atom.acc]
     kind = types.Tuple((each,) * count)
-    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
-    scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
-    transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
-    assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
-    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
-    for i, (at_a, at_b) in enumerate(steps):
-        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
-        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        word, turn = divmod(i * words, len(steps))  # a word for each, or one for two: half of the threads' is read by each
-        places = f", ${count + 3 + word}, {turn and 1}" if words else ""
-        lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
-    lines.append("wgmma.commit_group.sync.aligned;")
-    lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
-    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
-    text = "{ " + " ".join(lines) + " }"
+    text = "{ " + " ".join(_products(atom, n, steps, k_major, kinds, waits, words)) + " }"
     tied = map(str, range(count))
     constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *["r"] * words, *tied, "~{memory}"])
 
