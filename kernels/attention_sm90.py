@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -301,7 +301,7 @@ class AttentionSm90(Kernel):
             causal=op.causal is not None,
             epilogue=stored.params,
         )
-        grid = min(items, arch.sms * resident(t, arch)) if config["persistent"] else items
+        grid = least(items, arch.sms * resident(t, arch)) if config["persistent"] else items
         return Work((Launch(compiled, (grid, 1, 1), t.threads, args, t.smem),))
 
     def build(self, arch: Arch, **params: Any) -> Function:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, walk
-from tccompile.ir.extent import Extent, ceil_div
+from tccompile.ir.extent import Extent, Open, ceil_div
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.spec import F32, I32, Value
 
@@ -74,6 +74,8 @@ def lifted(expr: Expr) -> tuple[Expr, tuple[I32 | F32, ...]]:
     - operands of all other functions, such as exponents and divisors of remainders, which decide what is computed;
     - 64-bit integers beyond 32 bits, floats beyond float32, and what is more than `SCALARS`.
 
+    What sizes decide that are known late is always lifted.
+
     Equal parts of the expression get the same arguments, so that they are still computed once; equal constants of different
     parts get one each, as they may differ in another model.
     """
@@ -117,7 +119,11 @@ class _Lift:
 def _lifts(fn: str, leaf: Expr) -> bool:
     """Whether an operand of `fn` is a constant that becomes an argument."""
     value: Any = leaf.value
-    if leaf.fn != "const" or fn not in LIFTED[leaf.dtype] or not value:
+    if leaf.fn != "const" or fn not in LIFTED[leaf.dtype]:
+        return False
+    if isinstance(value, Open):
+        return True
+    if not value:
         return False
     if leaf.dtype is DType.I64:
         return -(2**31) <= value < 2**31
@@ -353,7 +359,7 @@ def divider(d: Extent) -> tuple[Extent, Extent]:
     """
     shift = 31 + (d - 1).bit_length()
     multiplier = ceil_div(1 << shift, d)
-    return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, shift
+    return (multiplier + (1 << 31)) % (1 << 32) - (1 << 31), shift
 
 
 def split(out: Lines, number: str, dividers: list[tuple[str, str, str]]) -> list[str]:

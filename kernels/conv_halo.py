@@ -30,7 +30,7 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -355,7 +355,7 @@ class ConvHalo(Kernel):
                 channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, kinds=patch.kinds,
                 result=patch.result, stages=stages, constant=w.storage in program.constants, epilogue=spec.params,
             ),
-            grid=(shares * min(tiles, arch.sms // shares), 1, 1),
+            grid=(shares * least(tiles, arch.sms // shares), 1, 1),
             block=THREADS,
             args=(*maps, *map(I32, numbers), *spec.args),
             smem=patch.smem(stages),

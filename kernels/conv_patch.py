@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -237,7 +237,7 @@ class ConvPatch(TextKernel):
                 channels=patch.channels, vector=patch.vector, outputs=patch.outputs, warps=patch.warps, mi=patch.mi,
                 epilogue=spec.params,
             ),
-            grid=(min(tiles, ceil_div(arch.sms * patch.resident(arch), parts)), parts, 1),
+            grid=(least(tiles, ceil_div(arch.sms * patch.resident(arch), parts)), parts, 1),
             block=patch.threads,
             args=(Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
             smem=patch.smem,

@@ -23,7 +23,7 @@ from math import ceil
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -267,7 +267,7 @@ class ConvStem(Kernel):
                 columns=stem.columns, groups=stem.groups, y=stem.y.value, constant=w.storage in program.constants,
                 epilogue=spec.params,
             ),
-            grid=(shares * min(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
+            grid=(shares * least(tiles, max(1, arch.sms * stem.resident(arch) // shares)), 1, 1),
             block=stem.threads,
             args=(*maps, Ptr(op.x), Ptr(op.w), *map(I32, numbers), *spec.args),
             smem=stem.smem,

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -463,7 +463,7 @@ class Hopper(OneWay):
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
-        grid = tiles * t.split if t.split > 1 else min(tiles, arch.sms * resident(t, arch))
+        grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
             code=code(

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, View, parts
-from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, least, round_up
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -67,7 +68,7 @@ def _load(program: Program, view: View, shape: Shape, lane: int | None) -> _Load
     still = tuple(1 if a == lane else n for a, n in enumerate(shape))
     for index, stride, extent in zip(view.index, tensor.strides, tensor.shape, strict=True):
         offset += index.constant * stride
-        highest += max(0, min(index.bounds(still)[1], extent - 1)) * stride
+        highest += greatest(0, least(index.bounds(still)[1], extent - 1)) * stride
         for atom, k in index.terms:
             total[atom] = total.get(atom, 0) + k * stride
     strides: list[Extent] = [0] * len(shape)
@@ -217,7 +218,7 @@ class _Arguments:
                 return ("coord", self.dim[axis])
             case Quotient(index, d) | Remainder(index, d):
                 # The code divides numbers that are not negative: add a multiple of the divisor, and take it off again.
-                lift = max(0, -(index.bounds(self.shape)[0] // d))
+                lift = greatest(0, -(index.bounds(self.shape)[0] // d))
                 inner = self.index(index + lift * d)
                 for value in (d, *divider(d), lift):
                     self.integer(value)
@@ -261,7 +262,7 @@ def _largest(plan: _Plan, tensors: Mapping[str, Tensor]) -> Extent:
     for extent, _ in plan.dims[:-1]:
         rows *= extent
     found += [*plan.y.strides, rows * plan.padded]
-    return max(max(found), -min(found))
+    return greatest(reduce(greatest, found), -reduce(least, found))
 
 
 def _pairs(plan: _Plan, lanes: int) -> Iterator[tuple[_Load, str]]:

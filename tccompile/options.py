@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
+from tccompile.sizes import Size
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each model input, by its name."""
+
+Axes = tuple[int | Size, ...]
+"""Shape of a model input of which some extents are known late."""
 
 PRECISIONS = ("mixed", "fp16", "bf16", "fp32")
 
@@ -41,6 +46,8 @@ class Options:
     nchwc_block    how many channels a block has, 8 or 16, where ONNX Runtime has laid the model out for a CPU; None if it shows
     lora           a file of adapters that are merged into the model's weights first, lora_scale times; or None
     lora_names     a file that says what modules the adapters call weights, where names do not show it; or None
+    ranges         sizes that are known late, by the names that the model gives dimensions; or the axes of inputs, by their names.
+                   There is then no entry but for these, and the only set of shapes is that of inputs without such sizes
     input_ranges   the least and greatest value of inputs, by name, for random ones; of others the model tells, or they are normal
     """
 
@@ -55,6 +62,7 @@ class Options:
     fp32: tuple[str, ...] = ()
     calibrate: Path | None = None
     nchwc_block: int | None = None
+    ranges: Mapping[str, Size | Axes] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
     quantize: str | None = None
@@ -80,6 +88,8 @@ class Options:
         if self.lora is None and (self.lora_names is not None or self.lora_scale != 1.0):
             raise UsageError("a scale and names of adapters say how to merge them; give the adapters, too")
         self._check_quantization()
+        if self.ranges and len(self.entries) > 1:
+            raise UsageError("ranges of sizes are compiled alone: build another plan for entries of fixed shapes")
         for name, (low, high) in self.input_ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise UsageError(f"the range of {name!r} is {low:g}..{high:g}: give two finite numbers, the smaller one first")
@@ -150,6 +160,35 @@ def _parse_shape(text: str, inputs: Collection[str]) -> tuple[str, tuple[int, ..
     except ValueError:
         return name, None
     return name, shape if sign and all(d >= 0 for d in shape) else None
+
+
+def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes]:
+    """Ranges of sizes: a named dimension's as `batch=1..64` or `h=64..2160:8`, an input's axes as `x=1..64x3x224x224`."""
+    out: dict[str, Size | Axes] = {}
+    for text in texts:
+        name, _, dims = text.rpartition("=")
+        axes = tuple(_parse_axis(part, f"{name}[{axis}]") for axis, part in enumerate(dims.split("x")))
+        if not name or any(axis is None for axis in axes) or not any(isinstance(axis, Size) for axis in axes):
+            raise UsageError(f"cannot read the range {text!r}; write it as batch=1..64, h=64..2160:8 or x=1..64x3x224x224")
+        if name in out:
+            raise UsageError(f"two ranges for {name!r}; give one")
+        known = tuple(axis for axis in axes if axis is not None)
+        out[name] = replace(known[0], name=name) if len(known) == 1 and isinstance(known[0], Size) else known
+    return out
+
+
+def _parse_axis(text: str, name: str) -> int | Size | None:
+    """`224`, `1..64` or `64..2160:8`; None for anything else."""
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+)(?::(\d+))?)?", text)
+    if match is None:
+        return None
+    low, high, step = match.groups()
+    if high is None:
+        return int(low)
+    size = Size(name, int(low), int(high), int(step or 1))
+    if size.step < 1 or size.high < size.low:
+        raise UsageError(f"the range {text!r} holds no size: write LOW..HIGH, or LOW..HIGH:STEP, the smaller number first")
+    return size
 
 
 def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:

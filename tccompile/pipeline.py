@@ -42,6 +42,7 @@ from tccompile.errors import InputError, ModelError, TccompileError, Unsupported
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.sparse import compress
+from tccompile.ir.extent import deciding
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
@@ -55,7 +56,7 @@ from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.model import Tuned, load, read
 from tccompile.lower.graph import check_together, lower
-from tccompile.options import Options, Shapes
+from tccompile.options import Axes, Options, Shapes
 from tccompile.plan.format import Origin, Plan, Section, Step
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
@@ -69,12 +70,21 @@ from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose
 from tccompile.quantize.known import Measure, find, tested
 from tccompile.quantize.smooth import smoothed
+from tccompile.ranges.alike import Pattern, ProgramAt, patterns
+from tccompile.ranges.box import Box, Point, corners
+from tccompile.ranges.box import opened as opened_sizes
+from tccompile.ranges.families import with_families
+from tccompile.ranges.inputs import open_inputs
+from tccompile.ranges.pool import Known
+from tccompile.ranges.steps import parts
+from tccompile.ranges.tables import Tables, tables
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
+from tccompile.sizes import Size
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
@@ -112,10 +122,13 @@ def compile(
     lora: str | Path | None = None,
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
+    ranges: Mapping[str, Size | Axes] | None = None,
 ) -> Plan:
     """Compile an ONNX model, a file or in memory, into a plan. Needs no GPU, but for `tune`.
 
     shapes        of inputs whose shapes the model leaves open, by name; `entries`: several such sets, one plan for all of them
+    ranges        sizes that are known when the plan runs: {"batch": Size("batch", 1, 64)}, by the model's names of dimensions, or
+                  {"x": (Size("batch", 1, 64), 3, 224, 224)}, by the input
     archs         GPU generations to build for
     precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
@@ -156,6 +169,7 @@ def compile(
         lora=Path(lora) if lora is not None else None,
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
+        ranges=dict(ranges or {}),
     )
     return compile_model(adapted(part(model, inputs, outputs), options), options)
 
@@ -169,7 +183,11 @@ def adapted(model: Model, options: Options) -> Model:
         return model
     assert not isinstance(model, Tuned)
     opened = read(model, options.nchwc_block)
-    known = places([lower(rewrite(load(opened, options.entries[0])))])
+    shapes = options.entries[0]
+    if options.ranges:
+        inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
+        shapes = inputs.shapes(tuple(size.low for size in inputs.box))
+    known = places([lower(rewrite(load(opened, shapes)))])
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
@@ -182,28 +200,37 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     notes: list[str] = []
     try:
         opened = read(model, options.nchwc_block)
-        calibration = calibrated(opened, options, progress) if options.quantize else None
         told = Told(notes)
+        ranged: list[Pattern] = []
         with decisive() as told.decided:
-            programs = [
-                to_program(opened, shapes, options, dump, progress, told, calibration)
-                for shapes, dump in zip(options.entries, dumps, strict=True)
-            ]
+            if options.ranges:
+                ranged, options = to_patterns(opened, options, dumps[0], progress, told)
+                programs, calibration = [], told.calibration
+            else:
+                calibration = calibrated(opened, options, progress) if options.quantize else None
+                programs = [
+                    to_program(opened, shapes, options, dump, progress, told, calibration)
+                    for shapes, dump in zip(options.entries, dumps, strict=True)
+                ]
     except (UnsupportedError, ModelError) as error:
         advise(error, model, options.entries, options.nchwc_block)
         raise
 
     if measuring:
         assert options.timing_cache is not None
-        tune(programs, *measuring, options.timing_cache, progress, options.jobs)
+        seen = [*programs, *(pattern.at(point) for pattern in ranged for point in corners(pattern.box))]
+        tune(seen, *measuring, options.timing_cache, progress, options.jobs)
     known = timings(options.timing_cache, options.archs)
 
     refused: set[Code] = set()
+    ranked = Known()
     while True:
         builds = [
-            to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=True)
+            to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)
         ]
-        jobs = [job for entry in builds for build in entry for job in jobs_of(build)]
+        families = [part for pattern in ranged for part in to_parts(pattern, options, progress, refused, known, ranked)]
+        made = [*builds, *(own for _, _, own in families)]
+        jobs = [job for entry in made for build in entry for job in jobs_of(build)]
         try:
             images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
             break
@@ -218,19 +245,20 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     whole = whole.model if isinstance(whole, Part) else whole
     name = Path(whole).stem if isinstance(whole, str | Path) else opened.proto.graph.name
     producer = {"tccompile": tccompile.__version__, **toolchain.versions()}
-    entries = list(zip(programs, builds, strict=True))
+    entries = [*zip(programs, builds, strict=True), *((program, own) for _, program, own in families)]
     if calibration is not None:
         notes = [*quantization_notes(calibration, options), *notes]
-    notes = [*dict.fromkeys([*(storage_note(program, mode_of(opened, options)) for program in programs), *notes])]
+    notes = [*dict.fromkeys([*(storage_note(program, mode_of(opened, options)) for program, _ in entries), *notes])]
     if mode_of(opened, options) != options.precision:
         notes.append(
             "what models of scikit-learn and its kind compute is compared, so mixed is fp32: --precision fp16 is fp16 still"
         )
-    if doubles := dict.fromkeys(name for program in programs for name in _doubles(program)):
+    if doubles := dict.fromkeys(name for program, _ in entries for name in _doubles(program)):
         notes.append(f"{', '.join(doubles)}: float64, computed in float32")
     packing = partial(progress, "pack")
     origin = origin_of(opened, told)
-    return pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+    plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
+    return with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -246,12 +274,16 @@ class Told:
     decided  the names of weights whose values something depends on
     rooms    what magnitudes constants may have in any case
     factor   how much larger or smaller constants may be, as precision was chosen by what values tensors take; 0 if not
+    formats  chooses the formats of the last program's tensors for the same nodes at other shapes
+    calibration  what is multiplied in bytes at all sizes of a range
     """
 
     notes: list[str] = field(default_factory=list)
     decided: set[str] = field(default_factory=set)
     rooms: dict[str, float] = field(default_factory=dict)
     factor: float = 0.0
+    formats: Callable[[Program], Program] | None = None
+    calibration: Chosen | None = None
 
 
 def origin_of(model: Opened, told: Told) -> Origin:
@@ -266,19 +298,36 @@ def _doubles(program: Program) -> list[str]:
     return [name for name in (*program.inputs, *program.outputs) if program.tensors[name].dtype is DType.F64]
 
 
-def without_code(model: Model, shapes: Shapes | None = None, precision: str = Options.precision) -> Plan:
-    """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second."""
-    options = Options((dict(shapes or {}),), precision=precision)
+def without_code(
+    model: Model,
+    shapes: Shapes | None = None,
+    precision: str = Options.precision,
+    ranges: Mapping[str, Size | Axes] | None = None,
+) -> Plan:
+    """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second for fixed shapes."""
+    options = Options((dict(shapes or {}),), precision=precision, ranges=dict(ranges or {}))
     opened = read(model)
     told = Told()
     with decisive() as told.decided:
-        program = to_program(opened, options.entries[0], options, Dump(None), told=told)
-    layout = place(program, [Work(())] * len(program.ops))
-    steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
-    section = Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
+        if options.ranges:
+            found, _ = to_patterns(opened, options, Dump(None), quiet, told)
+            programs = [(p.box, p.at(opened_sizes(p.box)), p.at([size.all[-1] for size in p.box])) for p in found]
+        else:
+            program = to_program(opened, options.entries[0], options, Dump(None), told=told)
+            programs = [((), program, program)]
     producer, origin = {"tccompile": tccompile.__version__}, origin_of(opened, told)
-    plan = pack("cpu", producer, [(program, ())], {}, opened.weights, False, origin=origin, rooms=told.rooms)
-    return replace(plan, entries=(replace(plan.entries[0], sections=(section,)),))
+    entries = [(program, ()) for _, program, _ in programs]
+    plan = pack("cpu", producer, entries, {}, opened.weights, False, origin=origin, rooms=told.rooms)
+    sections = [_for_the_cpu(program, greatest) for _, program, greatest in programs]
+    whole = [replace(e, sections=(section,)) for e, section in zip(plan.entries, sections, strict=True)]
+    return with_families(replace(plan, entries=tuple(whole)), [box for box, _, _ in programs])
+
+
+def _for_the_cpu(program: Program, greatest: Program) -> Section:
+    """The steps of a program without launches."""
+    layout = place(program, [Work(())] * len(program.ops), greatest)
+    steps = tuple(Step(i, "none", {}, False, "it is for the CPU", (), after) for i, after in enumerate(layout.after))
+    return Section("cpu", steps, layout.offsets, layout.arena, layout.counters)
 
 
 def to_program(
@@ -321,14 +370,13 @@ def to_program(
     spreads = measured(opened, program, options, progress, calibration) if mode == "mixed" else {}
     progress("precision", 4, 5)
     chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
-    if options.max_error is None:
-        program = chosen(program)
-    else:
+    formats: Callable[[Program], Program] = chosen
+    if options.max_error is not None:
         raised, note = _raised(program, floats, chosen, spreads, options, opened, calibration)
-        program = raised.program
+        formats = partial(_with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = compress(join_groups(absorb_shuffles(program)), opened.weights)
+    program = compress(join_groups(absorb_shuffles(formats(program))), opened.weights)
     verify(program)
     dump.program(4, "precision", program)
 
@@ -336,6 +384,7 @@ def to_program(
     verify(program)
     dump.program(5, "layout", program)
     if told is not None:
+        told.formats = formats
         if spreads:
             told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
         for name, room in rooms(program, spreads).items():
@@ -372,9 +421,19 @@ def _raised(
         exact = None if calibration is None else lower(graph)
         raised, known = _within_budget(small, exact, chosen, spreads, options, opened, calibration, runs, real)
     reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
-    ops = {i: raised.reason for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes)}
-    raised = replace(raised, program=chosen(program, raised=ops), before=chosen(program), ops=tuple(ops))
+    ops = tuple(i for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes))
+    raised = replace(raised, program=_with_raised(chosen, reasons, program), before=chosen(program), ops=ops)
     return raised, f"{_cost_of(raised, options, known)}; measured at smaller shapes, since {why}"
+
+
+def _with_raised(chosen: Callable[..., Program], reasons: Mapping[str, str], program: Program) -> Program:
+    """The precision of a program with nodes raised for reasons, whatever its shapes."""
+    ops = {
+        i: next(reasons[n] for n in op.nodes if n in reasons)
+        for i, op in enumerate(program.ops)
+        if not reasons.keys().isdisjoint(op.nodes)
+    }
+    return chosen(program, raised=ops)
 
 
 def _elsewhere(
@@ -620,6 +679,64 @@ def measured(
     way_out = "--calibrate DATA.npz measures it with real inputs"
     warnings.warn(f"what values tensors take was estimated from the weights, {why}: {way_out}", RuntimeWarning, stacklevel=2)
     return constants | estimated(program, weights)
+
+
+def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress, told: Told) -> tuple[list[Pattern], Options]:
+    """The programs for a range of sizes, each for a part of it, and the options without entries but for these.
+
+    What precision is chosen by, and what is multiplied in bytes, is found at the least sizes of a part.
+    """
+    inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, options.entries[0])
+    lowest = tuple(size.low for size in inputs.box)
+    at_lowest = replace(options, entries=(inputs.shapes(lowest),))
+    told.calibration = calibration = calibrated(opened, at_lowest, progress) if options.quantize else None
+    highest = tuple(size.all[-1] for size in inputs.box)
+    formats: dict[Point, Callable[[Program], Program]] = {}
+    held: dict[Point, Tables] = {}
+
+    def program_of(box: Box) -> ProgramAt:
+        """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
+        lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
+        decided: dict[str, bool] = {}
+        with deciding(decided):
+            fused(middle)
+            if lowest not in formats:
+                to_program(opened, inputs.shapes(lowest), options, dump, progress, told, calibration)
+                assert told.formats is not None
+                formats[lowest] = told.formats
+
+        def formed(point: Point) -> Program:
+            with deciding(decided):
+                return lay_out(join_groups(absorb_shuffles(formats[lowest](fused(point)))))
+
+        if lowest not in held:
+            held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
+        return lambda point: held[lowest].shared_by(formed(point))
+
+    def fused(point: Point) -> Program:
+        progress("load", 0, 5)
+        graph = rewrite(load(opened, inputs.shapes(point)))
+        if calibration is not None:
+            graph = rewrite(calibration.applied(graph))
+        return fuse(lower(graph))
+
+    return patterns(inputs.box, program_of), replace(options, entries=(inputs.shapes(lowest),), ranges={})
+
+
+def to_parts(
+    pattern: Pattern, options: Options, progress: Progress, refused: Collection[Code], known: Timings, ranked: Known
+) -> list[tuple[Box, Program, list[Build]]]:
+    """What is built for a pattern: parts of its range, each with its program and what is chosen for each generation."""
+    progress("schedule", 0, 1)
+    out = []
+    for box, program, chosen in parts(pattern, options.archs, refused, known, ranked):
+        greatest = pattern.at([size.all[-1] for size in box])
+        builds = []
+        for name, choices in chosen.items():
+            placement = place(program, [choice.work for choice in choices], greatest)
+            builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
+        out.append((box, program, builds))
+    return out
 
 
 def to_builds(

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "terminal", "arch"),
+    ("errors", "terminal", "arch", "sizes"),
     ("options",),
     ("ir",),
     ("layout",),
@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("quantize",),
     ("schedule",),
     ("emit",),
+    ("ranges",),
     ("check", "dump", "tune"),
     ("pipeline",),
     ("verify", "backend"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.ir.extent import Extent
+from tccompile.ir.extent import Extent, greatest
 from tccompile.kernels.codegen import divider
 
 GROUP = 8
@@ -18,7 +18,7 @@ def numbers(tiles_m: Extent, tiles_n: Extent, batches: Extent) -> tuple[Extent, 
     """What `place` needs, with reciprocals for its divisions; first how many tiles there are."""
     rows = tiles_m * batches
     tail = rows % GROUP
-    dividers = (*divider(GROUP * tiles_n), *divider(max(tail, 1)), *divider(tiles_m))
+    dividers = (*divider(GROUP * tiles_n), *divider(greatest(tail, 1)), *divider(tiles_m))
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
 
 

@@ -22,7 +22,17 @@ import click
 
 from tccompile import __version__
 from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
-from tccompile.options import PRECISIONS, QUANTIZATIONS, Options, Shapes, parse_archs, parse_entry, parse_ranges, parse_shapes
+from tccompile.options import (
+    PRECISIONS,
+    QUANTIZATIONS,
+    Options,
+    Shapes,
+    parse_archs,
+    parse_entry,
+    parse_ranges,
+    parse_shapes,
+    parse_sizes,
+)
 from tccompile.terminal import json_text, member_name, plain, say
 
 if TYPE_CHECKING:
@@ -177,6 +187,13 @@ def _need_compiler(purpose: str) -> None:
     help="A set of input shapes that the plan can run; repeat for more sets. "
     "A , or = may belong to an input's name: the longest names that the model has count.",
 )
+@click.option(
+    "--range",
+    "size_texts",
+    multiple=True,
+    metavar="batch=1..64",
+    help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224.",
+)
 @click.option("--arch", default="all", show_default=True, metavar="sm_80,sm_90a,…|all", help="GPU generations to build for.")
 @click.option(
     "--precision",
@@ -257,6 +274,7 @@ def tccompile(
     outputs: Sequence[str],
     shape_texts: Sequence[str],
     entry_texts: Sequence[str],
+    size_texts: Sequence[str],
     arch: str,
     precision: str,
     fp32: Sequence[str],
@@ -317,6 +335,7 @@ def tccompile(
         lora=lora,
         lora_scale=lora_scale,
         lora_names=names,
+        ranges=parse_sizes(size_texts),
     )
     output = output or Path(model.stem + ".plan")
     data_file = Path(verify) if verify and verify != "-" else None

@@ -3,6 +3,7 @@
 Each pass is an equation that leaves every remaining tensor's values as they were (to rounding):
 
     unfold_inputs, unfold_outputs                            taps become channels where channels are few: unfold.py
+    uniform               f(x, c), c the same everywhere =>  f(x, number)
     canonical             x[i] where only i = 0 occurs   =>  x[0]
     flatten_into_weights  gemm(flatten(x), w)            =>  gemm(view(x), permuted w)
     split_pads            pad(x)                         =>  concat(border of x, x), for large images
@@ -37,6 +38,7 @@ from tccompile.fuse.pad import split_pads
 from tccompile.fuse.steps import in_steps
 from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
+from tccompile.fuse.uniform import uniform
 from tccompile.ir.program import Program
 
 
@@ -44,6 +46,7 @@ def fuse(program: Program) -> Program:
     for equation in (
         unfold_inputs,
         unfold_outputs,
+        uniform,
         canonical,
         flatten_into_weights,
         split_pads,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.ir.expr import View, identity_view, load, substitute
+from tccompile.ir.extent import worth
 from tccompile.ir.ops import Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -53,7 +54,7 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     sums = t.dtype in (DType.I8, DType.U8)
     if not moves_only and (consumer.epilogue.expr == load(0) or sums) and _joins_its_producer(e, producer):
         return None  # it becomes an epilogue, and the consumer a view; or sums leave as bytes, to be added to others, say
-    if not moves_only and y.size > 2 * t.size:
+    if not moves_only and worth(f"{name} before {consumer.y}", y.size > 2 * t.size):
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape
     inner = tuple(v.at(view.index, shape) for v in producer.views)

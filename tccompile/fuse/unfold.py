@@ -20,7 +20,7 @@ from functools import reduce
 from typing import Any
 
 from tccompile.ir.expr import ACC, Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, worth
 from tccompile.ir.ops import Conv, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
@@ -149,4 +149,5 @@ def _many_rows(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
     """Whether it pays that the filter's rows become output channels."""
     if len(w.shape) != 4 or op.groups != 1 or op.strides[0] != 1 or op.epilogue.shuffle != 1:
         return False
-    return w.shape[0] <= FEW and w.shape[2] >= ROWS and math.prod(y[2:]) * y[0] >= PIXELS
+    few = w.shape[0] <= FEW and w.shape[2] >= ROWS
+    return few and worth(f"rows of {op.y}", math.prod(y[2:]) * y[0] >= PIXELS)

@@ -15,6 +15,8 @@ import numpy as np
 
 from tccompile.errors import InputError
 from tccompile.ir.extent import Extent, Shape, ceil_div
+from tccompile.ir.extent import greatest as larger
+from tccompile.ir.extent import least as smaller
 from tccompile.ir.types import DType
 
 # --- Index -----------------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class Index:
         lo = hi = self.constant
         for atom, k in self.terms:
             a, b = _bounds(atom, shape)
-            lo, hi = lo + min(k * a, k * b), hi + max(k * a, k * b)
+            lo, hi = lo + smaller(k * a, k * b), hi + larger(k * a, k * b)
         return lo, hi
 
     def at(self, indices: Sequence[Index], shape: Shape) -> Index:
@@ -240,7 +242,7 @@ def _scaled(index: Index, divisor: Extent, shape: Shape) -> tuple[Extent, Index,
 def _bounds(atom: Atom, shape: Shape) -> tuple[Extent, Extent]:
     match atom:
         case Coord(axis):
-            return 0, max(shape[axis] - 1, 0)
+            return 0, larger(shape[axis] - 1, 0)
         case Quotient(index, k):
             lo, hi = index.bounds(shape)
             return lo // k, hi // k
@@ -248,14 +250,14 @@ def _bounds(atom: Atom, shape: Shape) -> tuple[Extent, Extent]:
             return 0, k - 1
         case Least(a, b):
             (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
-            lo, hi = min(alo, blo), min(ahi, bhi)
-            return (lo, hi) if (a + b).terms else (lo, min(hi, (a + b).constant // 2))  # min(i, c - i) <= c / 2
+            lo, hi = smaller(alo, blo), smaller(ahi, bhi)
+            return (lo, hi) if (a + b).terms else (lo, smaller(hi, (a + b).constant // 2))  # min(i, c - i) <= c / 2
         case Greatest(a, b):
             (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
-            lo, hi = max(alo, blo), max(ahi, bhi)
-            return (lo, hi) if (a + b).terms else (max(lo, ceil_div((a + b).constant, 2)), hi)  # max(i, c - i) >= c / 2
+            lo, hi = larger(alo, blo), larger(ahi, bhi)
+            return (lo, hi) if (a + b).terms else (larger(lo, ceil_div((a + b).constant, 2)), hi)  # max(i, c - i) >= c / 2
         case Element(_, _, extent):
-            return 0, max(extent - 1, 0)
+            return 0, larger(extent - 1, 0)
 
 
 def _at(atom: Atom, indices: Sequence[Index], shape: Shape) -> Index:

@@ -1,10 +1,20 @@
 """Extents: numbers that the shapes of a model decide, and what is computed with them.
 
-All shapes are known when a model is compiled, so an extent is an int. Code that adds, multiplies, divides and compares extents
-does not rely on that; where a plain number is needed, `hint` and `most` say which. `make extents` lists where code relies on it.
+Where all shapes are known when a model is compiled, an extent is an int. In a plan for a range of sizes some are `Open`: formulas
+over the sizes. Code that adds, multiplies, divides and compares extents takes both; where a plain number is needed, `hint` and
+`most` say which. `make extents` lists where code relies on an int.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from tccompile.errors import TccompileError
 
 Extent = int
 """A number that shapes decide: an extent of a tensor, a stride, an offset, a size in bytes, a dimension of a grid, or a factor or
@@ -24,11 +34,209 @@ def round_up(n: Extent, multiple: Extent) -> Extent:
     return ceil_div(n, multiple) * multiple
 
 
+def least(a: Extent, b: Extent) -> Extent:
+    """The smaller one."""
+    return _made("min", a, b) if isinstance(a, Open) or isinstance(b, Open) else min(a, b)
+
+
+def greatest(a: Extent, b: Extent) -> Extent:
+    """The larger one."""
+    return _made("max", a, b) if isinstance(a, Open) or isinstance(b, Open) else max(a, b)
+
+
 def hint(extent: Extent) -> int:
     """The number to judge an extent by: times and choices may depend on it, what is computed and what is allowed may not."""
-    return extent
+    return int(extent.values[-1]) if isinstance(extent, Open) else extent
 
 
 def most(extent: Extent) -> int:
     """The largest number that it can be: what memory is kept for."""
-    return extent
+    return int(extent.values.max()) if isinstance(extent, Open) else extent
+
+
+decisions: ContextVar[dict[str, bool] | None] = ContextVar("decisions", default=None)
+"""What has been decided by sizes while programs are made that are to be alike, by what it is about; None elsewhere."""
+
+
+@contextmanager
+def deciding(made: dict[str, bool]) -> Iterator[None]:
+    """In here `worth` decides as was decided before, and adds to it."""
+    token = decisions.set(made)
+    try:
+        yield
+    finally:
+        decisions.reset(token)
+
+
+def worth(what: str, here: bool) -> bool:
+    """Whether something is done that is only faster, or slower, at some sizes: as it is `here`, or was decided for other sizes.
+
+    what  names the decision, the same at all sizes
+    """
+    made = decisions.get()
+    return here if made is None else made.setdefault(what, here)
+
+
+# --- Extents that are known late ---------------------------------------------------------------------------------------
+
+
+class UndecidedError(TccompileError):
+    """A decision that differs between the sizes of a range, or something that takes a number and got a formula.
+
+    mask  at which of the range's sizes a comparison is true; None where a number was needed
+    """
+
+    def __init__(self, what: str, mask: np.ndarray | None = None) -> None:
+        super().__init__(what)
+        self.mask = mask
+
+
+OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "min": np.minimum,
+    "max": np.maximum,
+    "bits": lambda a, b: np.frexp(a.astype(np.float64))[1].astype(np.int64),
+    "<<": lambda a, b: np.left_shift(a, b),
+    "/": lambda a, b: a / b,
+}
+"""What a formula is made of, on arrays. `bits` is how many bits a number below 2^53 has; its second operand stands for nothing.
+`/` gives a float, with which nothing else is computed."""
+
+
+class Open:
+    """An extent that is known late: a size of a range, or a formula over them.
+
+    op      "size", or one of OPERATIONS
+    args    the size's name, or two operands, each an Open or an int
+    values  what it is at each of the sizes for which something is compiled, in one order for all extents
+
+    Arithmetic gives formulas, or an int where that is the same at all sizes. A comparison is true or false where it is so at all
+    sizes; else it raises UndecidedError, as does whatever needs a number.
+    """
+
+    __slots__ = ("args", "op", "values")
+
+    def __init__(self, op: str, args: tuple[Any, ...], values: np.ndarray) -> None:
+        self.op, self.args, self.values = op, args, values
+
+    def __repr__(self) -> str:
+        if self.op == "size":
+            return str(self.args[0])
+        return f"({self.args[0]!r} {self.op} {self.args[1]!r})"
+
+    def __add__(self, other: Any) -> Any:
+        return _made("+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _made("+", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _made("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _made("-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _made("*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _made("*", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _made("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _made("//", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _made("%", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _made("%", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _made("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _made("/", other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __neg__(self) -> Any:
+        return _made("-", 0, self)
+
+    def __rlshift__(self, other: Any) -> Any:
+        return _made("<<", other, self)
+
+    def bit_length(self) -> Any:
+        """As an int's."""
+        return _made("bits", self, 0)
+
+    def __lt__(self, other: Any) -> bool:
+        return _decided(self, other, "<", np.less)
+
+    def __le__(self, other: Any) -> bool:
+        return _decided(self, other, "<=", np.less_equal)
+
+    def __gt__(self, other: Any) -> bool:
+        return _decided(self, other, ">", np.greater)
+
+    def __ge__(self, other: Any) -> bool:
+        return _decided(self, other, ">=", np.greater_equal)
+
+    def __eq__(self, other: Any) -> bool:
+        return _decided(self, other, "==", np.equal)
+
+    def __ne__(self, other: Any) -> bool:
+        return _decided(self, other, "!=", np.not_equal)
+
+    def __bool__(self) -> bool:
+        return _decided(self, 0, "!=", np.not_equal)
+
+    def __hash__(self) -> int:
+        return hash(self.values.tobytes())
+
+    def __index__(self) -> int:
+        raise UndecidedError(f"{self!r} is known late, where a number is needed")
+
+    __int__ = __float__ = __index__
+
+
+def _made(op: str, a: Any, b: Any) -> Any:
+    """A formula, or the number that it is at all sizes."""
+    if not all(isinstance(x, Open | int | np.integer) for x in (a, b)):
+        return NotImplemented
+    with np.errstate(divide="ignore"):
+        values = OPERATIONS[op](_values(a), _values(b))
+    if op == "/":
+        return Open(op, (a, b), values)
+    first = values.flat[0]
+    if (values == first).all():
+        return first.item()
+    for same in (a, b):
+        if isinstance(same, Open) and (same.values == values).all():
+            return same
+    return Open(op, (a, b), values)
+
+
+def _values(x: Any) -> np.ndarray:
+    return x.values if isinstance(x, Open) else np.asarray(x, np.int64)
+
+
+def _decided(a: Any, b: Any, op: str, compare: Callable[[Any, Any], np.ndarray]) -> bool:
+    if not isinstance(b, Open | int | float | np.integer):
+        return NotImplemented  # type: ignore[return-value]
+    mask = compare(a.values, b.values if isinstance(b, Open) else b)
+    if mask.all():
+        return True
+    if not mask.any():
+        return False
+    raise UndecidedError(f"{a!r} {op} {b!r} is true at some sizes and false at others", mask)

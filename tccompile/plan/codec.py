@@ -318,9 +318,12 @@ def _none(value: Any) -> None:
         raise CodecError(f"expected null, got {_shown(value)}")
 
 
+INTEGER: Pair = _encode_int, _decode_int
+NUMBER: Pair = _encode_float, _decode_float
+
 _SCALARS: dict[Any, Pair] = {
-    int: (_encode_int, _decode_int),
-    float: (_encode_float, _decode_float),
+    int: INTEGER,
+    float: NUMBER,
     str: (_encode_str, _decode_str),
     bool: (_bool, _bool),
     type(None): (_none, _none),
@@ -378,6 +381,11 @@ def _decode_bare_tuple(value: Any) -> tuple:
 
 
 _ANY = _scalars((int, float, str, bool, type(None)))
+
+CONSTANT = float | int | bool | None
+"""The type of an expression's constants."""
+
+OF_CONSTANT: Pair = _scalars(get_args(CONSTANT))
 
 
 def _enum(cls: type[Enum]) -> Pair:

@@ -10,9 +10,10 @@ import secrets
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
@@ -34,9 +35,11 @@ from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Literal, Recipe, Source, digest, evaluate, extents, leaves
 from tccompile.plan import codec
 from tccompile.plan.code import has_function, targets
+from tccompile.plan.formulas import Formula, Slot, check_formulas, computed, filler, slots
 from tccompile.plan.stretch import Stretch
+from tccompile.sizes import Size
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -163,6 +166,55 @@ class Entry:
     sections: tuple[Section, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Entries that differ by sizes alone: the same steps, with other numbers.
+
+    sizes     what they differ by; each is an extent of some input, as it stands there
+    formulas  how numbers follow from the sizes
+    entry     the entry, with a Slot in the place of each such number. Its arena has room for all sizes
+    """
+
+    sizes: tuple[Size, ...]
+    formulas: tuple[Formula, ...]
+    entry: Entry
+
+    @cached_property
+    def _fill(self) -> Callable[[Sequence[Extent]], Entry]:
+        return filler(self.entry)
+
+    def at(self, sizes: Sequence[int]) -> Entry:
+        """The entry for sizes in the order of `sizes`. Raises PlanError for formulas that give nothing."""
+        return self._fill(computed(self.formulas, sizes))
+
+    @property
+    def lowest(self) -> Entry:
+        """The entry for the least sizes."""
+        return self.at([size.low for size in self.sizes])
+
+    @property
+    def highest(self) -> Entry:
+        """The entry for the greatest sizes."""
+        return self.at([size.all[-1] for size in self.sizes])
+
+    def sizes_of(self, shapes: Mapping[str, Shape]) -> tuple[int, ...] | None:
+        """The sizes at which the inputs have these shapes; None if there are none."""
+        found: dict[int, int] = {}
+        for name, shape in shapes.items():
+            extents = self.entry.program.tensors[name].shape
+            if len(extents) != len(shape):
+                return None
+            for extent, n in zip(extents, shape, strict=True):
+                if not isinstance(extent, Slot):
+                    if extent != n:
+                        return None
+                elif (formula := self.formulas[extent.number])[0] == "size" and found.setdefault(formula[1], n) != n:
+                    return None
+        if len(found) < len(self.sizes) or any(found[i] not in size for i, size in enumerate(self.sizes)):
+            return None
+        return tuple(found[i] for i in range(len(self.sizes)))
+
+
 @dataclass(frozen=True)
 class Image:
     """The code of one kernel for one generation.
@@ -263,11 +315,13 @@ class Plan:
 
     name     the model's
     producer the tools and versions that made it, by name
+    entries  those for fixed shapes, and then of each family the one for its least sizes
     weights  the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
              were left out of a stripped plan are missing. Entries with a constant of the same name share it
     notes    what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
     origin   what `refit` holds other weights to
+    families entries for whole ranges of sizes
     """
 
     name: str
@@ -278,6 +332,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
     origin: Origin = field(default_factory=Origin)
+    families: tuple[Family, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
 
@@ -390,8 +445,9 @@ def check_plan(plan: Plan) -> None:
     constants: dict[str, Tensor] = {}
     ends: set[tuple[tuple[str, DType], ...]] = set()
     budget = Budget(COMPARED)
-    for i, entry in enumerate(plan.entries):
-        with _naming(f"entry {i}"):
+    for i, entry in enumerate((*plan.entries, *(family.highest for family in plan.families))):
+        where = f"entry {i}" if i < len(plan.entries) else f"entry {i - len(plan.families)} at its greatest sizes"
+        with _naming(where):
             check_program(entry.program)
             names = (*entry.program.inputs, *entry.program.outputs)
             ends.add(tuple((name, entry.program.tensors[name].dtype) for name in names))
@@ -399,9 +455,7 @@ def check_plan(plan: Plan) -> None:
             for name in entry.program.constants:
                 tensor = entry.program.tensors[name]
                 require(constants.setdefault(name, tensor) == tensor, f"constant {name!r} has another layout in another entry")
-        for section in entry.sections:
-            with _naming(f"entry {i} for {section.arch}"):
-                _check_section(section, entry.program, plan.images, budget)
+            check_sections(entry, plan.images, budget)
     for name in plan.weights:
         require(name in constants, f"weights of {name!r}, which is no constant")
         size = constants[name].nbytes
@@ -411,6 +465,42 @@ def check_plan(plan: Plan) -> None:
     for i, certificate in enumerate(plan.certificates):
         with _naming(f"certificate {i}"):
             _check_certificate(certificate, plan.entries)
+
+
+def check_sections(entry: Entry, images: Sequence[Image], budget: Budget) -> None:
+    """Hold an entry's steps to the rules of the format. Raises PlanError that names the generation and the step."""
+    for section in entry.sections:
+        with _naming(section.arch):
+            _check_section(section, entry.program, images, budget)
+
+
+def check_member(plan: Plan, entry: Entry) -> None:
+    """Hold an entry of a family, which is made when its sizes are first seen, to what `check_plan` holds others to."""
+    check_program(entry.program)
+    check_sections(entry, plan.images, Budget(COMPARED))
+
+
+SIZES, FORMULAS = 16, 1 << 16
+"""Sizes and formulas of a family, at most."""
+
+
+def _check_family(family: Family) -> None:
+    """Raises PlanError for sizes, formulas and slots that are none."""
+    require(0 < len(family.sizes) <= SIZES and len(family.formulas) <= FORMULAS, f"{len(family.sizes)} sizes")
+    for size in family.sizes:
+        numbers = size.low, size.high, size.step
+        require(all(type(n) is int for n in numbers) and 0 <= size.low <= size.high < 1 << 31, f"a size of {numbers}")
+        require(0 < size.step < 1 << 31, f"a size in steps of {size.step}")
+    require(len({size.name for size in family.sizes}) == len(family.sizes), "two sizes of one name")
+    require(all(type(n) is int for f in family.formulas for n in f[1:]), "a formula of no numbers")
+    check_formulas(family.formulas, len(family.sizes))
+    require(slots(family.entry) <= len(family.formulas), "a slot that no formula fills")
+    program = family.entry.program
+    require(set(program.inputs) <= set(program.tensors), "an input that is no tensor")
+    require(not any(slots(program.tensors.get(name)) for name in program.constants), "a constant whose layout a size decides")
+    extents: list[Any] = [n for name in program.inputs for n in program.tensors[name].shape if isinstance(n, Slot)]
+    bare = {f[1] for n in extents if (f := family.formulas[n.number])[0] == "size"}
+    require(bare == set(range(len(family.sizes))), "a size that is no extent of an input")
 
 
 def _check_origin(origin: Origin, constants: Mapping[str, Tensor]) -> None:
@@ -838,7 +928,29 @@ _ARRAYS = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8,
 
 
 def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Codec:
-    return codec.Codec({Op: OPS, Form: FORMS}, {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array})
+    """How plans are written and read. In a family any integer may be a slot, which is written as its number under "$"."""
+    classes = {Op: OPS, Form: FORMS}
+    numbers = {int: _open(codec.INTEGER), float: _open(codec.NUMBER), codec.CONSTANT: _open(codec.OF_CONSTANT)}
+    open_ = codec.Codec(classes, {np.ndarray: array, **numbers})
+    of_family = (lambda family: open_.encode(family, Family), lambda value: open_.decode(value, Family))
+    special = {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array, Family: of_family}
+    return codec.Codec(classes, special)
+
+
+def _open(pair: codec.Pair) -> codec.Pair:
+    """How a number is written where it may be a slot."""
+
+    def encode(value: Any) -> Any:
+        return {"$": value.number} if isinstance(value, Slot) else pair[0](value)
+
+    def decode(value: Any) -> Any:
+        if type(value) is not dict:
+            return pair[1](value)
+        if set(value) != {"$"} or not 0 <= codec.INTEGER[1](value["$"]) < FORMULAS:
+            raise codec.CodecError("expected the number of a formula")
+        return Slot(value["$"])
+
+    return encode, decode
 
 
 def _aligned(size: int) -> int:
@@ -864,7 +976,8 @@ def _chunks(plan: Plan) -> Iterator[bytes | memoryview]:
     writer = _Writer()
     coder = _codec((writer.code, _refuse), (lambda w: w, _refuse), (writer.array, _refuse))
     weights: Any = {name: writer.put(f"weights {name}", plan.weight(name)) for name in sorted(plan.weights)}
-    numbered: Any = replace(_without_packed_literals(plan), weights=weights)
+    fixed = plan.entries[: len(plan.entries) - len(plan.families)]
+    numbered: Any = replace(_without_packed_literals(replace(plan, entries=fixed)), weights=weights)
     encoded = coder.encode(numbered, Plan)
     header = codec.dumps({"plan": encoded, "sections": coder.encode(tuple(writer.table), tuple[_Stored, ...])})
     _check_header(header)
@@ -983,7 +1096,11 @@ def _checked(data: Stretch) -> Plan:
         raise PlanError(f"section 'header': {error}") from None
     sections: Any = plan.weights  # (entry in the table, bytes), as the reader gives them
     digests = {name: _digest(stored) for name, (stored, _) in sections.items()}
-    plan = replace(plan, weights={name: data for name, (_, data) in sections.items()}, digests=digests)
+    for i, family in enumerate(plan.families):
+        with _naming(f"family {i}"):
+            _check_family(family)
+    entries = (*plan.entries, *(family.lowest for family in plan.families))
+    plan = replace(plan, weights={name: data for name, (_, data) in sections.items()}, digests=digests, entries=entries)
     check_plan(plan)
     return _with_packed_literals(plan)
 
@@ -1005,7 +1122,7 @@ def _without_packed_literals(plan: Plan) -> Plan:
         }
         return replace(program, constants=constants)
 
-    return replace(plan, entries=tuple(replace(e, program=bare(e.program)) for e in plan.entries))
+    return _each_program(plan, bare)
 
 
 def _with_packed_literals(plan: Plan) -> Plan:
@@ -1025,4 +1142,11 @@ def _with_packed_literals(plan: Plan) -> Plan:
                 constants[name] = Literal(elements(np.frombuffer(plan.weight(name), tensor.dtype.numpy), tensor))
         return replace(program, constants=constants)
 
-    return replace(plan, entries=tuple(replace(e, program=whole(e.program)) for e in plan.entries))
+    return _each_program(plan, whole)
+
+
+def _each_program(plan: Plan, changed: Callable[[Program], Program]) -> Plan:
+    """The plan with other programs in its entries and families."""
+    entries = tuple(replace(e, program=changed(e.program)) for e in plan.entries)
+    families = tuple(replace(f, entry=replace(f.entry, program=changed(f.entry.program))) for f in plan.families)
+    return replace(plan, entries=entries, families=families)

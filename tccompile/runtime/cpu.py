@@ -64,6 +64,11 @@ class CpuPlatform:
             raise DeviceError(f"the plan has nothing for {self.target}; it has {there}")
         return CpuEngine(self.plan, entry, sections[0], check_finite=self.check_finite)
 
+    def load_member(self, entry: Entry) -> CpuEngine:
+        return self.load(entry)
+
+    def close(self) -> None: ...
+
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
         return adopt(array, None, 0, what)
 

@@ -73,6 +73,12 @@ class Platform(Protocol):
         launch, UsageError if the plan was stored without its weights, and PlanError if they are damaged.
         """
 
+    def load_member(self, entry: Entry) -> Engine:
+        """The same for an entry of a family: of all that are loaded so, one runs at a time, and they share memory."""
+
+    def close(self) -> None:
+        """Free what its engines, which are closed before, have shared."""
+
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
         """A caller's array as engines take it, ready for work on a stream (None: the engines' own); nothing is copied.
 

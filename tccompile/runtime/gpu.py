@@ -20,6 +20,7 @@ from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
 from tccompile.plan.format import MAPPED, Address, Entry, Float, Int, Map, PlacedLaunch, Plan, PlanArg, Section, Step
@@ -219,17 +220,33 @@ class GpuPlatform:
     def __init__(self, plan: Plan, ordinal: int, target: str | None = None, check_finite: bool = False):
         self.plan, self.target, self.check_finite = plan, target, check_finite
         self.device = open_device(ordinal)
-        self._stream: Handle | None = None
+        with self.device as cu:  # it waits for the legacy default stream
+            self._stream = Handle(self.device, cu.cuStreamCreate(0), "cuStreamDestroy")
         self._resident: Resident | None = None
+        self._room: Room | None = None
 
     @property
     def name(self) -> str:
         return f"gpu:{self.device.ordinal}"
 
     def load(self, entry: Entry) -> GpuEngine:
-        engine = GpuEngine(self.plan, entry, self.device, self.target, self.check_finite, self._stream, self._resident)
-        self._stream, self._resident = engine.stream, engine.resident
+        return self._loaded(entry, None)
+
+    def load_member(self, entry: Entry) -> GpuEngine:
+        if self._room is None:
+            self._room = Room(self.device, *_most(self.plan))
+        return self._loaded(entry, self._room)
+
+    def _loaded(self, entry: Entry, room: Room | None) -> GpuEngine:
+        engine = GpuEngine(self.plan, entry, self.device, self.target, self.check_finite, self._stream, self._resident, room)
+        self._resident = engine.resident
         return engine
+
+    def close(self) -> None:
+        """Free the stream, and the memory that members of families share. Its engines are closed before."""
+        if self._room is not None:
+            self._room.close()
+        self._stream.close()
 
     def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
         """See `Platform.refit`: addresses stay, so graphs and tensor maps do too."""
@@ -241,7 +258,6 @@ class GpuPlatform:
             raise LaunchError(f"new weights cannot be copied to {self.device}: {error}") from error
 
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
-        assert self._stream is not None, "no engine is loaded"
         return adopt(array, self.device.ordinal, int(self._stream.value) if stream is None else stream, what)
 
     def __enter__(self) -> Driver:
@@ -259,6 +275,7 @@ class GpuEngine:
                   whose result is not finite, if one reaches an output
     stream        where inferences run that name none; one of its own if None
     shared        where its weights lie; where those of the plan's other sessions do if None
+    room          memory that it shares with other engines, of which one runs at a time; of its own if None
     Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
     refuses a launch.
     """
@@ -272,6 +289,7 @@ class GpuEngine:
         check_finite: bool = False,
         stream: Handle | None = None,
         shared: Resident | None = None,
+        room: Room | None = None,
     ):
         self.plan, self.entry, self.device = plan, entry, device
         self._check_finite = check_finite
@@ -283,25 +301,18 @@ class GpuEngine:
         self.resident.upload(list(_weights_of(self.section)))
         maps = [arg for launch in _launches(self.section) for arg in launch.args if isinstance(arg, Map)]
         self._maps = {m: i for i, m in enumerate(dict.fromkeys(maps))}
-        self._counters = _aligned(self.section.arena)
-        self._map_table = _aligned(self._counters + self.section.counters)
-        self.memory = Memory(device, self._map_table + 128 * len(self._maps), f"the arena ({mib(self.section.arena)})")
-        # It waits for the legacy default stream.
+        self._own_room = room is None
+        self.room = room or Room(device, self.section.arena, self.section.counters)
+        self._map_table = Memory(device, 128 * len(self._maps), "tensor maps")
+        self._own_stream = stream is None
         self.stream = stream or self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")
         self._own = int(self.stream.value)
-        self._done = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
-        self._earlier = self._handle("cuEventCreate", self._untimed, destroy="cuEventDestroy")
-        self._last_stream: int | None = None
         self._staging: Staging | None = None
         self._scan: Scan | None = None
         self._bound: dict[str, int] = {}
         self._outputs: dict[tuple[str, int], list[Output]] = {}
-        self._fill_memory()
+        self._encode_maps()
         self._build(functions)
-
-    @property
-    def _untimed(self) -> Any:
-        return self.device.cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
 
     def _handle(self, create: str, *args: Any, destroy: str) -> Handle:
         with self.device as cu:
@@ -333,13 +344,12 @@ class GpuEngine:
             )
         )
 
-    def _fill_memory(self) -> None:
-        """Zero the arena and the counters, and encode the tensor maps."""
-        with self.device as cu:
-            cu.cuMemsetD8(self.memory.address, 0, self.memory.size)
-            if self._maps:
+    def _encode_maps(self) -> None:
+        """Write the tensor maps to where launches are told that they are."""
+        if self._maps:
+            with self.device as cu:
                 table = np.frombuffer(b"".join(self._encoded(cu, m) for m in self._maps), np.uint8)
-                cu.cuMemcpyHtoD(self.memory.address + self._map_table, table.ctypes.data, table.nbytes)
+                cu.cuMemcpyHtoD(self._map_table.address, table.ctypes.data, table.nbytes)
 
     def _encoded(self, cu: Driver, m: Map) -> bytes:
         """A tensor map's 128 bytes."""
@@ -373,9 +383,9 @@ class GpuEngine:
         """The device address of anything but a model input or output, whose addresses come with each run."""
         match a.space:
             case "arena":
-                return self.memory.address + a.bytes
+                return self.room.address + a.bytes
             case "counters":
-                return self.memory.address + self._counters + a.bytes
+                return self.room.counters + a.bytes
             case "weights":
                 return self.resident.weight(a.name) + a.bytes
         raise AssertionError(f"an address in {a.space!r} is not fixed")
@@ -452,9 +462,9 @@ class GpuEngine:
             to_host = self._fetch(cu, staged, wanted, queue)
             if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
                 self.synchronize(queue)
-                self._mark_last(None)
+                self.room.mark_last(None)
             else:
-                self._mark_last(queue)
+                self.room.mark_last(queue)
                 for array in made.values():
                     array.mark()
 
@@ -469,8 +479,8 @@ class GpuEngine:
         for where in {b.stream for b in buffers}:
             producer = where.stream(self.device.ordinal) if isinstance(where, Exchange) else where
             if producer is not None and producer != stream:
-                self._order_after(producer, stream)
-        self._order_after_last(stream)
+                self.room.order_after(producer, stream, self._own)
+        self.room.order_after_last(stream)
 
     def _place_input(self, cu: Driver, name: str, array: Array, stream: int) -> int:
         """Where the input lies on the device, after it has been queued to be copied there if need be."""
@@ -533,7 +543,7 @@ class GpuEngine:
     def staging(self) -> Staging:
         """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
         if self._staging is None:
-            self._staging = Staging(self)
+            self._staging = Staging(self.room, self.program)
         return self._staging
 
     def _output(self, name: str, stream: int) -> DeviceArray:
@@ -542,25 +552,6 @@ class GpuEngine:
         pool = self._outputs.setdefault((name, stream), [])
         output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
         return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
-
-    def _order_after(self, earlier: int, stream: int) -> None:
-        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already."""
-        if not (earlier in LEGACY and (stream == self._own or stream in LEGACY)):
-            with self.device as cu:
-                cu.cuEventRecord(self._earlier.value, earlier)
-                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
-
-    def _order_after_last(self, stream: int) -> None:
-        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
-        if self._last_stream not in (None, stream):
-            with self.device as cu:
-                cu.cuStreamWaitEvent(stream, self._done.value, 0)
-
-    def _mark_last(self, stream: int | None) -> None:
-        """What has been queued on the stream up to here is the last inference; None: it is done."""
-        if stream is not None:
-            self.device.cu.cuEventRecord(self._done.value, stream)
-        self._last_stream = stream
 
     # --- Times --------------------------------------------------------------------------------------------------------
 
@@ -710,16 +701,16 @@ class GpuEngine:
     def fill_arena(self, byte: int) -> None:
         """Set every byte of the arena: 0xFF makes every float of it NaN. Counters stay as they are."""
         with self.device as cu:
-            cu.cuMemsetD8(self.memory.address, byte, self.section.arena)
+            cu.cuMemsetD8(self.room.address, byte, self.section.arena)
             cu.cuCtxSynchronize()
 
     def read_arena(self, begin: int = 0, size: int | None = None) -> np.ndarray:
         """The arena's bytes, all or `size` of them."""
-        return self._read(self.memory.address + begin, self.section.arena - begin if size is None else size)
+        return self._read(self.room.address + begin, self.section.arena - begin if size is None else size)
 
     def read_counters(self) -> np.ndarray:
         """The counters' bytes: all zero between inferences."""
-        return self._read(self.memory.address + self._counters, self.section.counters)
+        return self._read(self.room.counters, self.section.counters)
 
     def _read(self, address: int, size: int) -> np.ndarray:
         out = np.empty(size, np.uint8)
@@ -730,15 +721,15 @@ class GpuEngine:
         return out
 
     def close(self) -> None:
-        """Free everything that no other session uses. The engine cannot run afterwards."""
-        if self._last_stream is not None:
-            with self.device as cu, suppress(DriverError):
-                cu.cuEventSynchronize(self._done.value)
-        for part in (self._exec, self._graph, self._done, self._earlier, self.stream, self.memory):
+        """Free everything that no other engine uses. It cannot run afterwards."""
+        self.room.wait()
+        for part in (self._exec, self._graph, self._map_table):
             part.close()
+        if self._own_stream:
+            self.stream.close()
         self._outputs.clear()
-        if self._staging:
-            self._staging.close()
+        if self._own_room:
+            self.room.close()
         self.resident.engines.discard(self)
         del self.resident
 
@@ -770,7 +761,7 @@ class _Node:
                 case Float(value):
                     self.values[slot] = int(np.float32(value).view(np.uint32))
                 case Map():
-                    self.values[slot] = engine.memory.address + engine._map_table + 128 * engine._maps[arg]
+                    self.values[slot] = engine._map_table.address + 128 * engine._maps[arg]
         params = cu.CUDA_KERNEL_NODE_PARAMS()
         params.func = function
         params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
@@ -812,18 +803,84 @@ def _takes(cu: Driver, function: Any, args: Sequence[PlanArg]) -> bool:
     return False
 
 
-class Staging:
-    """Pinned host memory and device memory for every input and output of an engine, laid out alike."""
+class Room:
+    """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
 
-    def __init__(self, engine: GpuEngine):
-        self.engine, self.offsets, total = engine, {}, 0
-        program = engine.program
+    arena, counters  bytes; io, bytes of inputs and outputs, of host memory too, allocated when they are first needed
+    """
+
+    def __init__(self, device: Device, arena: int, counters: int, io: int = 0):
+        self.device, self.io = device, io
+        self.memory = Memory(device, _aligned(arena) + counters, f"the arena ({mib(arena)})")
+        self.address, self.counters = self.memory.address, self.memory.address + _aligned(arena)
+        self._last_stream: int | None = None
+        self._staged: tuple[Memory, PinnedMemory] | None = None
+        with device as cu:
+            untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._done = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+            self._earlier = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+            cu.cuMemsetD8(self.address, 0, self.memory.size)
+
+    def staged(self, size: int) -> tuple[Memory, PinnedMemory]:
+        """Memory for so many bytes of inputs and outputs, on the device and on the host."""
+        if self._staged is None or self._staged[0].size < size:
+            self.wait()
+            size = max(size, self.io)
+            self._staged = Memory(self.device, size, "inputs and outputs"), PinnedMemory(self.device, size)
+        return self._staged
+
+    def order_after(self, earlier: int, stream: int, own: int) -> None:
+        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already.
+
+        own  the stream of the engines, which waits for the legacy default stream
+        """
+        if not (earlier in LEGACY and (stream == own or stream in LEGACY)):
+            with self.device as cu:
+                cu.cuEventRecord(self._earlier.value, earlier)
+                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
+
+    def order_after_last(self, stream: int) -> None:
+        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
+        if self._last_stream not in (None, stream):
+            with self.device as cu:
+                cu.cuStreamWaitEvent(stream, self._done.value, 0)
+
+    def mark_last(self, stream: int | None) -> None:
+        """What has been queued on the stream up to here is the last inference; None: it is done."""
+        if stream is not None:
+            self.device.cu.cuEventRecord(self._done.value, stream)
+        self._last_stream = stream
+
+    def wait(self) -> None:
+        """Until the last inference is done."""
+        if self._last_stream is not None:
+            with self.device as cu, suppress(DriverError):
+                cu.cuEventSynchronize(self._done.value)
+
+    def close(self) -> None:
+        self.wait()
+        for part in (self._done, self._earlier, self.memory, *(self._staged or ())):
+            part.close()
+
+
+def _most(plan: Plan) -> tuple[int, int, int]:
+    """The largest arena and counters of a plan's families, and the most bytes of inputs and outputs: see `Room`."""
+    sections = [s for family in plan.families for s in family.entry.sections]
+    programs = [family.highest.program for family in plan.families]
+    io = max(sum(_aligned(p.tensors[n].nbytes) for n in (*p.inputs, *p.outputs)) for p in programs)
+    return max(s.arena for s in sections), max(s.counters for s in sections), io
+
+
+class Staging:
+    """A room's memory for every input and output of a program, on the device and pinned on the host, laid out alike."""
+
+    def __init__(self, room: Room, program: Program):
+        self.device, self.program, self.offsets, total = room.device, program, dict[str, int](), 0
         for name in program.inputs + program.outputs:
             self.offsets[name] = total
             total = _aligned(total + program.tensors[name].nbytes)
-        self.memory = Memory(engine.device, total, "inputs and outputs")
-        self.pinned = PinnedMemory(engine.device, total)
-        self.bytes = np.ctypeslib.as_array(self.pinned.bytes)
+        self.memory, pinned = room.staged(total)
+        self.bytes = np.ctypeslib.as_array(pinned.bytes)
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""
@@ -831,7 +888,7 @@ class Staging:
 
     def host(self, name: str) -> np.ndarray:
         """Where it lies on the host: an array in pinned memory."""
-        t = self.engine.program.tensors[name]
+        t = self.program.tensors[name]
         start = self.offsets[name]
         return self.bytes[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
 
@@ -840,19 +897,15 @@ class Staging:
         host = self.host(name)
         np.copyto(host, value)
         if host.nbytes:
-            with self.engine.device as cu:
+            with self.device as cu:
                 cu.cuMemcpyHtoDAsync(self.address(name), host.ctypes.data, host.nbytes, stream)
 
     def fetch(self, name: str, stream: int) -> None:
         """Queue the copy of an output to the host."""
         host = self.host(name)
         if host.nbytes:
-            with self.engine.device as cu:
+            with self.device as cu:
                 cu.cuMemcpyDtoHAsync(host.ctypes.data, self.address(name), host.nbytes, stream)
-
-    def close(self) -> None:
-        self.memory.close()
-        self.pinned.close()
 
 
 def _launches(section: Section) -> Iterator[PlacedLaunch]:

@@ -19,7 +19,7 @@ from tccompile.ir.feeds import seeded
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.format import Family, Plan, check_member, read_plan
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from tccompile.runtime.profile import Profile
 
 _ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
+
+
+RECENT = 8
+"""Sizes of a plan's families for which a session keeps what runs them."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Session:
         self._lock = RLock()
         self._engines: dict[int, Engine] = {}
         """Those of the plan's entries that have been run, and the first one's; none when the session is closed."""
+        self._members: dict[tuple[int, tuple[int, ...]], Engine] = {}
+        """Those of families for sizes that have been run, by the family's number and the sizes; the last used comes last."""
         self._known: dict[tuple, Engine] = {}
         """Which engine runs arrays of a layout that has been checked."""
         self._digests = dict(self.plan.origin.weights)
@@ -97,7 +103,8 @@ class Session:
         return self._loaded(CpuPlatform(self.plan, target, check_finite))
 
     def _loaded(self, platform: Platform) -> Platform:
-        self._engines[0] = platform.load(self.plan.entries[0])
+        fixed = len(self.plan.entries) > len(self.plan.families)
+        self._engines[0] = (platform.load if fixed else platform.load_member)(self.plan.entries[0])
         return platform
 
     # --- What it is --------------------------------------------------------------------------------------------------
@@ -121,7 +128,8 @@ class Session:
     def _values(self, names: Sequence[str]) -> list[Value]:
         out = []
         for name in names:
-            tensors = [e.program.tensors[name] for e in self.plan.entries]
+            entries = (*self.plan.entries, *(family.highest for family in self.plan.families))
+            tensors = [e.program.tensors[name] for e in entries]
             extents = tuple(n[0] if len(set(n)) == 1 else None for n in zip(*(t.shape for t in tensors), strict=False))
             dtype = tensors[0].dtype
             out.append(
@@ -291,7 +299,7 @@ class Session:
 
     def _replace(self, constants: Mapping[str, bytes]) -> None:
         with self._platform:
-            self._platform.refit(self._engines.values(), constants)
+            self._platform.refit([*self._engines.values(), *self._members.values()], constants)
 
     # --- Checking ----------------------------------------------------------------------------------------------------
 
@@ -322,13 +330,35 @@ class Session:
         shapes = {name: tuple(arrays[name].shape) for name in inputs}
         fits = (i for i, e in enumerate(entries) if all(e.program.tensors[n].shape == s for n, s in shapes.items()))
         number = next(fits, None)
-        if number is None:
+        members = ((i, f.sizes_of(shapes)) for i, f in enumerate(self.plan.families)) if number is None else iter(())
+        member = next(((i, sizes) for i, sizes in members if sizes is not None), None)
+        if number is None and member is None:
             raise InputError(self._shapes_message(shapes))
         for name, array in arrays.items():
             self._check_order(f"input {name!r}", array)
+        if member is not None:
+            return self._member(*member)
+        assert number is not None
         if number not in self._engines:
-            self._engines[number] = self._platform.load(entries[number])
+            fixed = number < len(entries) - len(self.plan.families)
+            load = self._platform.load if fixed else self._platform.load_member
+            self._engines[number] = load(entries[number])
         return self._engines[number]
+
+    def _member(self, number: int, sizes: tuple[int, ...]) -> Engine:
+        """The engine of a family for these sizes; it takes the place of the one that has been used longest ago."""
+        key = number, sizes
+        engine = self._members.pop(key, None)
+        if engine is None:
+            entry = self.plan.families[number].at(sizes)
+            check_member(self.plan, entry)
+            while len(self._members) >= RECENT:
+                oldest = self._members.pop(next(iter(self._members)))
+                self._known = {layout: known for layout, known in self._known.items() if known is not oldest}
+                oldest.close()
+            engine = self._platform.load_member(entry)
+        self._members[key] = engine
+        return engine
 
     def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""
@@ -359,7 +389,13 @@ class Session:
             )
 
     def _shapes_message(self, got: Mapping[str, Shape]) -> str:
-        entries = self.plan.entries
+        entries, families = self.plan.entries, self.plan.families
+        shapes = ", ".join(f"{n} {_shape(s)}" for n, s in got.items())
+        if families:
+            fixed = entries[: len(entries) - len(families)]
+            known = [", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in fixed]
+            known += [", ".join(f"{n} {'x'.join(extents)}" for n, extents in ranges_of(f).items()) for f in families]
+            return f"the plan takes no {shapes}; it was compiled for {'; or '.join(dict.fromkeys(known))}"
         if len(entries) == 1:
             tensors = entries[0].program.tensors
             wrong = [
@@ -369,16 +405,19 @@ class Session:
             ]
             return "; ".join(wrong) + ". Other shapes need another plan: tccompile --shape NAME=…"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
-        return f"the plan has no entry for {', '.join(f'{n} {_shape(s)}' for n, s in got.items())}; it was compiled for {there}"
+        return f"the plan has no entry for {shapes}; it was compiled for {there}"
 
     # --- The end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free the session's memory on the device. Arrays that it returned stay."""
         with self._lock:
-            for engine in self._engines.values():
+            for engine in (*self._engines.values(), *self._members.values()):
                 engine.close()
+            if self._engines:
+                self._platform.close()
             self._engines.clear()
+            self._members.clear()
             self._known.clear()
 
     def __enter__(self) -> Session:
@@ -404,6 +443,16 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
         if plan is None:
             plan = _plans[key] = read_plan(path)
         return plan
+
+
+def ranges_of(family: Family) -> dict[str, list[str]]:
+    """The extents of a family's inputs as people write them: `1..64`, `64..2160:8`, `224`."""
+    low, high, out = family.lowest.program, family.highest.program, dict[str, list[str]]()
+    for name in low.inputs:
+        ends = zip(low.tensors[name].shape, high.tensors[name].shape, strict=True)
+        steps = {(size.low, size.all[-1]): f":{size.step}" for size in family.sizes if size.step > 1}
+        out[name] = [str(a) if a == b else f"{a}..{b}{steps.get((a, b), '')}" for a, b in ends]
+    return out
 
 
 def _on_host(name: str, values: Any) -> np.ndarray:

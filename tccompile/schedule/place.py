@@ -56,8 +56,11 @@ class Placement:
     own_counters: tuple[Span, ...]
 
 
-def place(program: Program, works: Sequence[Work]) -> Placement:
-    """Place a program whose op number i is realised by `works[i]`, in the order of its ops."""
+def place(program: Program, works: Sequence[Work], greatest: Program | None = None) -> Placement:
+    """Place a program whose op number i is realised by `works[i]`, in the order of its ops.
+
+    greatest  the program at the greatest sizes, where some extents are open: what shares bytes there may do so at any sizes
+    """
     areas = _areas(program, works)
     at, arena = pack_areas(areas)
     if len(areas) <= APART and any(apart := _apart(program, areas)):
@@ -71,7 +74,8 @@ def place(program: Program, works: Sequence[Work]) -> Placement:
     counters = tuple((at, most(work.counters)) if work.counters else NOWHERE for at, work in zip(begins, works, strict=True))
     layout = Layout(program, offsets)
     args = tuple(tuple(layout.args(launch, scratch[i], counters[i]) for launch in work.launches) for i, work in enumerate(works))
-    return Placement(offsets, arena, size, _edges(program, works, offsets, scratch, counters), args, scratch, counters)
+    edges = _edges(greatest or program, works, offsets, scratch, counters)
+    return Placement(offsets, arena, size, edges, args, scratch, counters)
 
 
 def _aligned(size: Extent) -> int:

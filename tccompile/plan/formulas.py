@@ -1,0 +1,211 @@
+"""Trees of dataclasses whose integers depend on sizes: one tree for all sizes, with slots, and formulas that fill them.
+
+A plan for a range of sizes holds such a tree for its steps. Nothing here knows what the tree means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from tccompile.errors import PlanError
+from tccompile.ir.extent import Extent, Open, greatest, least
+
+LIMIT = 1 << 62
+"""What formulas compute is smaller than this, and not smaller than its negative."""
+
+SHIFTS = 62
+"""Bits by which a formula may shift to the left, at most."""
+
+
+Formula = tuple[str, int, int]
+"""One step of computing: an operation of two numbers, each the result of an earlier formula, by its position. The operation is
+one of OPERATIONS; or "size", whose first number is the size's position; or "int", whose first number is the result."""
+
+
+def _bits(a: Any, b: Any) -> Any:
+    return a.bit_length()
+
+
+def _shifted(a: Any, b: Any) -> Any:
+    if not 0 <= b <= SHIFTS:
+        raise PlanError(f"a formula shifts by {b} bits")
+    return a << b
+
+
+def _divided(a: Any, b: Any) -> Any:
+    if b <= 0:
+        raise PlanError(f"a formula divides by {b}")
+    return a // b
+
+
+def _rest(a: Any, b: Any) -> Any:
+    if b <= 0:
+        raise PlanError(f"a formula divides by {b}")
+    return a % b
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    if b == 0:
+        raise PlanError("a formula divides by 0")
+    return a / b
+
+
+OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": _divided,
+    "%": _rest,
+    "min": least,
+    "max": greatest,
+    "bits": _bits,
+    "<<": _shifted,
+    "/": _ratio,
+}
+"""On two numbers; of "bits" the second one is not used."""
+
+
+def check_formulas(formulas: Sequence[Formula], sizes: int) -> None:
+    """Raises PlanError for formulas that read what there is not, or not yet, of so many sizes."""
+    for i, (op, a, b) in enumerate(formulas):
+        known = op == "int" or (op == "size" and 0 <= a < sizes) or (op in OPERATIONS and 0 <= a < i and 0 <= b < i)
+        if not known:
+            raise PlanError(f"formula {i} is {op!r} of {a} and {b}")
+        if op in OPERATIONS and "/" in (formulas[a][0], formulas[b][0]):
+            raise PlanError(f"formula {i} computes with a quotient, which only a launch's floats may be")
+
+
+def computed(formulas: Sequence[Formula], sizes: Sequence[Extent]) -> list[Extent]:
+    """What each formula gives at these sizes, numbers or open ones.
+
+    Raises PlanError for a division by what is not above 0, and for numbers of 62 bits and more.
+    """
+    out: list[Extent] = []
+    for op, a, b in formulas:
+        if op == "int":
+            value: Extent = a
+        elif op == "size":
+            value = sizes[a]
+        else:
+            value = OPERATIONS[op](out[a], out[b])
+        if not isinstance(value, Open) and not -LIMIT < value < LIMIT:
+            raise PlanError(f"a formula gives {value}")
+        out.append(value)
+    return out
+
+
+class Slot(NamedTuple):
+    """Stands in a tree for what a formula gives."""
+
+    number: int
+
+
+Maker = Callable[[Sequence[Extent]], Any]
+"""Makes a part of a tree of what formulas give."""
+
+
+def filler(tree: Any) -> Maker:
+    """What makes the tree for given sizes, of what `computed` gives. What has no slots is shared by all that it makes."""
+    return _maker(tree) or (lambda numbers: tree)
+
+
+def _maker(tree: Any) -> Maker | None:
+    """None for a tree without slots."""
+    if type(tree) is Slot:
+        number = tree.number
+        return lambda numbers: numbers[number]
+    if isinstance(tree, tuple | list):
+        return _many(list(enumerate(tree)), list, tuple, tree)
+    if isinstance(tree, Mapping):
+        return _many(list(tree.items()), dict, None, tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        own, cls = {f.name: getattr(tree, f.name) for f in fields(tree)}, type(tree)
+        whole = _many(list(own.items()), dict, None, own)
+        return whole and (lambda numbers: cls(**whole(numbers)))
+    return None
+
+
+def _many(
+    parts: list[tuple[Any, Any]], copied: Callable[[Any], Any], kept: Callable[[Any], Any] | None, whole: Any
+) -> Maker | None:
+    """The maker of something with these parts: a copy of it in which those with slots are replaced."""
+    makers = [(key, maker) for key, part in parts if (maker := _maker(part)) is not None]
+    if not makers:
+        return None
+
+    def make(numbers: Sequence[Extent]) -> Any:
+        out = copied(whole)
+        for key, maker in makers:
+            out[key] = maker(numbers)
+        return kept(out) if kept else out
+
+    return make
+
+
+def slots(tree: Any) -> int:
+    """One more than the largest slot of a tree; 0 without any."""
+    if type(tree) is Slot:
+        return tree.number + 1
+    if isinstance(tree, tuple | list):
+        return max(map(slots, tree), default=0)
+    if isinstance(tree, Mapping):
+        return max(map(slots, tree.values()), default=0)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return max((slots(getattr(tree, f.name)) for f in fields(tree)), default=0)
+    return 0
+
+
+# --- From open extents -------------------------------------------------------------------------------------------------
+
+
+def drawn(tree: Any, sizes: Sequence[str]) -> tuple[tuple[Formula, ...], Any]:
+    """A tree with open extents as formulas over the sizes of these names, and the same tree with slots."""
+    table = _Table(sizes)
+    tree = table.visit(tree)
+    return tuple(table.formulas), tree
+
+
+class _Table:
+    """The formulas of open extents, each once, in an order in which they can be computed."""
+
+    def __init__(self, sizes: Sequence[str]) -> None:
+        self.sizes = list(sizes)
+        self.formulas: list[Formula] = []
+        self.known: dict[Any, int] = {}
+
+    def visit(self, tree: Any) -> Any:
+        """The tree with slots."""
+        if isinstance(tree, Open):
+            return Slot(self.number(tree))
+        if isinstance(tree, tuple | list):
+            parts = [self.visit(part) for part in tree]
+            return tree if all(a is b for a, b in zip(parts, tree, strict=True)) else tuple(parts)
+        if isinstance(tree, Mapping):
+            made = {key: self.visit(part) for key, part in tree.items()}
+            return tree if all(made[key] is part for key, part in tree.items()) else made
+        if is_dataclass(tree) and not isinstance(tree, type):
+            own = {f.name: getattr(tree, f.name) for f in fields(tree)}
+            made = {name: self.visit(part) for name, part in own.items()}
+            return tree if all(made[name] is part for name, part in own.items()) else type(tree)(**made)
+        return tree
+
+    def number(self, extent: Any) -> int:
+        """The position of the formula that gives an extent."""
+        if not isinstance(extent, Open):
+            return self._put(("int", extent, 0))
+        if (found := self.known.get(id(extent))) is None:
+            if extent.op == "size":
+                found = self._put(("size", self.sizes.index(extent.args[0]), 0))
+            else:
+                a, b = map(self.number, extent.args)
+                found = self._put((extent.op, a, b))
+            self.known[id(extent)] = found
+        return found
+
+    def _put(self, formula: Formula) -> int:
+        if formula not in self.known:
+            self.known[formula] = len(self.formulas)
+            self.formulas.append(formula)
+        return self.known[formula]

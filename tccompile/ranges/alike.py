@@ -1,0 +1,231 @@
+"""Programs at some sizes → one program for all sizes, if they differ by numbers only, and formulas give those.
+
+What formulas are found by a few programs is compared with others, from sizes all over the range: where a program there is made
+by other rules, the range is divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tccompile.errors import UnsupportedError
+from tccompile.ir.extent import Extent, UndecidedError
+from tccompile.ir.program import Program, verify
+from tccompile.plan.formulas import Formula, computed, drawn, filler
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
+from tccompile.ranges.fit import fit
+
+COMPARED = 24
+"""Programs at sizes at random that a formula is held to, besides those at corners."""
+
+NEAR = 10
+"""Neighbours that a formula is found by: more than the multiples that layouts pad to."""
+
+BOXES = 24
+"""Parts of a range that are made at most."""
+
+ProgramAt = Callable[[Point], Program]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A program for all sizes of a box."""
+
+    box: Box
+    formulas: tuple[Formula, ...]
+    tree: Program
+
+    def at(self, sizes: Sequence[Extent]) -> Program:
+        """The program at these sizes, numbers or open ones."""
+        program: Program = filler(self.tree)(computed(self.formulas, sizes))
+        return program
+
+
+def patterns(box: Box, program_of: Callable[[Box], ProgramAt]) -> list[Pattern]:
+    """The range in parts, each with its program.
+
+    program_of  gives what makes programs in a part
+    Raises UnsupportedError where programs differ from size to size by more than numbers.
+    """
+    todo, done = without_ones(box), list[Pattern]()
+    while todo:
+        part = todo.pop(0)
+        try:
+            done.append(pattern(part, program_of(part)))
+        except UndecidedError as why:
+            seen = star(part, fixed_of(part, program_of(part)))
+            parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
+            parts = parts or halves(part)
+            if parts is None or len(todo) + len(done) + 2 > BOXES or _each_its_own(part, program_of(part)):
+                told = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+                raise UnsupportedError(
+                    f"the model does not do the same at all sizes of the range ({told}: {why}); "
+                    "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
+                ) from why
+            todo[:0] = parts
+    return done
+
+
+def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
+    """Whether even the greatest sizes of a box, which are neighbours, have different programs."""
+    last = tuple(replace(size, low=size.all[-2:][0], high=size.all[-1]) for size in box)
+    for number, size in enumerate(last):
+        one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
+        try:
+            if len(size.all) > 1:
+                pattern(one, program_at)
+        except UndecidedError:
+            return True
+    return False
+
+
+def pattern(box: Box, program_at: ProgramAt) -> Pattern:
+    """The program for all sizes of a box. Raises UndecidedError, which names the place, if there is none."""
+    names = [size.name for size in box]
+    if count(box) == 1:
+        return Pattern(box, (), program_at(tuple(size.low for size in box)))
+    fixed = fixed_of(box, program_at)
+    seen = star(box, fixed)
+    programs = [program_at(point) for point in seen]
+    at = [dict(zip(names, point, strict=True)) for point in seen]
+    sizes = {name: size for name, size in zip(names, opened(box), strict=True) if not isinstance(size, int)}
+    known: dict[tuple[int, ...], Extent | None] = {}
+
+    def formula(numbers: tuple[int, ...]) -> Extent | None:
+        if numbers not in known:
+            known[numbers] = fit(numbers, at, sizes)
+        return known[numbers]
+
+    found = Pattern(box, *drawn(merge(programs, formula, ()), names))
+    for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
+        if point not in seen:
+            made = found.at(point)
+            verify(made)
+            try:
+                differ(made, program_at(point), ())
+            except UndecidedError:
+                if is_generic(point, box, fixed):
+                    raise
+    return found
+
+
+def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:
+    """The extents of a program that are no size."""
+    first = first_of(box)
+    program = program_at(first)
+    extents = {n for t in program.tensors.values() for n in t.shape} - set(first)
+    return frozenset(extents | {size.low for size in box if len(size.all) == 1}) - {0, 1}
+
+
+def is_generic(point: Point, box: Box, fixed: Collection[int]) -> bool:
+    """Whether no two extents are the same by chance. Where they are, a program may be simpler, as two axes of one length can
+    be taken for each other. The program for other sizes computes the same there."""
+    own = [n for n, size in zip(point, box, strict=True) if len(size.all) > 1]
+    return len(set(own)) == len(own) and not any(n in fixed for n in own)
+
+
+def first_of(box: Box) -> Point:
+    """A point near the least sizes, of sizes that differ."""
+    return tuple(size.all[min(1 + i, len(size.all) - 1)] for i, size in enumerate(box))
+
+
+def star(box: Box, fixed: Collection[int]) -> list[Point]:
+    """A first point, others that differ from it in one size each, near it and far, and the greatest one; generic ones, if there
+    are enough."""
+    first = next((p for p in (first_of(box), *scattered(box, COMPARED)) if is_generic(p, box, fixed)), first_of(box))
+    out = [first]
+    for i, size in enumerate(box):
+        last = len(size.all) - 1
+        steps = dict.fromkeys((*range(NEAR), *range(last // 2, last // 2 + 5), last // 3, last - 1, last))
+        line = [(*first[:i], size.all[k], *first[i + 1 :]) for k in steps if 0 <= k <= last]
+        generic = [point for point in line if is_generic(point, box, fixed)]
+        out += generic if len(generic) > 3 else line
+    greatest = tuple(size.all[-1] for size in box)
+    return list(dict.fromkeys([*out, greatest] if is_generic(greatest, box, fixed) else out))
+
+
+def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | None], path: tuple[str, ...]) -> Any:
+    """What all of the trees are, with formulas in the place of integers that differ.
+
+    formula  gives one for the numbers of all trees; None if there is none
+    Raises UndecidedError, which says where and by its mask which are unlike the last one, if they differ by more.
+    """
+    last, cls = trees[-1], type(trees[-1])
+    if any(type(tree) is not cls for tree in trees):
+        raise _unlike(path, mask=[type(tree) is cls for tree in trees])
+    if cls is int:
+        if all(tree == last for tree in trees):
+            return last
+        if (found := formula(tuple(trees))) is None:
+            raise _unlike(path, ", ".join(map(str, trees[:6])))
+        return found
+    parts = [_parts(tree) for tree in trees]
+    if cls is float and len(set(trees)) > 1 and (quotient := _quotient(trees, formula)) is not None:
+        return quotient
+    if parts[-1] is None:
+        if not all(same := [_same(last, tree) for tree in trees]):
+            raise _unlike(path, mask=same)
+        return last
+    if not all(same := [list(part) == list(parts[-1]) for part in parts]):  # type: ignore[arg-type]
+        others = {str(k) for part in parts for k in {*(part or ())} ^ {*parts[-1]}}
+        raise _unlike(path, ", ".join(sorted(others)[:4]), same)
+    made = {key: merge([part[key] for part in parts], formula, (*path, str(key))) for key in parts[-1]}  # type: ignore[index]
+    return last if all(made[key] is part for key, part in parts[-1].items()) else _of_parts(last, made)
+
+
+def _quotient(numbers: Sequence[float], formula: Callable[[tuple[int, ...]], Extent | None]) -> Any:
+    """Floats that are counts, or one part of a count as a mean's factor is, as an open float; None if they are neither."""
+    if all(x.is_integer() for x in numbers):
+        count = formula(tuple(map(int, numbers)))
+        return None if count is None else count / 1
+    if not all(0 < abs(x) <= 1 for x in numbers):
+        return None
+    counts = tuple(round(1 / x) for x in numbers)
+    count = formula(counts) if all(1 / n == x for n, x in zip(counts, numbers, strict=True)) else None
+    return None if count is None else 1 / count
+
+
+def differ(made: Any, other: Any, path: tuple[str, ...]) -> None:
+    """Raises UndecidedError, which says where, if two trees are not the same."""
+    if type(made) is not type(other):
+        raise _unlike(path)
+    parts, others = _parts(made), _parts(other)
+    if parts is None or others is None:
+        if not _same(made, other):
+            raise _unlike(path, f"{made} and {other}")
+        return
+    if list(parts) != list(others):
+        raise _unlike(path)
+    if made is not other:
+        for key, part in parts.items():
+            if part is not others[key]:
+                differ(part, others[key], (*path, str(key)))
+
+
+def _parts(tree: Any) -> Mapping[Any, Any] | None:
+    """The parts of a tree, by name or number; None for what has none."""
+    if is_dataclass(tree):
+        return {f.name: getattr(tree, f.name) for f in fields(tree)}
+    if isinstance(tree, tuple | list):
+        return dict(enumerate(tree))
+    return tree if isinstance(tree, Mapping) else None
+
+
+def _of_parts(like: Any, parts: dict[Any, Any]) -> Any:
+    if is_dataclass(like):
+        return type(like)(**parts)  # type: ignore[misc, operator]
+    return parts if isinstance(like, Mapping) else tuple(parts.values())
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return bool(a == b) or (a != a and b != b)
+
+
+def _unlike(path: Sequence[str], what: str = "", mask: Sequence[bool] | None = None) -> UndecidedError:
+    return UndecidedError(f"{' '.join(path)} differs{f': {what}' if what else ''}", None if mask is None else np.array(mask))

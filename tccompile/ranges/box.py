@@ -1,0 +1,110 @@
+"""The sizes of a range: a box of one interval a size, and those of its points that stand for all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tccompile.ir.extent import Extent, Open
+from tccompile.sizes import Size
+
+Box = tuple[Size, ...]
+
+ALL = 4096
+"""Points up to which a box is looked at in full; of others, corners, middles and so many at random."""
+
+Point = tuple[int, ...]
+"""One number for each size of a box."""
+
+
+def count(box: Box) -> int:
+    """The points of a box."""
+    return math.prod(len(size.all) for size in box)
+
+
+def corners(box: Box) -> list[Point]:
+    """The points at the ends and in the middle of each interval, the least ones first."""
+    ends = [dict.fromkeys((s.all[0], s.all[len(s.all) // 2], s.all[-1])) for s in box]
+    return list(itertools.product(*ends))
+
+
+def scattered(box: Box, number: int) -> list[Point]:
+    """Points at random, the same at each call."""
+    draw = np.random.default_rng(len(box))
+    columns = [np.array(size.all)[draw.integers(0, len(size.all), number)] for size in box]
+    return [tuple(int(n) for n in point) for point in zip(*columns, strict=True)]
+
+
+def points(box: Box) -> list[Point]:
+    """The points by which decisions are made: all of a small box. The greatest sizes come last."""
+    if count(box) <= ALL:
+        return list(itertools.product(*(size.all for size in box)))
+    return [*scattered(box, ALL), *corners(box)]
+
+
+def opened(box: Box) -> list[Extent]:
+    """The sizes as extents: open ones, and numbers where there is only one."""
+    columns = np.array(points(box), np.int64).T
+    sizes: list[Any] = [Open("size", (s.name,), c) if len(s.all) > 1 else s.low for s, c in zip(box, columns, strict=True)]
+    return sizes
+
+
+def divided(box: Box, number: int, at: int) -> tuple[Box, Box]:
+    """The box below `at` of a size, by its number, and the rest, which begins there."""
+    size = box[number]
+    below = replace(size, high=at - size.step)
+    above = replace(size, low=at)
+    return (*box[:number], below, *box[number + 1 :]), (*box[:number], above, *box[number + 1 :])
+
+
+def without_ones(box: Box) -> list[Box]:
+    """The box divided such that sizes of 0 and 1 are alone: axes of one element are left out of what they are parts of."""
+    parts = [box]
+    for number, size in enumerate(box):
+        for at in [n for n in size.all[1:3] if n in (1, 2) or size.all[0] in (0, 1)]:
+            cut = [part for part in parts if part[number].low < at <= part[number].high]
+            parts = [
+                p for part in parts for p in (divided(part, number, at) if part in cut and part[number].low <= 1 else (part,))
+            ]
+    return parts
+
+
+def ladder(box: Box) -> list[Point]:
+    """Points from the least sizes to the greatest ones, each about twice as far."""
+    rungs = max(1, *(round(math.log2(size.all[-1] / max(size.low, 0.5))) for size in box))
+    out = []
+    for rung in range(rungs + 1):
+        at = [max(size.low, 0.5) * (size.all[-1] / max(size.low, 0.5)) ** (rung / rungs) for size in box]
+        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+    return list(dict.fromkeys(out))
+
+
+def halves(box: Box) -> tuple[Box, Box] | None:
+    """The box divided where a size has about doubled, of the size whose ends are furthest apart; None if it is one point."""
+    number = max(range(len(box)), key=lambda i: box[i].all[-1] / max(box[i].low, 0.5))
+    size = box[number]
+    if len(size.all) < 2:
+        return None
+    middle = math.sqrt(max(size.low, 0.5) * size.all[-1])
+    return divided(box, number, next(n for n in size.all[1:] if n > middle or n == size.all[-1]))
+
+
+def divided_by(box: Box, seen: Sequence[Point], mask: np.ndarray) -> tuple[Box, Box] | None:
+    """The box divided such that what is true at some of the points seen is so in one part, as far as one cut can do that.
+
+    None if no cut does it for nine points of ten.
+    """
+    columns, truth = np.array(seen).T, mask
+    best: tuple[float, int, int] | None = None
+    for number, size in enumerate(box):
+        for at in sorted({int(n) for n in columns[number]} - {size.low}):
+            below = columns[number] < at
+            right = max((below == truth).mean(), (below != truth).mean())
+            if best is None or right > best[0]:
+                best = right, number, at
+    return divided(box, *best[1:]) if best and best[0] >= 0.9 else None

@@ -1,0 +1,115 @@
+"""Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
+
+What a program says of sizes is few forms of numbers: an extent of a layer, (d + b) // c · e + f of one dimension d of the model's
+inputs (strides divide, padding adds, pooling and upsampling do both, and divisions one after the other are one), and products of
+these, which are strides and counts. So a formula that fits the sizes looked at can only be wrong where a program is made by
+other rules at other sizes; `family` compares it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from math import gcd
+from operator import mul
+
+import numpy as np
+
+from tccompile.ir.extent import Extent
+from tccompile.plan.formulas import computed, drawn, filler
+
+DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 48, 56)
+"""What extents are divided by: products of strides, and the multiples that layouts pad to."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """(d + b) // c * e + f."""
+
+    b: int
+    c: int
+    e: int
+    f: int
+
+    def of(self, d: Extent) -> Extent:
+        whole = (d + self.b) // self.c if self.c > 1 else d + self.b
+        return whole * self.e + self.f
+
+
+def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
+    """The formula of `sizes` that gives these numbers at these sizes; None if there is none of the forms known.
+
+    at  for each number the sizes that it was seen at: those of the first, others that differ from it in one size each, and more
+    """
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    found: list[Callable[[Mapping[str, Extent]], Extent]] = []
+    for name in sizes:
+        alone = {p[name]: n for p, n in zip(at, numbers, strict=True) if all(p[k] == at[0][k] for k in sizes if k != name)}
+        if len(set(alone.values())) > 1:
+            lines = _lines(alone)
+            if not lines:
+                return None
+            found += [partial(_of, line, name) for line in (lines if len(lines) == 1 else map(_primitive, lines))]
+    if not found:
+        return None
+    product: Extent = reduce(mul, (factor(sizes) for factor in found))
+    if len(found) > 1:  # of each factor all but its own part is common to the whole line
+        first = reduce(mul, (factor(at[0]) for factor in found))
+        if first == 0:
+            return None
+        common = gcd(first, numbers[0])
+        product = product * (numbers[0] // common) // (first // common)
+    return product if [_at(product, p) for p in at] == list(numbers) else None
+
+
+def _of(line: Line, name: str, sizes: Mapping[str, Extent]) -> Extent:
+    return line.of(sizes[name])
+
+
+def _lines(numbers: Mapping[int, int]) -> list[Line]:
+    """The line through numbers at values of one size; or two, whose product they are but for a factor. None: no such lines."""
+    if (line := _line(numbers)) is not None:
+        return [line]
+    d, v = list(numbers), list(numbers.values())
+    for c in PADDED:
+        for first in (Line(0, 1, 1, 0), Line(c - 1, c, c, 0)):
+            factors = [int(first.of(n)) for n in d]
+            if all(f and not n % f for f, n in zip(factors, v, strict=True)):
+                second = _line({n: x // f for n, f, x in zip(d, factors, v, strict=True)})
+                if second is not None:
+                    return [first, second]
+    return []
+
+
+PADDED = (8, 16, 2, 4, 32)
+"""What extents are padded to, and patches of images."""
+
+
+def _line(numbers: Mapping[int, int]) -> Line | None:
+    """The line through numbers at values of one size, the simplest one."""
+    d, v = np.array(list(numbers)), np.array(list(numbers.values()))
+    for c in DIVISORS:
+        for b in dict.fromkeys((c - 1, *range(c))):  # rounding up and down come first, should there be several lines
+            whole = (d + b) // c
+            i, j = int(whole.argmin()), int(whole.argmax())
+            if whole[i] == whole[j] or (v[j] - v[i]) % (whole[j] - whole[i]):
+                continue
+            e = int((v[j] - v[i]) // (whole[j] - whole[i]))
+            f = int(v[i] - e * whole[i])
+            if (whole * e + f == v).all():
+                return Line(b, c, e, f) if c > 1 else Line(0, 1, e, f)
+    return None
+
+
+def _primitive(line: Line) -> Line:
+    """The line without a factor that all its values have."""
+    common = gcd(line.e, line.f)
+    return Line(line.b, line.c, line.e // common, line.f // common)
+
+
+def _at(formula: Extent, sizes: Mapping[str, int]) -> int:
+    """What a formula is at these sizes."""
+    steps, tree = drawn(formula, list(sizes))
+    return int(filler(tree)(computed(steps, list(sizes.values()))))

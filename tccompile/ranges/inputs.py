@@ -1,0 +1,80 @@
+"""What a user says of sizes → a box, and the inputs' shapes at each of its points."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+
+from tccompile.errors import UsageError
+from tccompile.options import Axes, Shapes
+from tccompile.ranges.box import Box, Point
+from tccompile.sizes import Size
+
+
+@dataclass(frozen=True)
+class OpenInputs:
+    """The inputs of a model for a range.
+
+    box   the sizes, in the order in which inputs have them
+    axes  of each input: extents, and the names of sizes
+    """
+
+    box: Box
+    axes: Mapping[str, tuple[int | str, ...]]
+
+    def shapes(self, point: Point) -> Shapes:
+        """The shapes of all inputs at a point."""
+        sizes = dict(zip((size.name for size in self.box), point, strict=True))
+        return {name: tuple(sizes[n] if isinstance(n, str) else n for n in extents) for name, extents in self.axes.items()}
+
+
+def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mapping[str, Size | Axes], fixed: Shapes) -> OpenInputs:
+    """The inputs of a graph with these ranges; `fixed` are shapes of others.
+
+    Raises UsageError for ranges that fit no input, and for dimensions without one.
+    """
+    found, box = dict[str, tuple[int | str, ...]](), dict[str, Size]()
+    inputs = [v for v in graph.input if v.name not in weights]
+    missing = []
+    for value in inputs:
+        declared = [d.dim_param or d.dim_value if d.WhichOneof("value") else "?" for d in value.type.tensor_type.shape.dim]
+        told = ranges.get(value.name)
+        if value.name in fixed:
+            extents: list[int | str | Size] = [*fixed[value.name]]
+        elif told is not None:
+            extents = _told(value.name, told if isinstance(told, tuple) else (told,), declared)
+        else:
+            extents = [ranges.get(d, d) if isinstance(d, str) else d for d in declared]  # type: ignore[misc]
+        missing += [f"{d!r} of input {value.name!r}" for d in extents if isinstance(d, str)]
+        for size in extents:
+            if isinstance(size, Size) and box.setdefault(size.name, size) != size:
+                raise UsageError(f"two ranges for the size {size.name!r}: {_text(box[size.name])} and {_text(size)}")
+        found[value.name] = tuple(e.name if isinstance(e, Size) else e for e in extents)
+    unused = [name for name in ranges if name not in box and name not in found]
+    if unused:
+        names = dict.fromkeys(d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param)
+        there = f"its open dimensions are {', '.join(map(repr, names))}" if names else "no dimension of its inputs has a name"
+        raise UsageError(f"the model has no dimension or input {unused[0]!r}; {there}, its inputs {', '.join(map(repr, found))}")
+    if missing:
+        raise UsageError(f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64), or a shape (--shape)")
+    return OpenInputs(tuple(box.values()), found)
+
+
+def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size]:
+    """An input's axes as the user gives them, held to what the model declares; a size has the dimension's name, if it has one."""
+    if len(axes) != len(declared):
+        raise UsageError(f"input {name!r} has {len(declared)} axes, and its range {len(axes)}")
+    out: list[int | str | Size] = []
+    for number, (axis, there) in enumerate(zip(axes, declared, strict=True)):
+        if isinstance(there, int) and axis != there:
+            said = _text(axis) if isinstance(axis, Size) else axis
+            raise UsageError(f"axis {number} of input {name!r} is {there} in the model, not {said}")
+        named = isinstance(axis, Size) and isinstance(there, str) and there != "?"
+        out.append(replace(axis, name=there) if named else axis)  # type: ignore[arg-type, type-var]
+    return out
+
+
+def _text(size: Size) -> str:
+    return f"{size.low}..{size.high}" + (f":{size.step}" if size.step != 1 else "")

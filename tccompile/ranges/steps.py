@@ -1,0 +1,178 @@
+"""Which kernels run a program at all sizes of a box, and where the box is divided.
+
+At corners and middles of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most
+where tiles fit one size and not another: where that is more than a share of an inference, the box is divided. So it is where a
+kernel's launches follow from the sizes by one rule here and by another one there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tccompile.arch import ARCHS, Arch
+from tccompile.errors import UnsupportedError
+from tccompile.ir.extent import UndecidedError
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.ranges.alike import Pattern
+from tccompile.ranges.box import Box, corners, divided_by, halves, opened, points
+from tccompile.ranges.pool import Known
+from tccompile.schedule.choose import Candidate, Choice, schedule, uncopied
+from tccompile.schedule.timings import Timings
+
+LOSS = 0.02
+"""What an inference at some size may be slower than with kernels chosen for that size, by estimates, as a share."""
+
+NEAR = 1.03
+"""How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
+
+
+FASTER, MOST = 20, 64
+"""How many parts there are at most where others would only be faster, and where launches follow by other rules."""
+
+
+class Part(NamedTuple):
+    """A box, its program with open extents, and for each generation the choices, whose launches have such extents too."""
+
+    box: Box
+    program: Program
+    choices: Mapping[str, Sequence[Choice]]
+
+
+Key = tuple[str, str]
+"""A kernel and its config, as text."""
+
+
+def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], timings: Timings, known: Known) -> list[Part]:
+    """The pattern's box in parts, each with choices for all generations.
+
+    refused  codes that do not fit a generation's registers; `known` keeps what is found for later calls
+    Raises UnsupportedError where no kernel's launches follow from the sizes by one rule.
+    """
+    todo, done = [pattern.box], list[Part]()
+    while todo:
+        box = todo.pop(0)
+        left = FASTER - len(todo) - len(done) - 2
+        try:
+            made = {name: _chosen(pattern, box, ARCHS[name], refused, timings, known, left >= 0) for name in archs}
+        except UndecidedError as why:
+            cut = divided_by(box, points(box), why.mask) if why.mask is not None else None
+            if cut is None:
+                cut = halves(box)
+            if cut is None or len(todo) + len(done) > MOST:
+                raise UnsupportedError(
+                    f"no kernel runs all sizes of the range ({why}); give a smaller range, or sizes one by one (--entry)"
+                ) from why
+            todo[:0] = cut
+            continue
+        if any(choices is None for choices in made.values()) and (cut := halves(box)):
+            todo[:0] = cut
+            continue
+        done.append(Part(box, pattern.at(opened(box)), {name: choices for name, choices in made.items() if choices}))
+    return done
+
+
+def _chosen(
+    pattern: Pattern, box: Box, arch: Arch, refused: Collection[Code], timings: Timings, known: Known, divisible: bool
+) -> list[Choice] | None:
+    """Choices for a box; None if one choice for all of it is too slow somewhere, and it may be divided."""
+    pool = known.pool(pattern, arch, refused)
+    ops = [known.ops(pattern, arch, point) for point in corners(box)]
+    ranked = [[known.within(arch, what, pool) for what in of_point] for of_point in ops]
+    shared = []
+    for i in range(len(pattern.tree.ops)):
+        own = _shared([of_point[i] for of_point in ranked])
+        shared.append(own or _shared([known.all(arch, of_point[i], refused) for of_point in ops]))
+    if divisible and halves(box) and (not all(shared) or _loss(ranked, shared) > LOSS):
+        return None
+    middle = corners(box)[len(corners(box)) // 2]
+    program, whole = pattern.at(middle), pattern.at(opened(box))
+    if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
+        raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
+    alike = dict(zip(ops[len(corners(box)) // 2], shared, strict=True))
+    choices = schedule(program, arch, refused, timings, alike)
+    direct, taken = uncopied(program), list(whole.ops)
+    for i, (copy, _) in direct.items():
+        if not choices[copy].work.launches:
+            taken[i] = uncopied(whole)[i][1]
+    out = []
+    for op, at_middle, choice, own in zip(taken, program.ops, choices, shared, strict=True):
+        if not choice.work.launches and program.tensors[at_middle.y].size:
+            out.append(choice)  # a copy that nobody makes
+        else:
+            try:
+                out.append(_open(op, whole, choice, own, arch, refused, NEAR))
+            except UndecidedError as why:
+                if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
+                    raise
+                out.append(_open(op, whole, choice, own, arch, refused, math.inf))  # no cut parts the sizes
+    return out
+
+
+def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """Candidates that there are at all points, by the mean of how much they are slower than the best one there.
+
+    Their costs are scaled to those at the point in the middle.
+    """
+    if not all(ranked):
+        return []
+    tables = [{_key(c): c for c in own} for own in ranked]
+    everywhere = [key for key in tables[0] if all(key in table for table in tables)]
+    score = {key: sum(table[key].cost / own[0].cost for table, own in zip(tables, ranked, strict=True)) for key in everywhere}
+    best = ranked[len(ranked) // 2][0].cost / len(ranked)
+    order = sorted(everywhere, key=lambda key: score[key])
+    return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
+
+
+def _key(c: Candidate) -> Key:
+    return c.kernel.name, repr(sorted(c.config.items()))
+
+
+def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
+    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share."""
+    losses = []
+    for at_point in ranked:
+        best = sum(own[0].cost for own in at_point if own)
+        taken = 0.0
+        for own, common in zip(at_point, shared, strict=True):
+            costs = {_key(c): c.cost for c in own}
+            taken += costs.get(_key(common[0]), common[0].cost) if common else math.inf
+        losses.append(taken / best - 1 if best else 0.0)
+    return max(losses)
+
+
+def _open(
+    op: Op, program: Program, choice: Choice, ranked: Sequence[Candidate], arch: Arch, refused: Collection[Code], near: float
+) -> Choice:
+    """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
+
+    Raises UndecidedError where none has.
+    """
+    try:
+        return replace(choice, work=_work(op, program, choice.kernel, choice.config, arch))
+    except UndecidedError as why:
+        for other in ranked:
+            if other.cost > near * choice.cost:
+                break
+            try:
+                work = _work(op, program, other.kernel, other.config, arch)
+            except UndecidedError:
+                continue
+            if not any(launch.code in refused for launch in work.launches):
+                return replace(choice, kernel=other.kernel, config=other.config, work=work, cost=other.cost)
+        raise UndecidedError(f"node {op.nodes[0]!r}: {why}", why.mask) from why
+
+
+def _work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:
+    """The launches for all sizes of a program with open extents."""
+    try:
+        refusal = kernel.supports(op, program, arch)
+        if refusal is None:
+            return kernel.work(op, program, config, arch)
+    except (TypeError, AttributeError) as error:  # what takes an int for granted
+        raise UndecidedError(f"{kernel.name} takes fixed sizes ({error})") from error
+    raise UndecidedError(refusal)

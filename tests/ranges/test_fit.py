@@ -1,0 +1,48 @@
+"""Numbers at some sizes become the formula that they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.ir.extent import ceil_div, round_up
+from tccompile.plan.formulas import computed, drawn, filler
+from tccompile.ranges.alike import star
+from tccompile.ranges.box import opened, points
+from tccompile.ranges.fit import fit
+from tccompile.sizes import Size
+
+ONE, TWO = (Size("n", 2, 300),), (Size("h", 16, 256, 8), Size("w", 17, 260, 1))
+
+FORMS = {
+    "batch": (ONE, lambda n: n),
+    "stride 2": (ONE, lambda n: (n - 1) // 2 + 1),
+    "three strides": (ONE, lambda n: ceil_div(ceil_div(ceil_div(n, 2), 2), 2) * 48),
+    "pooled without padding": (ONE, lambda n: (n + 61) // 2 * 3 - 7),
+    "padded row": (ONE, lambda n: round_up(n, 8)),
+    "a matrix of padded rows": (ONE, lambda n: n * round_up(n, 8)),
+    "constant": (ONE, lambda n: 7),
+    "pixels": (TWO, lambda h, w: h * w * 64),
+    "halved": (TWO, lambda h, w: (h // 8) * ((w - 1) // 2 + 1) * 192),
+    "bordered": (TWO, lambda h, w: (h + 2) * (w + 2) * 3),
+    "one of two": (TWO, lambda h, w: ((w + 5) // 4) * 8),
+    "padded": (TWO, lambda h, w: h * round_up(w, 8)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_formulas_are_found(name):
+    box, form = FORMS[name]
+    names = [size.name for size in box]
+    seen = star(box, ())
+    sizes = dict(zip(names, opened(box), strict=True))
+    found = fit([form(*p) for p in seen], [dict(zip(names, p, strict=True)) for p in seen], sizes)
+    formulas, tree = drawn((found,), names)
+    fill = filler(tree)
+    for point in points(box)[::7]:
+        assert fill(computed(formulas, point)) == (form(*point),), point
+
+
+@pytest.mark.parametrize("form", [lambda n: n * n * n + n, lambda n: n if n < 100 else 2 * n, lambda n: n ^ 5])
+def test_what_is_no_formula_is_none(form):
+    seen = star(ONE, ())
+    assert fit([form(*p) for p in seen], [{"n": p[0]} for p in seen], dict(zip("n", opened(ONE), strict=True))) is None

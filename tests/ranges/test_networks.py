@@ -1,0 +1,177 @@
+"""Plans for ranges on the CPU engine, and their launches beside those of fixed shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
+from tccompile.ir.metric import relative_error
+from tccompile.options import Options
+from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
+from tccompile.plan.format import Family, from_bytes, to_bytes
+from tccompile.plan.formulas import Slot, computed, drawn, filler
+from tccompile.ranges.box import corners, scattered
+from tccompile.ranges.pool import Known
+from tccompile.runtime.session import Session
+from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.sizes import Size
+from tests.ranges import models
+from tests.tiers import usually
+
+IMAGE = {"batch": Size("batch", 1, 2), "h": Size("h", 16, 48, 4), "w": Size("w", 12, 44, 4)}
+TOKENS = {"batch": Size("batch", 1, 3), "tokens": Size("tokens", 1, 40)}
+CASES = {"image": (models.image, IMAGE), "tokens": (models.tokens, TOKENS)}
+
+
+def feeds(name: str, point: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    if name == "image":
+        return {"x": draw.standard_normal((point["batch"], 3, point["h"], point["w"])).astype(np.float32)}
+    return {"x": draw.integers(0, 50, (point["batch"], point["tokens"]))}
+
+
+def sizes(ranges: dict[str, Size], count: int) -> list[dict[str, int]]:
+    """The least and the greatest sizes, and some at random."""
+    box = tuple(ranges.values())
+    found = [corners(box)[0], corners(box)[-1], *scattered(box, count)]
+    return [dict(zip(ranges, point, strict=True)) for point in found]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def built(request):
+    """A model's name, the model, its ranges and its plan, as it is read from a file."""
+    make, ranges = CASES[request.param]
+    model = make()
+    return request.param, model, ranges, from_bytes(to_bytes(without_code(model, precision="fp32", ranges=ranges)))
+
+
+def test_outputs_are_right_at_all_sizes(built):
+    name, model, ranges, plan = built
+    session = Session(plan, device="cpu")
+    oracle = onnxruntime.InferenceSession(model.SerializeToString())
+    for point in sizes(ranges, 12):
+        given = feeds(name, point)
+        (out,), (expected,) = session.run(None, given), oracle.run(None, given)
+        assert out.shape == expected.shape and relative_error(out, expected) < 1e-5, point
+
+
+def test_weights_are_stored_once(built):
+    name, model, ranges, plan = built
+    fixed = without_code(model, {k: v.shape for k, v in feeds(name, sizes(ranges, 0)[-1]).items()}, "fp32")
+    assert plan.families and len(plan.weights) <= len(fixed.weights) + 1
+    assert sum(map(plan.size, plan.weights)) <= 1.1 * sum(map(fixed.size, fixed.weights)) + 256
+
+
+def test_shapes_are_told_and_checked(built):
+    name, _, ranges, plan = built
+    session = Session(plan, device="cpu")
+    (given,) = session.get_inputs()
+    assert given.shape == ((None, 3, None, None) if name == "image" else (None, None))
+    for size in ranges.values():
+        for wrong in (size.high + size.step, size.low + 1 if size.step > 1 else 0):
+            with pytest.raises(InputError, match=rf"{size.low}\.\.|x{size.low}|{size.high}"):
+                session.run(None, feeds(name, {**sizes(ranges, 0)[0], size.name: wrong}))
+
+
+def test_sizes_may_change_with_every_run(built):
+    name, _, ranges, plan = built
+    session = Session(plan, device="cpu")
+    points = sizes(ranges, 10)
+    first = [session.run(None, feeds(name, point))[0] for point in points]
+    for point, before in zip(reversed(points), reversed(first), strict=True):
+        assert np.array_equal(session.run(None, feeds(name, point))[0], before)
+    assert len(session._members) <= 8
+
+
+LAUNCHED = [
+    ("image", "sm_90a"),
+    ("tokens", "sm_80"),
+    ("tokens", "sm_90a"),
+    ("image", "sm_75"),
+    ("tokens", "sm_75"),
+    ("image", "sm_61"),
+]
+
+
+@pytest.mark.parametrize("name, arch", usually(LAUNCHED, 0, 1))
+def test_launches_are_those_of_fixed_shapes(name, arch):
+    """What formulas give is what the kernels say of the program at each size; a launch's code does not depend on it."""
+    make, ranges = CASES[name]
+    options = Options(archs=(arch,), precision="fp16", ranges=ranges)
+    patterns, options = to_patterns(read(make()), options, Dump(None), quiet, Told())
+    compared = 0
+    for pattern in patterns:
+        for box, program, builds in to_parts(pattern, options, quiet, (), NO_TIMINGS, Known()):
+            (build, *_) = builds
+            formulas, whole = drawn((program, build), [size.name for size in box])
+            fill = filler(whole)
+            for point in dict.fromkeys((*corners(box)[:1], *corners(box)[-1:], *scattered(box, 6))):
+                made, its = fill(computed(formulas, point))
+                fixed = pattern.at(point)
+                assert made == fixed
+                for op, old, choice in zip(fixed.ops, made.ops, its.choices, strict=True):
+                    if choice.work.launches:
+                        work = choice.kernel.work(old, fixed, choice.config, ARCHS[arch])
+                        assert choice.kernel.supports(op, fixed, ARCHS[arch]) is None
+                        if [a.code for a in choice.work.launches] == [b.code for b in work.launches]:  # else a constant is lifted
+                            assert choice.work.launches == work.launches, (point, op.nodes, choice.kernel.name)
+                            compared += 1
+    assert compared > 100
+
+
+def test_a_model_that_differs_at_each_size_is_refused():
+    g = models.Graph()
+    table = g.op("Resize", "x", "", "", g.numbers(1, 1, 9, 9), mode="cubic")
+    model = g.model("x", 1, [1, 1, "h", 8], g.op("Relu", table))
+    with pytest.raises(UnsupportedError, match=r"h \d+ to \d+.*--entry"):
+        without_code(model, ranges={"h": Size("h", 4, 60)})
+
+
+@pytest.mark.parametrize(
+    "ranges, says",
+    [
+        ({"batch": Size("batch", 1, 3)}, "no size is known for 'h' of input 'x', 'w' of input 'x'"),
+        ({**IMAGE, "depth": Size("depth", 1, 3)}, "no dimension or input 'depth'"),
+        ({"x": (Size("x[0]", 1, 2), 3, 16)}, "has 4 axes, and its range 3"),
+        ({"x": (Size("x[0]", 1, 2), 4, 16, 16)}, "axis 1 of input 'x' is 3 in the model, not 4"),
+    ],
+)
+def test_ranges_that_fit_no_input(ranges, says):
+    with pytest.raises(UsageError, match=says):
+        without_code(models.image(), ranges=ranges)
+
+
+def _broken(family: Family, what: str) -> Family:
+    match what:
+        case "slot":
+            return replace(family, formulas=family.formulas[:1])
+        case "size":
+            return replace(family, sizes=(*family.sizes, Size("more", 1, 2)))
+        case "arena":
+            return replace(family, sizes=tuple(replace(s, high=s.high * 4) for s in family.sizes))
+        case _:
+            program = family.entry.program
+            x = program.tensors["x"]
+            tensors = {**program.tensors, "x": replace(x, shape=tuple(Slot(99) for _ in x.shape))}
+            return replace(family, entry=replace(family.entry, program=replace(program, tensors=tensors)))
+
+
+@pytest.mark.parametrize("what", ["slot", "size", "arena", "shape"])
+def test_families_of_a_file_are_checked(built, what):
+    plan = built[3]
+    number = max(range(len(plan.families)), key=lambda i: len(plan.families[i].formulas))
+    families = [_broken(f, what) if i == number else f for i, f in enumerate(plan.families)]
+    with pytest.raises(PlanError):
+        from_bytes(_unchecked(replace(plan, families=tuple(families))))
+
+
+def _unchecked(plan):
+    """The bytes of a plan that breaks rules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tccompile.plan.format.check_plan", lambda plan: None)
+        return to_bytes(plan)
