@@ -5,6 +5,9 @@ tensor map; any other convolution takes it from an im2col map, whose boxes are t
 row. B is the weights, K-major: [O][taps · channels]. Of a Gemm either may be transposed (MN-major, in wgmma's terms): rows of A
 or columns of B are neighbours in memory, and come in boxes of 64 of them by 64 of K, which wgmma reads as they are.
 
+Weights that are 2:4 may come compressed: half of their values, and the places of these. Sparse products take them as the first
+operand, so operands are swapped, and a stage has 64 bytes of weights beside 128 of A's K.
+
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
 them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
 kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most. All
@@ -35,20 +38,24 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
-from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, unfit
+from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
-from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
+
+DOUBT = 1.05
+"""By which times with 2:4 weights are estimated longer: where they bring nothing, dense ones stay."""
 
 CHEAPEST = 16
 """Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""
@@ -67,7 +74,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     if t.split > 1:
         return results.Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
     if t.boxed and t.swapped:
-        return results.Turned((t.bm, t.bn), t.span, t.staging, params)
+        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params)
     if t.boxed:
         return results.Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
     return results.Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
@@ -97,19 +104,15 @@ def _produce(producer: Any, constant: bool) -> Any:
     return produce
 
 
-def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
-    """The device function of the warpgroups that multiply: (thread, buffers, rows, order, share, tiles, e).
-
-    thread  as `parts.results` has it; share, tiles: as `_produce` has them; e: the arguments of the results
-    """
-    from tccompile.kernels.ptx import hopper as hw
+def _sum_up(t: Tile, ring: Any, product: Any, results: Any) -> Any:
+    """The device function (share, buffers, operands, slot, parity, thread, tile, e) → the sums of a tile over the block's share
+    of K, and where in the ring it ends."""
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, bn, added, at_once = tile_order.placing(), t.bn, t.added, product.at_once
+    added, at_once = t.added, product.at_once
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        """The sums of a tile over the block's share of K, and where in the ring it ends."""
         tid = thread[3]
         first, end = share
         acc = product.zero()
@@ -132,6 +135,105 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
         if not at_once and tid & 127 == 0:
             ring.release(before)
         return acc, slot, parity
+
+    return sum_up
+
+
+def _sum_up_sparse(t: Tile, ring: Any, product: Any, results: Any) -> Any:
+    """The same of 2:4 weights. The places of two stages are in registers, in turn: those of one are loaded while the products of
+    the other are made."""
+    from tccompile.kernels.ptx.core import i32, inline
+
+    added = t.added
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads = thread[3] & 127 == 0
+        first, end = share
+        acc, even, odd = product.zero(), product.none(), product.none()
+        before, k = ring.none(buffers), first
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            even = product.load(operands, slot)
+            acc = product.multiply(acc, operands, slot, k, first, even)
+            if added and not results.early and k == first:
+                results.ask(thread, tile, i32(0), e)
+            product.wait_last(odd, k)
+            if k > first and leads:
+                ring.release(before)
+            before = ring.hold(buffers, slot)
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+            if k < end:
+                ring.wait(buffers, slot, parity)
+                odd = product.load(operands, slot)
+                acc = product.multiply(acc, operands, slot, k, first, odd)
+                product.wait_last(even, k)
+                if leads:
+                    ring.release(before)
+                before = ring.hold(buffers, slot)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+        product.wait(even, k)
+        product.wait(odd, k)
+        if leads:
+            ring.release(before)
+        return acc, slot, parity
+
+    return sum_up
+
+
+def _sum_up_rough(t: Tile, ring: Any, product: Any, results: Any) -> Any:
+    """The same where sums are rough: those of two stages are made by themselves, and then added to the others."""
+    from tccompile.kernels.ptx.core import i32, inline
+
+    added = t.added
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads = thread[3] & 127 == 0
+        first, end = share
+        acc, odd, k = product.zero(), product.none(), first
+        if added and not results.early and k < end:
+            results.ask(thread, tile, i32(0), e)
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            even = product.load(operands, slot)
+            part = product.multiply(product.nothing(), operands, slot, k, k, even)
+            held, last = ring.hold(buffers, slot), k + 1 == end
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+            before = held
+            if not last:
+                ring.wait(buffers, slot, parity)
+                odd = product.load(operands, slot)
+                part = product.multiply(part, operands, slot, k, first, odd)
+                before = ring.hold(buffers, slot)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+            product.wait(even, k)
+            product.wait(odd, k)
+            if leads:
+                ring.release(held)
+                if not last:
+                    ring.release(before)
+            acc = product.add(acc, part)
+        return acc, slot, parity
+
+    return sum_up
+
+
+def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
+    """The device function of the warpgroups that multiply: (thread, buffers, rows, order, share, tiles, e).
+
+    thread  as `parts.results` has it; share, tiles: as `_produce` has them; e: the arguments of the results
+    """
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline
+
+    place, bn = tile_order.placing(), t.bn
+    how = _sum_up if not t.sparse else _sum_up_rough if t.atom.rough else _sum_up_sparse
+    sum_up = how(t, ring, product, results)
 
     @inline
     def consume(thread, buffers, rows, order, share, tiles, e):
@@ -179,11 +281,12 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.consumers // 128)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring)
-    producer, results = (Im2col if im2col else Tiled)(ring, a, b), _results(t, batch, params)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
+    producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
+    prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
     integers = geometry_at + GEOMETRY[im2col]
 
@@ -200,7 +303,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             results.init(base)
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
-            hw.prefetch_map(map_b)
+            prefetch(map_b)
         cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
         rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
@@ -222,8 +325,38 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
         if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_wait()
 
-    signature = types.void(types.uint64, types.uint64, *[types.int32] * integers, *results.types)
-    return Function(entry(body, 2, integers + len(results.types)), signature, t.threads, cluster=split)
+    maps = 3 if t.sparse else 2
+    signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
+    flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
+    return Function(flat, signature, t.threads, cluster=split)
+
+
+def _prefetching(sparse: bool) -> Any:
+    """The device function that has B's map fetched, or those of its values and their places."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import inline
+
+    @inline
+    def one(map_b):
+        hw.prefetch_map(map_b)
+
+    @inline
+    def two(maps):
+        hw.prefetch_map(maps[0])
+        hw.prefetch_map(maps[1])
+
+    return two if sparse else one
+
+
+def _with_three_maps(body: Any) -> Any:
+    """The device function of a body whose second map is a pair."""
+    from tccompile.kernels.ptx.core import inline
+
+    @inline
+    def whole(map_a, map_b, map_places, rest):
+        body(map_a, (map_b, map_places), rest)
+
+    return whole
 
 
 # --- The kernel ----------------------------------------------------------------------------------------------------------
@@ -273,10 +406,23 @@ class Hopper(OneWay):
             for split in (1, 2, 4, 8)
             if (boxed and boxed.size == RESULT if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        ranked = sorted(candidates, key=self._costs(way, program, arch))
-        yield from ranked[:CHEAPEST]
-        blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
-        yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+        costs = self._costs(way, program, arch)
+        sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
+        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
+            yield from ranked[:CHEAPEST]
+            blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
+            yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+
+    def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
+        if reason := self.supports(op, program, arch):
+            return reason
+        form, problem = sparse_form(op, program), describe(op, program)
+        assert form is not None and isinstance(problem, Problem)
+        found = compressed(problem, program, form)
+        if isinstance(found, str):
+            return found
+        some = any(config.get("sparse") for config in self.configs(op, program, arch))
+        return None if some else "sparse wgmma's rows are the weights', and then results go to y in boxes of halves"
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         return self._costs(way, program, arch)(config)
@@ -290,17 +436,26 @@ class Hopper(OneWay):
         biased = len(way.epilogue.loads) > loads
         moving = traffic_us(way, program, arch)
 
+        sparse = self._compressed(way, program)
+        fewer = 0.0 if sparse is None else memory_us([problem.w], arch) - memory_us(_read(sparse, program), arch)
+
         def cost(config: Config) -> float:
-            t = _tile(config, arch, how, boxed)
-            computing = time_us(problem, how, t, arch, loads, biased, constant)
-            shorter = min(computing, moving)  # overlaps the other but for a beginning and an end
+            read = sparse if sparse and config.get("sparse") else how
+            moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
+            t = _tile(config, arch, read, boxed)
+            computing = time_us(problem, read, t, arch, loads, biased, constant)
+            shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
             apart = 0.32 * min(shorter, 15) + 0.15 * max(shorter - 15, 0)
-            return starting_us(problem, how, t, arch, biased) + max(computing, moving) + apart
+            return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost
 
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem, how = self._described(way, program)
+        if config.get("sparse"):
+            sparse = self._compressed(way, program)
+            assert sparse, "the weights have no 2:4 form"
+            how = sparse
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
@@ -325,6 +480,7 @@ class Hopper(OneWay):
                 boxed=t.boxed,
                 kinds=t.kinds,
                 result=t.result,
+                sparse=t.sparse,
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -337,7 +493,7 @@ class Hopper(OneWay):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
-        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result")}
+        chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
         t = Tile(**chosen, added=added)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(t, copied, params["rows"], params["epilogue"])
@@ -348,6 +504,19 @@ class Hopper(OneWay):
         how = copies(problem, program)
         assert isinstance(how, Copies)
         return problem, how
+
+    def _compressed(self, op: Op, program: Program) -> Copies | None:
+        """How 2:4 weights are read, if the op has such in that form and they can be."""
+        form, problem = sparse_form(op, program), describe(op, program)
+        if form is None or not isinstance(problem, Problem) or (problem.column_batch and problem.batches > 1):
+            return None
+        found = compressed(problem, program, form)
+        return found if isinstance(found, Copies) else None
+
+
+def _read(how: Copies, program: Program) -> list[Tensor]:
+    """The constants that hold 2:4 weights."""
+    return [program.tensors[m.tensor] for m in (how.b, how.places) if m]
 
 
 def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tccompile.ir.extent import ceil_div
+from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
+from tccompile.ir.sparse import PIECE
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
@@ -30,6 +32,8 @@ class Copies:
     depth     elements of K that the kernel goes through, by im2col a multiple of the box's row
     chunk     elements of a box's row; B's are `whole` beside an im2col map
     geometry  what the code needs to walk through A, in the order of its parameters
+    places    of 2:4 weights: an array of (PIECE, pieces along K, 64 columns); b is then one of their values, and all other
+              numbers count the zeros, too
     """
 
     a: TiledMap | Im2colMap
@@ -39,6 +43,7 @@ class Copies:
     depth: int
     chunk: int
     geometry: tuple[int, ...]
+    places: TiledMap | None = None
 
     @property
     def size(self) -> int:
@@ -62,16 +67,27 @@ class Copies:
     def boxes_of_stage(self, t: Tile) -> int:
         """How many copies fill a stage."""
         a, b = (1 if k_major else n // BLOCK for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))
-        return (self.whole // self.chunk if self.im2col else a) + b
+        return (self.whole // self.chunk if self.im2col else a) + b + (self.places is not None)
 
-    def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, TiledMap]:
+    def boxed(self, t: Tile) -> tuple[TiledMap | Im2colMap, ...]:
         """The maps with a tile's boxes."""
+        if self.places and t.places:
+            row = self.whole // 2
+            values = replace(self.b, box=(row, t.bn, 1), swizzle=self.size * row)
+            pieces = t.places.group_bytes // PIECE
+            return self._boxed_a(t), values, replace(self.places, box=(PIECE, pieces, t.bn // 64), swizzle=0)
         if isinstance(self.a, Im2colMap):
-            return replace(self.a, pixels=t.bm), replace(self.b, box=(self.whole, t.bn, 1))
+            return self._boxed_a(t), replace(self.b, box=(self.whole, t.bn, 1))
         sides = zip((t.bm, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
         return a, b
+
+    def _boxed_a(self, t: Tile) -> TiledMap | Im2colMap:
+        """A's map, K-major, in boxes as wide as B's."""
+        if isinstance(self.a, Im2colMap):
+            return replace(self.a, pixels=t.bm)
+        return replace(self.a, box=(self.chunk, t.bm, 1), swizzle=self.size * self.chunk)
 
 
 def row_cycles(channels: int, chunk: int, size: int) -> float:
@@ -81,9 +97,9 @@ def row_cycles(channels: int, chunk: int, size: int) -> float:
     return whole if channels % chunk == 0 else (whole * (boxes - 1) + 5.2) / boxes
 
 
-def multiplying_cycles(rows: int, columns: int) -> int:
+def multiplying_cycles(rows: int, columns: int, sparse: bool = False) -> int:
     """Cycles of the Tensor Cores for a stage."""
-    return rows // 64 * 2 * max(columns, 48)
+    return rows // 64 * (1 if sparse else 2) * max(columns, 48)
 
 
 def _chunk(channels: int, columns: int, size: int) -> int:
@@ -131,6 +147,24 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     return _by_im2col(problem, b)
 
 
+def compressed(problem: Problem, program: Program, form: Sparse) -> Copies | str:
+    """The maps for an op that `copies` knows, of a compressed form of its weights; or why these cannot be read."""
+    values, places = (program.tensors[name] for name in form.tensors)
+    dense = copies(problem, program)
+    if isinstance(dense, str):
+        return dense
+    whole = dense.whole
+    if not all(dense.k_major):
+        return f"{problem.x.name} or {problem.w.name} is transposed; sparse Tensor Cores take both along K"
+    if not dense.im2col and dense.chunk < whole:
+        return f"its K of {problem.channels} is less than the {whole} that are multiplied at a time"
+    steps = (values.strides[0] * values.dtype.size, UNIT)
+    b = TiledMap(values.name, 0, (values.shape[1], values.shape[0], 1), steps, (), (1, 1, 1))
+    of_places = TiledMap(places.name, 0, places.shape[::-1], (PIECE, PIECE * places.shape[1]), (), (1, 1, 1))
+    found = _by_im2col(problem, b, whole) if dense.im2col else replace(dense, b=b)
+    return found if isinstance(found, str) else replace(found, places=of_places)
+
+
 def _kinds(problem: Problem) -> tuple[str, str]:
     return OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype]
 
@@ -149,8 +183,8 @@ def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
     return Copies(a, b, problem.k_major, _kinds(problem), channels, chunk, (int(problem.w_batch[level] > 0),))
 
 
-def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
-    """A by an im2col map, or why there is none."""
+def _by_im2col(problem: Problem, b: TiledMap, filled: int = 0) -> Copies | str:
+    """A by an im2col map, or why there is none; filled: B has channels filled up to a multiple of it, and boxes as many."""
     (n, p, q), (step_n, step_h, step_w, _) = problem.pixels, problem.x_pixel
     (r, s), (height, width), channels, cp = problem.taps, problem.image, problem.channels, problem.padded
     (stride_h, stride_w), (pad_h, pad_w), (dil_h, dil_w) = problem.strides, problem.pads, problem.dilations
@@ -164,7 +198,7 @@ def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
     if (r - 1) * dil_h > 255 or (s - 1) * dil_w > 255:
         return "the window spans more than 256 elements, the most of im2col maps"
     size = problem.x.dtype.size
-    chunk = _chunk(cp, problem.stored, size)
+    chunk = filled or _chunk(cp, problem.stored, size)
     steps = [size * t if extent > 1 else UNIT for extent, t in ((width, step_w), (height, step_h), (n, step_n))]
     window = Im2colMap(
         problem.x.name,
@@ -178,7 +212,7 @@ def _by_im2col(problem: Problem, b: TiledMap) -> Copies | str:
         0 if size * chunk == UNIT else size * chunk,
     )
     boxes = ceil_div(cp, chunk)
-    sizes = (cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
+    sizes = (boxes * chunk if filled else cp, r * s, s, q, p * q, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, boxes)
     geometry = (*sizes, *divider(boxes), *divider(s), *divider(q), *divider(p * q))
     return Copies(window, b, problem.k_major, _kinds(problem), r * s * boxes * chunk, chunk, geometry)
 

@@ -47,10 +47,11 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
-    multiplying = multiplying_cycles(left, right) * part
+    multiplying = multiplying_cycles(left, right, t.sparse) * part
     if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count: not measured yet
         multiplying *= 1.25 if left * together == 64 else 1.1
-    sharing = (left + right + left // 64 * (64 + right)) * part
+    rows = left // 2 if t.sparse else left  # of 128 bytes
+    sharing = (2 * rows + right + left // 64 * right) * part
     busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
     alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
     latency = (0.8 + 3 * copying / 1370) / tiles_m  # of a copy: from the L2 cache, if another block has the same columns

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
-from tccompile.kernels.parts.operands import ROW, Operand
+from tccompile.kernels.parts.operands import ROW, Operand, Places
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 
@@ -24,6 +24,9 @@ SWAPPED = {
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
 
+
+PIECES = 3
+"""Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
 MOST_SUMS = {64: 192, 128: 128, 192: 96}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
@@ -44,6 +47,7 @@ class Tile:
     boxed    whether results are stored in boxes; added, whether something that differs by row is added to them there
     kinds    PTX's types of the operands' elements
     result   bytes of a result in a box
+    sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     """
 
     bm: int
@@ -55,11 +59,12 @@ class Tile:
     added: bool
     kinds: tuple[str, str] = ("f16", "f16")
     result: int = RESULT
+    sparse: bool = False
 
     @property
     def atom(self) -> Atom:
         """What multiplies."""
-        return group_atom(*self.kinds)
+        return group_atom(*self.kinds, self.sparse)
 
     @property
     def product(self) -> tuple[int, int]:
@@ -92,13 +97,21 @@ class Tile:
 
     @property
     def stage_bytes(self) -> int:
-        return (self.bm + self.bn) * ROW
+        places = self.places
+        return round_up(places.at + places.copied, KIB) if places else (self.bm + self.bn) * ROW
+
+    @property
+    def places(self) -> Places | None:
+        """Of 2:4 weights, behind their values in a stage."""
+        return Places(self.bn, self.bm * ROW + self.bn * ROW // 2, self.kinds[1]) if self.sparse else None
 
     def operands(self, im2col: bool, chunk: int, k_major: tuple[bool, bool]) -> tuple[Operand, Operand]:
         """A and B of a stage; `chunk`: elements of K in a row of a box, of B's only where A does not come by im2col."""
         of_a, of_b = self.kinds
         row = chunk * BITS[of_a] // 8
         a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
+        if self.sparse:
+            return a, Operand(self.bn, self.bm * ROW, of_b, ROW // 2, 1, True)
         return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1])
 
     @property
@@ -122,7 +135,15 @@ class Tile:
     @property
     def box(self) -> tuple[int, int]:
         """Columns and rows of a box of results."""
-        return self.columns, self.bm if self.swapped else 16
+        return self.columns, self.piece if self.swapped else 16
+
+    @property
+    def piece(self) -> int:
+        """With swapped operands, rows of a box: all of the tile's, or of 2:4 weights, whose stages take half as long and of which
+        there have to be more, some 64."""
+        if not self.sparse or self.added:
+            return self.bm
+        return next(n for n in (64, *range(self.span, 64 + self.span, self.span), self.bm) if self.bm % n == n % self.span == 0)
 
     @property
     def span(self) -> int:
@@ -147,7 +168,9 @@ class Tile:
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
-        boxes = 1 if self.swapped else self.ahead * self.bn // self.columns if self.added else BOXES
+        boxes = self.ahead * self.bn // self.columns if self.added else BOXES
+        if self.swapped:
+            boxes = min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property
@@ -186,7 +209,7 @@ def tile(
     bm, bn, split = config["bm"], config["bn"], config["split"]
     each = ceil_div(steps, split)
     for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added, kinds, result)
+        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added, kinds, result, config.get("sparse", False))
         if t.smem <= arch.smem_block:
             return t
     raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import Extent, Shape, ceil_div, hint, round_up
-from tccompile.ir.forms import Grouped
+from tccompile.ir.forms import Grouped, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
@@ -244,6 +244,12 @@ def ways(op: Op, program: Program) -> list[Op]:
         return [op]
     forms = [form for form in program.forms.get(op.w, ()) if isinstance(form, Grouped) and form.of == op.groups]
     return [op, *(replace(op, w=form.tensor, groups=form.groups) for form in forms)]
+
+
+def sparse_form(op: Op, program: Program) -> Sparse | None:
+    """The compressed form of an op's weights, if these are 2:4."""
+    name = op.w if isinstance(op, Conv) else op.b if isinstance(op, Gemm) else ""
+    return next((form for form in program.forms.get(name, ()) if isinstance(form, Sparse)), None)
 
 
 class OneWay(Kernel):

@@ -172,6 +172,11 @@ class Kernel(ABC):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         """None if it can run the op on this generation; else the reason why not, for people."""
 
+    def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
+        """Why it offers no config, with `sparse` set, that reads the op's 2:4 weights in their compressed form (`forms.Sparse`);
+        None if it does, or if it never does."""
+        return None
+
     @abstractmethod
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs worth trying for the op. Only called when `supports` gave None."""

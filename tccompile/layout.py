@@ -60,7 +60,7 @@ def _multiplied(program: Program) -> set[str]:
     for op in program.ops:
         if isinstance(op, Conv | Gemm | Mlp | Attention | Rnn):
             out |= {program.tensors[name].storage for name in op.operands}
-            out |= {form.tensor for form in program.forms_of(op)}
+            out |= {name for form in program.forms_of(op) for name in form.tensors}
     return out
 
 

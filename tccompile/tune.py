@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
+from tccompile.fuse.sparse import offered
+from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.storage import elements, from_storage, to_storage
@@ -37,7 +40,7 @@ from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
 from tccompile.plan.format import Entry, Image, Plan, pack_constant
-from tccompile.schedule.choose import Candidate, Choice, candidates, uncopied
+from tccompile.schedule.choose import Candidate, Choice, candidates, is_sparse, uncopied
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
 
@@ -163,10 +166,10 @@ def trials_of(programs: Sequence[Program], arch: Arch, table: Table, count: int 
 def worth_measuring(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
     """The `count` cheapest, and among them the cheapest one of each kernel that is near the least estimate: estimates know better
     which of a kernel's configs is the fastest than which kernel is, above all on GPUs that they are not fitted to."""
-    firsts: dict[str, int] = {}
+    firsts: dict[tuple[str, bool], int] = {}  # 2:4 weights are as good as another kernel
     for number, c in enumerate(ranked):
         if c.cost <= NEAR * ranked[0].cost:
-            firsts.setdefault(c.kernel.name, number)
+            firsts.setdefault((c.kernel.name, is_sparse(c.config)), number)
     numbers = sorted(range(len(ranked)), key=lambda n: (n not in firsts.values(), n))[:count]
     return [ranked[n] for n in sorted(numbers)]
 
@@ -221,7 +224,7 @@ def _jobs(works: Sequence[Work], arch: Arch) -> list[Job]:
 def _repetitions(trial: Trial) -> int:
     tensors = trial.program.tensors
     owners = {tensors[n].storage for n in trial.op.inputs} & set(trial.program.constants)
-    owners |= {form.tensor for form in trial.program.forms_of(trial.op)}
+    owners |= {name for form in trial.program.forms_of(trial.op) for name in form.tensors}
     size = sum(tensors[n].nbytes for n in owners)
     slowest = max(c.cost for c in worth_measuring(trial.ranked, trial.count))
     return max(2, min(REPETITIONS, int(4000 / slowest), (1 << 30) // max(size, 1)))
@@ -248,7 +251,13 @@ def repeated(op: Op, program: Program, times: int) -> Program:
         ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)
     inputs = tuple(n for n in program.inputs if n in op.inputs)
-    return join_groups(Program(inputs, tuple(outputs), tensors, constants, tuple(ops)))
+    whole = join_groups(Program(inputs, tuple(outputs), tensors, constants, tuple(ops)))
+    return offered(whole, [f"{name}@{i}" for name in _sparse(op, program) for i in range(times)])
+
+
+def _sparse(op: Op, program: Program) -> list[str]:
+    """The op's constants that are 2:4."""
+    return [name for name in op.operands if any(isinstance(form, Sparse) for form in program.forms.get(name, ()))]
 
 
 def _results(
@@ -332,7 +341,19 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
             data[t.name] = pack_constant(t, np.full(t.shape, steps, t.dtype.numpy))  # sequences of all steps
         else:
             data[t.name] = pack_constant(t, np.resize(_normal() > 0, t.shape).astype(t.dtype.numpy))
+    for name in _sparse(op, program):
+        data[name] = _pruned(program.tensors[name], data[name])
     return data
+
+
+def _pruned(t: Tensor, data: bytes | memoryview) -> memoryview:
+    """The bytes of weights with two zeros in every four along their second axis, in all ways in turn."""
+    values = np.array(np.frombuffer(data, t.dtype.numpy))
+    fours = np.moveaxis(elements(values, t), 1, -1)
+    for i, kept in enumerate(combinations(range(4), 2)):
+        for k in {*range(4)} - {*kept}:
+            fours[..., 4 * i + k :: 24] = 0
+    return values.view(np.uint8).data
 
 
 @cache
@@ -358,11 +379,13 @@ def _forms(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str
         source, t = program.constants[w], program.tensors[w]
         assert isinstance(source, Source)
         values = elements(np.frombuffer(data[source.name], t.dtype.numpy), t)
-        for form in forms:
-            own = program.tensors[form.tensor]
+        if t.dtype in FLOAT8:
+            values = from_storage(values, t.dtype)
+        for name in (name for form in forms for name in form.tensors):
+            own = program.tensors[name]
             if own.shape not in made:
-                made[own.shape] = pack_constant(own, evaluate(program.constants[form.tensor], {source.name: values}))
-            out[form.tensor] = made[own.shape]
+                made[own.shape] = pack_constant(own, evaluate(program.constants[name], {source.name: values}))
+            out[name] = made[own.shape]
     return out
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.kernels.parts.operands import Operand
+from tccompile.kernels.parts.operands import Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import mma
 from tccompile.kernels.ptx.atoms import group_atom
-from tccompile.kernels.ptx.core import i32, inline, u64
+from tccompile.kernels.ptx.core import cuda, i32, inline, u32, u64
 
 OFFSETS = 0x3FFFF
 """The bits of a shared address that say where in its block it lies; those above say which block of the cluster."""
@@ -25,15 +25,22 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
+
+    places   of a left operand that is sparse, which a thread has in registers while it is multiplied. Then there are instead
+             load(operands, slot)                            those of a stage
+             multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
+             wait_last(before, k), wait(before, k)           as above; `before`: those of a stage that is kept until then
+             none()                                          in place of some that are kept
     """
 
     at_once = False
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
         super().__init__()
-        steps, kinds = tuple(zip(left.steps, right.steps, strict=True)), (left.kind, right.kind)
-        sums = group_atom(*kinds).acc
-        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once)
+        of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
+        steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
+        sums, words = group_atom(*kinds).acc, places.words if places else 0
+        multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once and not words, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
         left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
@@ -51,18 +58,58 @@ class Accumulator(Part):
 
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
+        if places:
+            self._read_places(places, operands, multiplied, ring)
+
+    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring) -> None:
+        """Take the places of a sparse left operand from shared memory."""
+        words = places.words
+        at, group_bytes, own_bytes = ring.first + places.at, places.group_bytes, 4 * words
+        load_words, stage_bytes, stage_units = hw.load_places(words), ring.stage_bytes, ring.stage_bytes >> 4
+
+        @inline
+        def operands(base, warp):
+            a, b = dense(base, warp)
+            return a, b, u32(base + at + (warp >> 2) * group_bytes + (i32(cuda.threadIdx.x) & 127) * own_bytes)
+
+        @inline
+        def load(operands, slot):
+            return load_words(u32(operands[2] + slot * stage_bytes))
+
+        @inline
+        def multiply(acc, operands, slot, k, first, own):
+            of_stage = u64(slot * stage_units)
+            return multiplied(acc, operands[0] + of_stage, operands[1] + of_stage, i32(k - first), own)
+
+        @inline
+        def no_word():
+            return (u32(0),)
+
+        @inline
+        def no_words():
+            return u32(0), u32(0)
+
+        self.operands, self.load, self.multiply, self.none = operands, load, multiply, no_word if words == 1 else no_words
+        self.wait_last, self.wait = hw.wgmma_wait_kept(1, words), hw.wgmma_wait_kept(0, words)
 
 
 class Promoted(Accumulator):
     """The same for products whose sums are rough (`Atom.rough`): a stage's are made by themselves, and added to the others in
     fp32. That takes twice the registers. While a warpgroup waits for its products and adds them up, another one multiplies.
+
+    With a sparse left operand, two stages have as many products as one, and whoever multiplies asks for
+    nothing()        sums before the first of two stages, as `zero` of all
+    add(acc, part)   those of two stages with the others
     """
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
-        super().__init__(left, right, ring)
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
+        super().__init__(left, right, ring, places)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
+        self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
+        if places:
+            return
 
         @inline
         def multiply(acc, operands, slot, k, first):
@@ -72,13 +119,12 @@ class Promoted(Accumulator):
         def there():
             pass
 
-        self.zero, self.multiply = mma.zeros(right.extent // 2), multiply
-        self.wait_last = self.wait = there
+        self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring) -> Accumulator:
-    """What holds the sums of two operands' product."""
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring)
+def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:
+    """What holds the sums of two operands' product; `places`: of a left one that is sparse."""
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places)
 
 
 class BlocksAccumulator(Part):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tccompile.ir.sparse import GROUP
 from tccompile.kernels.ptx.atoms import BITS
 
 ROW = 128
@@ -17,6 +18,38 @@ UNIT = 16
 
 BLOCK = 64
 """Rows or columns of a box that is not K-major, which is of 16-bit elements: `ROW` bytes."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the elements of a sparse operand are along K: of every four neighbours two are there, two bits for the place of each.
+
+    They lie as `ir/sparse.py` says, so that a thread of a warpgroup has those of a stage in `words` of its own: the two wgmmas of
+    16-bit elements that a stage makes each look at one half of the threads, those of 8-bit elements at all.
+
+    extent  rows of the operand
+    at      bytes from the stage's start
+    kind    PTX's type of an element
+    """
+
+    extent: int
+    at: int
+    kind: str
+
+    @property
+    def words(self) -> int:
+        """Of a thread, for a stage."""
+        return 16 // BITS[self.kind]
+
+    @property
+    def group_bytes(self) -> int:
+        """Of a warpgroup's 64 rows, for a stage."""
+        return 4 * 128 * self.words
+
+    @property
+    def copied(self) -> int:
+        """Bytes that come for a stage."""
+        return self.extent // GROUP * self.group_bytes
 
 
 @dataclass(frozen=True)

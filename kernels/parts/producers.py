@@ -6,7 +6,7 @@ fill(maps, buffers, tile, share, asked, slot, parity, geometry)   fill the stage
 ask_ahead(map_b, buffers, tile, share, geometry)   have B copied to all stages of the ring, before earlier grids have ended; the
                                         `asked` of the first tile: the first stage of which B has not been asked for
 
-maps      of A and B
+maps      of A and B; in B's place of B and its places, where B is sparse
 tile      (tile of A's rows within its batch, tile of columns, batch)
 share     the stages of K: the first one, and the one after the last
 geometry  integers that say how A lies
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tccompile.ir.sparse import PIECE
 from tccompile.kernels.device_math import divide
-from tccompile.kernels.parts.operands import BLOCK, Operand
+from tccompile.kernels.parts.operands import BLOCK, Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
@@ -41,6 +42,31 @@ def boxes(operand: Operand) -> Any:
     return copy_rows if operand.k_major else copy_blocks
 
 
+def _dense(b: Operand) -> Any:
+    """As `boxes`, of B; `target` is the whole stage."""
+    copy, offset = boxes(b), b.at
+
+    @inline
+    def copy_b(map_b, target, k, first, batch):
+        copy(map_b, (target[0], u32(target[1] + offset)), k, first, batch)
+
+    return copy_b
+
+
+def _sparse(b: Operand, places: Places) -> Any:
+    """The same of a sparse B, whose map is one of its elements and one of their places; k counts zeros, too."""
+    copy, at, depth = _dense(b), places.at, b.depth
+    pieces = places.group_bytes // PIECE
+
+    @inline
+    def copy_b(maps, target, k, first, batch):
+        copy(maps[0], target, i32(k >> 1), first, batch)
+        piece = i32(u32(k) // u32(depth) * u32(pieces))
+        hw.copy_box(u32(target[1] + at), maps[1], target[0], i32(0), piece, i32(first >> 6))
+
+    return copy_b
+
+
 class Producer(Part):
     """What producers have in common: how they ask for B.
 
@@ -48,18 +74,22 @@ class Producer(Part):
                                            what is expected is all of the stage
     weights_at(k, geometry)                where stage k begins along B's K
     weights_batch(batch, geometry)         B's batch for one of A's
+
+    places   of B, if it is sparse: half of its elements are there
     """
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand, weights_at: Any, weights_batch: Any) -> None:
+    def __init__(
+        self, ring: Ring, a: Operand, b: Operand, weights_at: Any, weights_batch: Any, places: Places | None = None
+    ) -> None:
         super().__init__()
         self.ring = ring
-        copy_b, copied, offset, columns, stages = boxes(b), a.copied + b.copied, b.at, b.extent, ring.stages
+        columns, stages = b.extent, ring.stages
+        copied, copy_b = a.copied + b.copied + (places.copied if places else 0), _sparse(b, places) if places else _dense(b)
 
         @inline
         def ask(map_b, target, k, column, batch, geometry):
-            of_b, n, batch_of_b = (target[0], u32(target[1] + offset)), i32(column * columns), weights_batch(batch, geometry)
             ring.expect(target, copied)
-            copy_b(map_b, of_b, k, n, batch_of_b)
+            copy_b(map_b, target, k, i32(column * columns), weights_batch(batch, geometry))
 
         @inline
         def ask_ahead(map_b, buffers, tile, share, geometry):
@@ -77,7 +107,7 @@ class Producer(Part):
 class Tiled(Producer):
     """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0)."""
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand) -> None:
+    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None) -> None:
         copy_a, rows, depth = boxes(a), a.extent, a.depth
 
         @inline
@@ -88,7 +118,7 @@ class Tiled(Producer):
         def weights_batch(batch, geometry):
             return i32(batch * geometry[0])
 
-        super().__init__(ring, a, b, weights_at, weights_batch)
+        super().__init__(ring, a, b, weights_at, weights_batch, places)
         ask = self.ask
 
         @inline
@@ -118,7 +148,7 @@ class Im2col(Producer):
     then reciprocals of the last, the width, Q and P * Q.
     """
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand) -> None:
+    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None) -> None:
         rows, boxes_of_stage, chunk, box_bytes = a.extent, a.boxes, a.row_bytes // a.size, a.box_bytes
 
         @inline
@@ -131,7 +161,7 @@ class Im2col(Producer):
         def weights_batch(batch, geometry):
             return i32(0)
 
-        super().__init__(ring, a, b, weights_at, weights_batch)
+        super().__init__(ring, a, b, weights_at, weights_batch, places)
         ask = self.ask
 
         @inline

@@ -420,19 +420,20 @@ def drain_boxes() -> Any:
 
 class Turned(Results):
     """For a product whose rows are the tile's columns: a warpgroup turns and rounds its 64 columns of all rows into one box, of
-    which a warp has 32 bytes in every row.
+    which a warp has 32 bytes in every row; or into boxes of a piece of the rows each, which take places in turn.
 
-    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once
+    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
     `turn` is the parity of its barrier's phase, where something is added.
     """
 
-    def __init__(self, shape: tuple[int, int], span: int, staging: Staging, params: Params) -> None:
+    def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
         added = staging.landed is not None
         maps = 1 + added
         kept, put_span, extra = _put_turned(span, added, params)
         super().__init__(params, maps, extra)
         (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
         take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
+        assert piece == bm or not added, "what is added comes in one box"
 
         @inline
         def keep(c, e):
@@ -476,6 +477,41 @@ class Turned(Results):
         self.keep, self.finish, self.drain = keep, finish, drain_boxes()
         if added:
             self.init, self.ask = landing(bn // 64, landed), ask
+        if piece < bm:
+            self.finish = _finish_in_pieces(shape, span, piece, staging, (put_span, take))
+
+
+def _finish_in_pieces(shape: tuple[int, int], span: int, piece: int, staging: Staging, how: tuple[Any, Any]) -> Any:
+    """`finish` of `Turned` where a warpgroup's results leave in several boxes."""
+    (bm, bn), at_results, each, (put_span, take) = shape, staging.at, staging.each, how
+    box, parts = 128 * piece, piece // span
+    places, boxes_read, others_read = each // box, hw.boxes_read(0), hw.boxes_read(each // box - 1)
+
+    @inline
+    def finish(acc, read, thread, tile, turn, e):
+        base, warp, lane, _, _ = thread
+        number, _, row_tile, column_tile = tile
+        m, n = i32(row_tile * bm), i32(column_tile * bn)
+        group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
+        first = u32(base + at_results + group * each)
+        lanes = ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16)
+        c = i32(n + warp * 16 + (lane >> 2))
+        if leads:  # those of the tile before
+            boxes_read()
+        for k in range(bm // piece):
+            own = u32(first + (k % places) * box)
+            if leads:
+                others_read()
+            hw.sync_group(i32(group + 1))
+            for part in range(parts):
+                put_span(take(acc, i32(k * parts + part)), read, u32(own + lanes + part * (span * 128)), c, e[1:])
+            hw.fence_copies()
+            hw.sync_group(i32(group + 1))
+            if leads:
+                hw.store_box(e[0], own, i32(n + group * 64), i32(m + k * piece), number)
+        return i32(turn ^ 1)
+
+    return finish
 
 
 def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:

@@ -46,7 +46,8 @@ class Atom:
     def __post_init__(self) -> None:
         for elements, kind in ((self.m * self.k, self.a), (self.k * self.n, self.b), (self.m * self.n, self.acc)):
             assert elements * BITS[kind] % (32 * self.threads) == 0, f"{self.name}: parts of a word"
-        shape = "wgmma" if self.warpgroup else f"mma.{'sp.' if self.sparse else ''}m{self.m}n{self.n}k{self.k}"
+        sparse = ".sp" if self.sparse else ""
+        shape = f"wgmma{sparse}" if self.warpgroup else f"mma{sparse}.m{self.m}n{self.n}k{self.k}"
         if self.threads == 1:
             assert (self.m, self.n, self.name) == (1, 1, f"dp{self.k}a" if self.k > 1 else "fma"), self.name
             return
@@ -99,7 +100,7 @@ class Atom:
             words = (".u32" if kind == "u8" else ".s32" for kind in (a, b))
             return "fma.rn.f32" if self.k == 1 else f"{self.name}{''.join(words)}"
         if self.warpgroup:
-            return f"wgmma.mma_async.sync.aligned.{shape}.{self.acc}.{a}.{b}"
+            return f"wgmma.mma_async{'.sp' if self.sparse else ''}.sync.aligned.{shape}.{self.acc}.{a}.{b}"
         kind = "mma.sp::ordered_metadata" if self.sparse else "mma"
         return f"{kind}.sync.aligned.{shape}.row.col.{self.acc}.{a}.{b}.{self.acc}"
 
@@ -125,6 +126,10 @@ ATOMS = {
         Atom("wgmma.tf32",        "tf32", "tf32", "f32",  64, 256,  8, 128, (9, 0), only=True),
         Atom("wgmma.s8",          "s8",   "s8",   "s32",  64, 256, 32, 128, (9, 0), only=True),
         Atom("wgmma.e4m3",        "e4m3", "e4m3", "f32",  64, 256, 32, 128, (9, 0), only=True),
+        Atom("wgmma.sp",          "f16",  "f16",  "f32",  64, 256, 32, 128, (9, 0), only=True, sparse=True),
+        Atom("wgmma.sp.bf16",     "bf16", "bf16", "f32",  64, 256, 32, 128, (9, 0), only=True, sparse=True),
+        Atom("wgmma.sp.s8",       "s8",   "s8",   "s32",  64, 256, 64, 128, (9, 0), only=True, sparse=True),
+        Atom("wgmma.sp.e4m3",     "e4m3", "e4m3", "f32",  64, 256, 64, 128, (9, 0), only=True, sparse=True),
         Atom("fma",               "f32",  "f32",  "f32",   1,   1,  1,   1, (2, 0)),
         Atom("dp4a",              "s8",   "s8",   "s32",   1,   1,  4,   1, (6, 1)),
     )
@@ -144,10 +149,10 @@ def of_warpgroups(arch: Arch) -> bool:
     return any(x.warpgroup for x in atoms(arch))
 
 
-def group_atom(a: str, b: str) -> Atom:
+def group_atom(a: str, b: str, sparse: bool = False) -> Atom:
     """The product of two types of elements that a warpgroup makes, where `of_warpgroups` says that there are such."""
-    wanted = ROW_OF.get(a, a), ROW_OF.get(b, b)
-    return next(x for x in ATOMS.values() if x.warpgroup and (x.a, x.b) == wanted)
+    wanted = ROW_OF.get(a, a), ROW_OF.get(b, b), sparse
+    return next(x for x in ATOMS.values() if x.warpgroup and (x.a, x.b, x.sparse) == wanted)
 
 
 def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -> Atom | None:

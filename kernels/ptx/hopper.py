@@ -5,10 +5,11 @@ Names and semantics are those of the PTX ISA; addresses in shared memory are 32 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tccompile.kernels.ptx.atoms import BITS, group_atom
+from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
     f32,
@@ -227,6 +228,32 @@ def accumulators(n: int, acc: str = "f32") -> Any:
     return undefined
 
 
+def _products(
+    atom: Atom,
+    n: int,
+    steps: tuple[tuple[int, int], ...],
+    k_major: tuple[bool, bool],
+    kinds: tuple[str, str],
+    waits: bool,
+    words: int,
+) -> list[str]:
+    """The text of what `multiply` does: operands are the sums, the two descriptors, whether to add, and words of places."""
+    count = n // 2
+    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
+    scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
+    transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
+    assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
+    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
+    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
+    for i, (at_a, at_b) in enumerate(steps):
+        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
+        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
+        word, turn = divmod(i * words, len(steps))  # a word for each, or one for two: half of the threads' is read by each
+        places = f", ${count + 3 + word}, {turn and 1}" if words else ""
+        lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
+    return [*lines, "wgmma.commit_group.sync.aligned;", *["wgmma.wait_group.sync.aligned 0;"] * waits]
+
+
 @cache
 def multiply(
     n: int,
@@ -234,6 +261,7 @@ def multiply(
     k_major: tuple[bool, bool],
     kinds: tuple[str, str] = ("f16", "f16"),
     waits: bool = False,
+    words: int = 0,
 ) -> Any:
     """acc = multiply(acc, a, b, more): a committed group of wgmmas of n columns, A·Bᵀ of what lies in shared memory.
 
@@ -241,42 +269,83 @@ def multiply(
     k_major  of A and of B: whether K is innermost in shared memory, else the rows are
     kinds    types of their elements: sums of integers are int32, others fp32
     waits    whether the products are there when it returns
+    words    if not 0, A is sparse, and `multiply(acc, a, b, more, places)` takes a tuple of so many words with the places of its
+             elements (see `operands.Places`); a wgmma then takes 64 bytes of B's K. They must be kept until the products are
+             there: see `wgmma_wait_kept`
     a, b     descriptors of the tiles' starts
     more     whether to add to `acc`; if 0, its values do not matter
     """
-    atom, count = group_atom(*kinds), n // 2
+    atom, count = group_atom(*kinds, sparse=words > 0), n // 2
     each, number, register = SUMS[atom.acc]
     kind = types.Tuple((each,) * count)
-    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
-    scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
-    transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
-    assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
-    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
-    for i, (at_a, at_b) in enumerate(steps):
-        lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
-        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
-        lines.append(f"{atom.text(n, *kinds)} {registers}, a, b, p{scales}{transposed};")
-    lines.append("wgmma.commit_group.sync.aligned;")
-    lines += ["wgmma.wait_group.sync.aligned 0;"] if waits else []
-    text = "{ " + " ".join(lines) + " }"
-    constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *map(str, range(count)), "~{memory}"])
+    text = "{ " + " ".join(_products(atom, n, steps, k_major, kinds, waits, words)) + " }"
+    tied = map(str, range(count))
+    constraints = ",".join([*[f"={register}"] * count, "l", "l", "r", *["r"] * words, *tied, "~{memory}"])
+
+    def codegen(context, builder, sig, args):
+        acc, *given = args[:4]
+        values = [builder.extract_value(acc, i) for i in range(count)]
+        given += [part for pack in args[4:] for part in unpacked(builder, pack, words)]
+        function = ir.FunctionType(ir.LiteralStructType([number] * count), [v.type for v in (*given, *values)])
+        done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [*given, *values])
+        out = ir.Constant(ir.ArrayType(number, count), ir.Undefined)
+        for i in range(count):
+            out = builder.insert_value(out, builder.extract_value(done, i), i)
+        return out
+
+    if words:
+
+        @intrinsic
+        def multiplied_sparse(typingctx, acc, a, b, more, places):
+            return kind(kind, u64, u64, i32, types.UniTuple(u32, words)), codegen
+
+        return multiplied_sparse
 
     @intrinsic
     def multiplied(typingctx, acc, a, b, more):
-        def codegen(context, builder, sig, args):
-            acc, a, b, more = args
-            numbers = [number] * count
-            function = ir.FunctionType(ir.LiteralStructType(numbers), [a.type, b.type, more.type, *numbers])
-            values = [builder.extract_value(acc, i) for i in range(count)]
-            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [a, b, more, *values])
-            out = ir.Constant(ir.ArrayType(number, count), ir.Undefined)
-            for i in range(count):
-                out = builder.insert_value(out, builder.extract_value(done, i), i)
-            return out
-
         return kind(kind, u64, u64, i32), codegen
 
     return multiplied
+
+
+def _kept(words: Sequence[str], number: str) -> list[str]:
+    """What uses words without any effect, where a number is not negative. wgmma reads registers until it is done, which the
+    assembler does not know: it would give them to other values that are computed while wgmma runs, but for a use after the wait.
+    """
+    stores = [f"@kept st.shared.b32 [nowhere], {word};" for word in words]
+    return [".reg .pred kept;", ".reg .b32 nowhere;", "mov.b32 nowhere, 0;", f"setp.lt.s32 kept, {number}, 0;", *stores]
+
+
+@cache
+def wgmma_wait_kept(pending: int, words: int) -> Any:
+    """The device function (places, number), as `wgmma_wait`: a tuple of places, of so many words, is kept until then; the number
+    is not negative."""
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *_kept([f"${i}" for i in range(words)], f"${words}")]
+    wait = instruction(f"{{ {' '.join(lines)} }}", void, *[u32] * words, i32)
+
+    @inline
+    def wait_one(places, number):
+        wait(places[0], number)
+
+    @inline
+    def wait_two(places, number):
+        wait(places[0], places[1], number)
+
+    return wait_one if words == 1 else wait_two
+
+
+@cache
+def load_places(words: int) -> Any:
+    """The device function address → a tuple of so many words, 1 or 2, that lie there in shared memory."""
+    if words == 1:
+        load = instruction("ld.shared.b32 $0, [$1];", u32, u32)
+
+        @inline
+        def load_one(address):
+            return (load(address),)
+
+        return load_one
+    return instruction("ld.shared.v2.b32 {$0, $1}, [$2];", (u32, u32), u32)
 
 
 @cache

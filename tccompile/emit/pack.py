@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,10 +184,11 @@ def _check_range(node: str, tensor: Tensor, values: np.ndarray) -> None:
         )
 
 
-def _without_unread(program: Program, read: Collection[str]) -> Program:
+def _without_unread(program: Program, read: frozenset[str]) -> Program:
     """The program without forms of constants that are not `read`."""
-    kept = {name: tuple(form for form in forms if form.tensor in read) for name, forms in program.forms.items()}
-    dropped = {form.tensor for forms in program.forms.values() for form in forms if form.tensor not in read}
+    kept = {name: tuple(form for form in forms if read.issuperset(form.tensors)) for name, forms in program.forms.items()}
+    left = {name for forms in kept.values() for form in forms for name in form.tensors}
+    dropped = {name for forms in program.forms.values() for form in forms for name in form.tensors} - left
     return replace(
         program,
         tensors={name: t for name, t in program.tensors.items() if name not in dropped},
@@ -217,10 +218,7 @@ def _renamed(program: Program, names: Mapping[str, str]) -> Program:
         },
         constants={names.get(n, n): r for n, r in program.constants.items()},
         ops=tuple(op.renamed(names) for op in program.ops),
-        forms={
-            names.get(n, n): tuple(replace(form, tensor=names.get(form.tensor, form.tensor)) for form in forms)
-            for n, forms in program.forms.items()
-        },
+        forms={names.get(n, n): tuple(form.renamed(names) for form in forms) for n, forms in program.forms.items()},
     )
 
 

@@ -87,7 +87,7 @@ def without_dead_code(program: Program) -> Program:
     for op in ops:
         named |= {op.y, *op.inputs}
     forms = {n: forms for n, forms in program.forms.items() if n in named}
-    named |= {form.tensor for found in forms.values() for form in found}
+    named |= {name for found in forms.values() for form in found for name in form.tensors}
     named |= {program.tensors[n].storage for n in named}
     tensors = {n: t for n, t in program.tensors.items() if n in named}
     constants = {n: r for n, r in program.constants.items() if n in named}

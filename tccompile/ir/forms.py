@@ -7,7 +7,9 @@ that its steps read, beside the constant itself, which the CPU engine and all ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,15 @@ class Form:
     """What every form has: `tensor`, the constant that holds it."""
 
     tensor: str
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All constants that hold it together."""
+        return (self.tensor,)
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The form, of constants by other names."""
+        return replace(self, tensor=names.get(self.tensor, self.tensor))
 
 
 @dataclass(frozen=True)
@@ -27,5 +38,21 @@ class Grouped(Form):
     of: int
 
 
-FORMS: tuple[type[Form], ...] = (Grouped,)
+@dataclass(frozen=True)
+class Sparse(Form):
+    """Weights (O, C, …) that are 2:4, compressed: `tensor` has two of every four neighbouring channels, and `places` says which
+    two they are. Both lie as `ir/sparse.py` says.
+    """
+
+    places: str
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.tensor, self.places
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        return replace(super().renamed(names), places=names.get(self.places, self.places))
+
+
+FORMS: tuple[type[Form], ...] = (Grouped, Sparse)
 """All kinds: plans name them by their classes."""

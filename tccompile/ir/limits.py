@@ -14,12 +14,13 @@ from tccompile.errors import PlanError
 from tccompile.ir.evaluate import takes
 from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, View, parts
 from tccompile.ir.extent import Extent, Shape
-from tccompile.ir.forms import Form, Grouped
+from tccompile.ir.forms import Form, Grouped, Sparse
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.ops.op import OneOf
 from tccompile.ir.ops.rules import EXTENT
 from tccompile.ir.program import Program, verify
+from tccompile.ir.sparse import shapes, whole
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform
@@ -122,13 +123,24 @@ def _check_tensor(name: str, t: Tensor) -> None:
 
 def _check_form(name: str, form: Form, program: Program) -> None:
     what = f"{form.tensor!r}, which is a form of {name!r}"
-    require({name, form.tensor} <= program.constants.keys(), f"{what}: one of them is no constant")
+    require({name, *form.tensors} <= program.constants.keys(), f"{what}: one of them is no constant")
     shape, own, together = program.tensors[name].shape, program.tensors[form.tensor].shape, 0
+    if isinstance(form, Sparse):
+        _check_sparse(what, program.tensors[name], program.tensors[form.tensor], program.tensors[form.places])
+        return
     match form:
         case Grouped(groups=groups, of=of) if 0 < groups < of and of % groups == 0:
             together = of // groups
     fits = len(shape) > 1 and own == (shape[0], shape[1] * together, *shape[2:]) and together
     require(fits, f"{what}, has shape {own} where that has {shape}")
+
+
+def _check_sparse(what: str, w: Tensor, values: Tensor, places: Tensor) -> None:
+    require(w.rank > 1 and w.dtype.bits in (8, 16), f"{what}: that is {w.dtype.value} {w.shape}, which has no 2:4 form")
+    of_values, of_places = shapes(w.shape, whole(w.dtype))
+    fits = values == dense(values.name, of_values, w.dtype, pad=1) and places == dense(places.name, of_places, DType.U8, pad=1)
+    found = f"{values.dtype.value} {values.shape} and {places.dtype.value} {places.shape}"
+    require(fits, f"{what}, and its places are {found} in place of {w.dtype.value} {of_values} and uint8 {of_places}, row-major")
 
 
 def _check_base(t: Tensor, base: Tensor | None) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.sparse import shapes as compressed
+from tccompile.ir.sparse import sparse_places, sparse_values
 from tccompile.ir.storage import nearest
 from tccompile.ir.types import DType
 
@@ -296,6 +298,8 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "float8_scales": float8_scales,
     "multiples": multiples,
     "in_bytes": _in_bytes,
+    "sparse_values": sparse_values,
+    "sparse_places": sparse_places,
     "float8": lambda x: nearest(x, DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
@@ -387,6 +391,8 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
             return (*x[:axis], *shapes[1], *x[axis + 1 :])
         case "byte_scales" | "float8_scales" | "multiples":
             return x[:1]
+        case "sparse_values" | "sparse_places":
+            return compressed(x, given["whole"])[fn == "sparse_places"]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
     return x

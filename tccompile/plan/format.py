@@ -741,7 +741,7 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
             own, places = _Places(), _Places()
             own.add(*_place(program, section, op.y))
-            for name in (*read, *(form.tensor for form in program.forms_of(op)), op.y):
+            for name in (*read, *(part for form in program.forms_of(op) for part in form.tensors), op.y):
                 if program.tensors[name].storage not in unwritten:
                     places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)

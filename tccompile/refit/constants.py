@@ -10,6 +10,7 @@ weights' values, for formats and scales, hold for others only as far as these ar
                    times what it was, and its norm that or its inverse. For fp16 that is 2, of the factor of 8 that tensors have
                    above what was seen; for bytes, which end at what was seen, 1.25. What is added to results may be as large as
                    they were
+  2:4              of weights that are read in their compressed form, two of every four neighbours along K must be zero
   even channels    weights whose channels had norms of about one size must still have (`held.EVEN`), if fp16 copies of what they
                    multiply rely on it
 """
@@ -23,11 +24,15 @@ from types import MappingProxyType
 import numpy as np
 
 from tccompile.errors import PlanError, UsageError, VerificationError
+from tccompile.ir.sparse import is_sparse
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
 from tccompile.plan.format import NOT_EVALUATED, Held, Plan, check_left_out, pack_constant
 from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
+
+COMPRESSED = "sparse_values", "sparse_places"
+"""What makes the constants of a form of 2:4 weights: see `forms.Sparse`."""
 
 WAY_OUT = "compile the model with these weights"
 
@@ -130,6 +135,8 @@ class _Constant:
             return recipe.values
         args = [self._evaluated(a, given) for a in recipe.args]
         attributes = dict(recipe.attributes)
+        if recipe.fn in COMPRESSED and not is_sparse(args[0]):
+            raise self._refusal("of four neighbouring channels more than two differ from zero, and the plan has it as 2:4")
         if recipe.fn == "cast" and args[0].dtype.kind == "f" and np.dtype(attributes["dtype"]).kind in "iu":
             limits, x = np.iinfo(attributes["dtype"]), args[0]
             if x.size and not (limits.min <= x.min() and x.max() <= limits.max):
@@ -141,6 +148,8 @@ class _Constant:
     def _check(self, old: Held, new: Held, factor: float) -> None:
         if not self.tensor.dtype.is_float and _is_sum(self.recipe):
             return
+        if isinstance(self.recipe, Transform) and self.recipe.fn in COMPRESSED:
+            return  # what it is made of is a constant of the plan, too
         halves = self.tensor.dtype is DType.F16
         if np.isinf(new.largest) and not np.isinf(old.largest):
             raise self._refusal("not all values are finite, as they were")

@@ -23,13 +23,14 @@ from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
 from tccompile.ir.extent import hint
+from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
 from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.schedule.timings import NO_TIMINGS, Timing, Timings, source
+from tccompile.schedule.timings import NO_TIMINGS, Measured, Timing, Timings, source
 
 
 class Candidate(NamedTuple):
@@ -161,13 +162,13 @@ def share(work: Work, arch: Arch) -> float:
 def seen(op: Op, program: Program) -> Hashable:
     """All that kernels see of an op but its names: ops with equal ones have the same candidates."""
     forms = program.forms_of(op)
-    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *(form.tensor for form in forms)))
+    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *(name for form in forms for name in form.tensors)))
     names |= dict.fromkeys(program.tensors[name].storage for name in [*names])
     numbers = {name: str(number) for number, name in enumerate(names)}
     tensors = (program.tensors[name] for name in names)
     own = tuple(replace(t, name=numbers[t.name], base=t.base and numbers[t.base]) for t in tensors)
     outside = tuple((n in program.inputs, n in program.outputs, n in program.constants) for n in names)
-    others = tuple(replace(form, tensor=numbers[form.tensor]) for form in forms)
+    others = tuple(form.renamed(numbers) for form in forms)
     return replace(op.renamed(numbers), nodes=()), own, outside, others
 
 
@@ -207,8 +208,8 @@ def choose(
     """
     ranked = ranked or candidates(op, program, arch)
     known = timings.of(op, program, arch)
-    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
-    us = [times[n].us if n in times else c.cost for n, c in enumerate(ranked)]
+    times, by_dense = _times(ranked, known)
+    us = [t.us if (t := times.get(n, by_dense.get(n))) else c.cost for n, c in enumerate(ranked)]
     order = sorted(times, key=lambda n: us[n]) + [n for n in range(len(ranked)) if n not in times]
     if company.others:
         least = us[order[0]] + company.slack
@@ -228,7 +229,8 @@ def choose(
     cost, kernel, config = ranked[number]
     if known and number in times:
         cost, count = times[number].us, len(times)
-        reason = f"measured {cost:.1f} µs on {known.gpu}"
+        reason = f"estimated {cost:.1f} µs by dense weights'" if number in by_dense else f"measured {cost:.1f} µs"
+        reason += f" on {known.gpu}"
         if times[number].source != source(kernel):
             reason += " with another version of the kernel"
     else:
@@ -239,7 +241,48 @@ def choose(
         reason += " beside others"
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
+    if any(isinstance(form, Sparse) for form in program.forms_of(op)):
+        reason += "; 2:4" if is_sparse(config) else f"; not as 2:4: {_why_dense(op, program, arch, ranked, us, times)}"
     return Choice(kernel, config, work, cost, reason)
+
+
+def is_sparse(config: Config) -> bool:
+    """Whether it is a config that reads 2:4 weights in their compressed form."""
+    return bool(config.get("sparse"))
+
+
+SURE = 0.95
+"""Of the fastest time measured of dense weights, what 2:4 ones may be estimated to take to be taken in their place."""
+
+
+def _times(ranked: Sequence[Candidate], known: Measured | None) -> tuple[dict[int, Timing], dict[int, Timing]]:
+    """Measured times of candidates, by number; and of configs that read 2:4 weights where only dense ones were measured, what
+    estimates make of these: as much less than the kernel's fastest as they say. Those that would surely be faster are among the
+    first, too."""
+    times = {number: t for number, c in enumerate(ranked) if known and (t := known.of(c.kernel, c.config))}
+    found: dict[int, Timing] = {}
+    for number, c in enumerate(ranked):
+        wanted = known and known.dense and is_sparse(c.config)
+        alike = [n for n in times if ranked[n].kernel is c.kernel] if wanted else []
+        if alike:
+            best = min(alike, key=lambda n: times[n].us)
+            us = times[best].us * c.cost / min(ranked[n].cost for n in alike)
+            found[number] = replace(times[best], config=c.config, us=us)
+    least = min((t.us for t in times.values()), default=0.0)
+    return times | {n: t for n, t in found.items() if t.us < SURE * least}, found
+
+
+def _why_dense(
+    op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], us: Sequence[float], times: Mapping[int, Timing]
+) -> str:
+    """Why an op's 2:4 weights are read as dense ones: how long the others would take, or else the rule that does not hold."""
+    compressed = [n for n, c in enumerate(ranked) if is_sparse(c.config)]
+    if compressed:
+        best = min(compressed, key=lambda n: (n not in times, us[n]))
+        return f"that {'took' if best in times else 'is estimated to take'} {us[best]:.1f} µs"
+    kernels = [k for k in reversed(KERNELS) if k.tensor_cores and isinstance(op, k.realises)]
+    reasons = (k.without_zeros(op, program, arch) for k in kernels)
+    return next((r for r in reasons if r), f"{arch.name} has no kernel for it")
 
 
 def _why_not(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate], times: Mapping[int, Timing]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
+from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor
@@ -66,10 +67,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of one op's candidates on a GPU, by kernel and config."""
+    """The times of one op's candidates on a GPU, by kernel and config; `dense`: its weights are 2:4, and what was measured is the
+    same op with others."""
 
     gpu: str
     times: Mapping[tuple[str, str], Timing]
+    dense: bool = False
 
     def of(self, kernel: Kernel, config: Config) -> Timing | None:
         return self.times.get((kernel.name, config_text(config)))
@@ -87,10 +90,12 @@ class Timings:
         if not tables:
             return None
         wanted = key(op, program)
-        table = next((t for t in tables if wanted in t.ops), None)
-        if table is None:
-            return None
-        return Measured(table.gpu, {(t.kernel, config_text(t.config)): t for t in table.ops[wanted]})
+        for name in dict.fromkeys((wanted, wanted.removesuffix(SPARSE))):
+            table = next((t for t in tables if name in t.ops), None)
+            if table is not None:
+                times = {(t.kernel, config_text(t.config)): t for t in table.ops[name]}
+                return Measured(table.gpu, times, name != wanted)
+        return None
 
 
 NO_TIMINGS = Timings()
@@ -117,18 +122,23 @@ def _shipped() -> tuple[Table, ...]:
 # --- What an op is to the kernels --------------------------------------------------------------------------------------
 
 
+SPARSE = ", 2:4"
+"""Ends the key of an op whose weights are."""
+
+
 def key(op: Op, program: Program) -> str:
     """The op as kernels see it, the same in every model: its geometry, its epilogue without the constants' values, and of each
     tensor its type, extents, order of axes, alignment, and whether it is a constant, a model input or output, or a part of
-    another tensor (whatever that one's size).
+    another tensor (whatever that one's size); and whether its weights are 2:4.
     """
+    sparse = SPARSE if any(isinstance(form, Sparse) for form in program.forms_of(op)) else ""
     names = dict.fromkeys((*op.operands, op.y, *op.inputs))
     shown = {name: f"{number}:{_tensor_text(program.tensors[name], program)}" for number, name in enumerate(names)}
     expressions = {k: v for k in op.holds if isinstance(v := getattr(op, k), Expr)}
     plain: dict[str, Any] = {k: _without_values(e) for k, e in expressions.items()}
     op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), **plain)
     op = op.renamed(shown)
-    return f"{op_text(op)} -> %{op.y}"
+    return f"{op_text(op)} -> %{op.y}{sparse}"
 
 
 def _without_values(e: Expr) -> Expr:

@@ -33,7 +33,7 @@ from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.pipeline import jobs_of
 from tccompile.plan.format import Entry, Image, Plan, pack_constant
 from tccompile.runtime.generations import archs_of
-from tccompile.schedule.choose import Choice, schedule
+from tccompile.schedule.choose import Choice, is_sparse, schedule
 from tccompile.schedule.place import place
 from tests.gpu.cases import CASES, network, program_of
 
@@ -59,18 +59,21 @@ class Variant:
 def variants(
     case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool, kernels: Iterable[Kernel] = KERNELS
 ) -> list[Variant]:
-    """All kernels that support the case, with every config; or with the two of least cost and one more, by the case's number."""
+    """All kernels that support the case, with every config; or with the two of least cost and one more, by the case's number,
+    and as many that read 2:4 weights compressed."""
     (op,) = program.ops
     found = []
     for arch in archs:
         for kernel in kernels:
             if not isinstance(op, kernel.realises) or kernel.supports(op, program, arch) is not None:
                 continue
-            configs = list(kernel.configs(op, program, arch))
-            if not every and len(configs) > 3:
-                configs.sort(key=lambda c: kernel.cost(op, program, c, arch))
-                configs = [*configs[:2], configs[2 + list(CASES).index(case) % (len(configs) - 2)]]
-            found += [Variant(kernel, c, kernel.work(op, program, c, arch), arch, kind) for c in configs]
+            offered = list(kernel.configs(op, program, arch))
+            for sparse in (False, True):
+                configs = [c for c in offered if is_sparse(c) == sparse]
+                if not every and len(configs) > 3:
+                    configs.sort(key=lambda c: kernel.cost(op, program, c, arch))
+                    configs = [*configs[:2], configs[2 + list(CASES).index(case) % (len(configs) - 2)]]
+                found += [Variant(kernel, c, kernel.work(op, program, c, arch), arch, kind) for c in configs]
     return found
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from tccompile.custom.files import collected, using
 from tccompile.custom.operators import Operator
 from tccompile.fuse.groups import join_groups
+from tccompile.fuse.sparse import compress
 from tccompile.ir.expr import (
     ACC,
     Epilogue,
@@ -962,7 +963,42 @@ def _case(make: Callable[..., Program], *args, **how) -> Callable[[str], Program
     return lambda case: make(case, *args, **how)
 
 
+def pruned(w: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Weights (O, C, …) with two of every four neighbouring channels, or fewer, somewhere."""
+    rows = np.moveaxis(w, 1, -1)
+    fours = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % 4)]).reshape(*rows.shape[:-1], -1, 4).copy()
+    rng = np.random.default_rng(seed)
+    np.put_along_axis(fours, rng.permuted(np.broadcast_to(np.arange(4), fours.shape), axis=-1)[..., :2], 0, -1)
+    return np.moveaxis(fours.reshape(*rows.shape[:-1], -1)[..., : rows.shape[-1]], -1, 1).copy()
+
+
+def _sparse(make: Callable[..., Program], *args, **how) -> Callable[[str], Program]:
+    """A case of 2:4 weights, which are there in their compressed form, too."""
+
+    def program(case: str) -> Program:
+        dense = make(case, *args, **how)
+        (op,) = dense.ops
+        name = op.w if isinstance(op, Conv) else op.b if isinstance(op, Gemm) else ""
+        w = dense.constants[name]
+        assert isinstance(w, Literal)
+        return compress(replace(dense, constants={**dense.constants, name: Literal(pruned(w.values))}), {})
+
+    return program
+
+
 CASES: Cases = {
+    # weights that are 2:4
+    "sparse_gemm": _sparse(gemm, (77, 200), 130, ep="bias relu"),
+    "sparse_gemm_tiles": _sparse(gemm, (600, 1032), 198),
+    "sparse_gemm_residual": _sparse(gemm, (300, 528), 270, ep="bias residual"),
+    "sparse_gemm_few": _sparse(gemm, (5, 2064), 300),
+    "sparse_conv": _sparse(conv, (2, 40, 13, 11), 72, (3, 3), ep="bias relu"),
+    "sparse_conv_stride": _sparse(conv, (1, 67, 15, 9), 21, (5, 3), stride=2),
+    "sparse_conv_1x1": _sparse(conv, (3, 144, 14, 14), 256, (1, 1), ep="bias residual"),
+    "sparse_s8_gemm": _sparse(of_8_bits, (300, 1040), 198, kinds=(DType.U8, DType.I8, F16)),
+    "sparse_s8_conv": _sparse(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.I8, DType.I8, F16)),
+    "sparse_fp8_gemm": _sparse(of_float8, (300, 700), 198),
+    "sparse_fp8_conv": _sparse(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16)),
     # integers of 8 bits, whose sums are int32
     "s8_gemm": _case(of_8_bits, (77, 200), 45),
     "s8_gemm_extreme": _case(of_8_bits, (33, 1040), 40, kinds=(DType.U8, DType.U8, DType.I32), extreme=True),

@@ -34,6 +34,7 @@ SHARED = 1 << 62
 """Generic addresses of shared memory."""
 
 MAPS = 1 << 61
+STEP = 32  # bytes of K that a wgmma takes
 """The address of a launch's first tensor map; others lie 128 bytes apart."""
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -318,7 +319,11 @@ class Machine:
         """Threads have waited for all groups that they committed but for the last ones."""
         for warp in warps_of(mask):
             threads = slice(32 * warp, 32 * warp + 32)
-            self.races.done(warp, what, self.committed[what][threads][mask[threads]].min() - pending)
+            time = self.committed[what][threads][mask[threads]].min() - pending
+            self.races.done(warp, what, time)
+            for number, known in self.given.get(warp // 4, ()) if what == "wgmma" else ():
+                if number <= time:
+                    self.races.take(np.array([warp]), known)
 
     # Running
 
@@ -332,6 +337,7 @@ class Machine:
         self.shared[:] = 0xFF
         self.races = Races(self.n, len(self.shared), self.unit)
         self.committed = {what: np.zeros(self.n, np.int32) for what in BESIDE}  # groups, by thread
+        self.given: dict[int, list[tuple[int, np.ndarray]]] = {}  # of warpgroups: groups that took all registers
         self.barriers: dict[int, Barrier] = {}
         self.named: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}  # barrier → who waits, how many arrived, what they know
         self.expected: dict[int, int] = {}
@@ -1110,14 +1116,14 @@ class Machine:
 
     # wgmma
 
-    def matrix(self, first: int, descriptor: int, rows: int, k_major: bool, kind: str) -> np.ndarray:
-        """What a descriptor leads to, for the warpgroup from a thread on: (rows, 32 bytes of K). Rows of K are as wide as the
+    def matrix(self, first: int, descriptor: int, rows: int, k_major: bool, kind: str, wide: int = STEP) -> np.ndarray:
+        """What a descriptor leads to, for the warpgroup from a thread on: (rows, `wide` bytes of K). Rows of K are as wide as the
         swizzle, 32 to 128 bytes; others 128. Without one, 8 rows of 16 bytes lie side by side, and `leading` bytes on the next
         16 of K."""
         width = {0: 16, 1: 128, 2: 64, 3: 32}[descriptor >> 62]
         assert k_major or width == 128
         start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
-        r, k = np.arange(rows)[:, None], np.arange(2 if k_major else 16)  # 16 bytes of K at once, or one half
+        r, k = np.arange(rows)[:, None], np.arange(wide // 16 if k_major else wide // 2)  # 16 bytes of K at once, or one half
         if k_major:
             at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + k * (16 if width > 16 else leading << 4)
         else:
@@ -1126,10 +1132,10 @@ class Machine:
         at ^= (at >> 7 & width // 16 - 1) << 4
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
         self.order(of, at.ravel(), 16 if k_major else 2, writes=False, beside="wgmma")
-        found, wide = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
+        found, number = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
         if kind in FLOAT8:
             return from_storage(found, FLOAT8[kind]).reshape(rows, -1)
-        return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(wide).reshape(rows, -1)
+        return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(number).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
         if parts[1] == "fence":
@@ -1138,10 +1144,14 @@ class Machine:
             return lambda mask: np.add.at(self.committed["wgmma"], np.flatnonzero(mask), 1)
         if parts[1] == "wait_group":
             return lambda mask: self.finish("wgmma", mask, int(operands[0]))
-        sums, *kinds = parts[5:]
+        sparse = parts[2] == "sp"
+        shape, sums, *kinds = parts[4 + sparse :]
         integers, floats8 = sums == "s32", {*kinds} <= {*FLOAT8}
         assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, *kinds) == ("f32", "f16", "f16"), parts
-        columns = int(re.fullmatch(rf"m64n(\d+)k{32 if integers or floats8 else 16}", parts[4])[1])  # type: ignore[index]
+        depth = (32 if integers or floats8 else 16) << sparse
+        columns = int(re.fullmatch(rf"m64n(\d+)k{depth}", shape)[1])  # type: ignore[index]
+        which, selected = (self.registers[operands[3]], int(operands[4])) if sparse else (None, 0)
+        del operands[3 : 3 + 2 * sparse]
         number = np.int32 if integers else np.float32
         names = [n.strip() for n in operands[0].strip("{}").split(",")]
         assigns, acc = [self.target(n) for n in names], [self.registers[n].view(number) for n in names]
@@ -1161,7 +1171,11 @@ class Machine:
                     a = self.left(words, rows, kinds[0]).reshape(64, -1)
                 else:
                     a = self.matrix(first, int(words[0][first]), 64, not turned[0], kinds[0])
-                b = self.matrix(first, int(right[first]), columns, not turned[-1], kinds[1])
+                if which is not None:  # when it is done, all warps have got as far as to give it what they have read
+                    a = unpacked(a, which[rows], selected)
+                    group = int(self.committed["wgmma"][first]) + 1
+                    self.given.setdefault(first // 128, []).append((group, self.races.leave(rows[:, 0] // 32)))
+                b = self.matrix(first, int(right[first]), columns, not turned[-1], kinds[1], 2 * STEP if sparse else STEP)
                 # (row of the warp's 8, which 8, column of 8 by pairs)
                 product = (a @ b.T).reshape(4, 2, 8, columns // 8, 4, 2)
                 of = np.zeros(self.n, bool)
@@ -1174,6 +1188,24 @@ class Machine:
                     assign(cut(out) if floats8 else out, of)
 
         return step
+
+
+def unpacked(given: np.ndarray, which: np.ndarray, selected: int) -> np.ndarray:
+    """The left operand of wgmma.sp, (64, K), from the half of it that is given and words of (4 warps, 32 lanes) with the places
+    of its elements (PTX ISA, "Sparse matrix storage" of wgmma.mma_async.sp)."""
+    nibbles = which.astype(np.uint32).reshape(4, 8, 4, 1) >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    if given.dtype == np.float32 and given.shape[1] == 16:  # 16 bits: two lanes of four, each of 4 fours of two rows
+        halves = nibbles[:, :, 2 * selected : 2 * selected + 2].reshape(4, 8, 2, 2, 4)
+        fours = halves.transpose(0, 3, 1, 2, 4).reshape(64, 8)
+    else:
+        assert selected == 0, "all lanes say places of elements of 8 bits"
+        fours = nibbles.reshape(4, 8, 2, 2, 8).transpose(0, 3, 1, 2, 4).reshape(64, 16)
+    near, far = fours & 3, fours >> 2
+    assert (near < far).all(), "places that are no two of four, in ascending order"
+    out = np.zeros((64, fours.shape[1], 4), given.dtype)
+    for place, value in ((near, given[:, ::2]), (far, given[:, 1::2])):
+        np.put_along_axis(out, place[..., None].astype(np.int64), value[..., None], 2)
+    return out.reshape(64, -1)
 
 
 @lru_cache(maxsize=4)

@@ -66,6 +66,7 @@ def test_parts_of_a_lane(name: str, words: tuple[int, int, int], text: str) -> N
 def test_a_warpgroup_s_takes_any_eights() -> None:
     atom = ATOMS["wgmma"]
     assert atom.text(24) == "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16" and atom.words_a == 4
+    assert ATOMS["wgmma.sp.s8"].text(8, b="u8") == "wgmma.mma_async.sp.sync.aligned.m64n8k64.s32.s8.u8"
     assert ATOMS["wgmma.bf16"].text(8) == "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
     assert (
         ATOMS["wgmma.tf32"].text(256) == "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32"
@@ -105,7 +106,8 @@ def test_columns_of_a_warpgroup_s_integers() -> None:
     eights, sixteens = range(8, 257, 8), [8, 16, 24, *range(32, 257, 16)]
     assert [n for n in range(300) if ATOMS["wgmma.s8"].takes(n)] == sixteens
     assert [n for n in range(300) if ATOMS["wgmma.e4m3"].takes(n)] == list(eights)
-    assert {x.name for x in ATOMS.values() if x.warpgroup and not x.along_k} == {"wgmma", "wgmma.bf16"}
+    across = {x.name for x in ATOMS.values() if x.warpgroup and not x.along_k}
+    assert across == {"wgmma", "wgmma.bf16", "wgmma.sp", "wgmma.sp.bf16"}
 
 
 def statement(atom: Atom, a: str, b: str) -> str:
@@ -117,7 +119,8 @@ def statement(atom: Atom, a: str, b: str) -> str:
     sums = f".reg .{atom.acc} d<{atom.words_acc}>;"
     if atom.warpgroup:
         signs = {"s32": ""}.get(atom.acc, ", 1, 1") + ("" if atom.along_k else ", 0, 0")
-        return f"{{ {sums} {atom.text(a=a, b=b)} {names('d', atom.words_acc)}, x, y, p{signs}; }}"
+        places = ", e, 0" if atom.sparse else ""
+        return f"{{ {sums} {atom.text(a=a, b=b)} {names('d', atom.words_acc)}, x, y{places}, p{signs}; }}"
     parts = f".reg .b32 a<{atom.words_a}>, b<{atom.words_b}>;"
     if atom.threads == 1:
         return f"{{ {sums} {parts.replace('.b32', '.f32') if atom.a == 'f32' else parts} {atom.text(a=a, b=b)} d0, a0, b0, d0; }}"

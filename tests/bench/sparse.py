@@ -1,0 +1,216 @@
+"""Products with 2:4 weights, beside cuSPARSELt and beside dense ones, on a GPU: python -m tests.bench.sparse [MxNxK …]
+
+Rows are y (M, N) = a (M, K) · b (N, K)ᵀ in fp16, of bytes and of E4M3 (`--formats`), results in fp16, in which b is 2:4; with
+`--deepbench` also DeepBench's convolutions for training and products for inference, in fp16. "Dense" is the fastest of our
+kernels' cheapest configs that multiply all of the weights, "2:4" the fastest of those that read them compressed. The peer is
+PyTorch's `_cslt_sparse_mm`, with the algorithm that `_cslt_sparse_mm_search` finds, the result turned over or not. "Gain" is the
+faster of dense and peer by 2:4.
+
+Results of all configs are compared with each other, as `--tune` does it. All run as tccompile/tune.py says: repetitions in a CUDA
+graph, constants that are not in the L2 cache. Times are microseconds; every time is a median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.errors import UsageError
+from tccompile.fuse.sparse import offered
+from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
+from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.program import Program
+from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal, Recipe
+from tccompile.schedule.choose import candidates, is_sparse
+from tccompile.tune import Trial, gpu_to_measure, measure
+from tests.bench.layers import QUICK, ConvLayer, GemmLayer, Layer, Peer, _time, deepbench, mean, named, progress
+from tests.gpu.cases import pruned
+
+SIZES = ("4096x4096x4096", "8192x8192x8192")
+
+FORMATS = {"f16": DType.F16, "s8": DType.I8, "e4m3": DType.E4M3}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """y = a · bᵀ of elements of 8 bits, scaled by column, in fp16. b is 2:4."""
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        return f"gemm {self.m}×{self.n}×{self.k}, {self.dtype.value}"
+
+    def parts(self) -> list[tuple[Op, Program]]:
+        tensors = [dense(name, (rows, self.k), self.dtype, pad=16) for name, rows in (("a", self.m), ("b", self.n))]
+        tensors += [dense("scale", (self.n,), DType.F32), dense("y", (self.m, self.n), DType.F16, pad=16)]
+        scaled = Epilogue(call("mul", ACC, load(0)), (View("scale", (coord(1),)),))
+        constants: dict[str, Recipe] = {"a": Literal(self.values(self.m, 1)), "b": Literal(pruned(self.values(self.n, 2)))}
+        constants["scale"] = Literal(np.full(self.n, 2.0**-10 if self.dtype is DType.I8 else self.k**-0.5, np.float32))
+        op = Gemm(nodes=(str(self),), a="a", b="b", y="y", epilogue=scaled)
+        return [(op, Program((), (), {t.name: t for t in tensors}, constants, (op,)))]
+
+    def values(self, rows: int, seed: int) -> np.ndarray:
+        """Random numbers of the type."""
+        rng = np.random.default_rng(seed)
+        if self.dtype is DType.I8:
+            return rng.integers(-128, 128, (rows, self.k), np.int8)
+        return from_storage(to_storage(rng.standard_normal((rows, self.k), np.float32), self.dtype), self.dtype)
+
+
+@dataclass
+class Row:
+    """A layer and what was measured of it, in microseconds; infinite is what there is none of."""
+
+    layer: Layer | Bytes
+    dense: float = math.inf
+    sparse: float = math.inf
+    peer: float = math.inf
+    configs: tuple[str, str] = ("", "")
+    wrong: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        return min(self.dense, self.peer) / self.sparse
+
+
+def ours(layers: Sequence[Layer | Bytes], count: int) -> Iterator[Row]:
+    """Each layer with our times. All kernels are compiled before the first comes."""
+    gpu, arch = gpu_to_measure(tuple(ARCHS))
+    trials = []
+    for layer in layers:
+        op, program = layer.parts()[-1]
+        weights = op.w if isinstance(op, Conv) else op.b if isinstance(op, Gemm) else ""
+        program = offered(program, [weights])
+        ranked = candidates(op, program, arch)
+        kept = [c for sparse in (False, True) for c in [c for c in ranked if is_sparse(c.config) == sparse][:count]]
+        trials.append(Trial(op, program, kept, len(kept)))
+    for layer, (_, results) in zip(layers, measure(trials, gpu, arch, progress), strict=True):
+        row, right = Row(layer), [r for r in results if r.wrong is None]
+        row.wrong = tuple(f"{named(r.candidate)}: {r.wrong}" for r in results if r.wrong)
+        found = [min((r for r in right if is_sparse(r.candidate.config) == s), key=lambda r: r.us, default=None) for s in (0, 1)]
+        row.dense, row.sparse = (r.us if r else math.inf for r in found)
+        row.configs = tuple(named(r.candidate) if r else "" for r in found)  # type: ignore[assignment]
+        yield row
+
+
+def theirs(layers: Sequence[Layer | Bytes]) -> list[float]:
+    """Microseconds of cuSPARSELt for each layer; infinite for what it does not take.
+
+    In a process of its own: its search has ended in an illegal instruction, after which a process has no use of the GPU.
+    """
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(False)
+    process = context.Process(target=_theirs, args=(layers, send))
+    process.start()
+    send.close()
+    found = [math.inf] * len(layers)
+    try:
+        while receive.poll(60):
+            number, us = receive.recv()
+            found[number] = min(found[number], us)
+    except EOFError:
+        pass
+    process.kill()
+    return found
+
+
+def _theirs(layers: Sequence[Layer | Bytes], send: Any) -> None:
+    """Sends (layer's number, microseconds): with the algorithm that cuSPARSELt takes by itself, and then with those it finds."""
+    peer = Peer()
+    for searched in (False, True):
+        for number, layer in enumerate(layers):
+            try:
+                for us in _multiplied(peer, layer, searched):
+                    send.send((number, us))
+            except RuntimeError as error:
+                print(f"{layer}: cuSPARSELt: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def _multiplied(peer: Peer, layer: Layer | Bytes, searched: bool) -> Iterator[float]:
+    """Microseconds, the result turned over or not."""
+    if isinstance(layer, ConvLayer):
+        return
+    torch, kind = peer.torch, layer.dtype if isinstance(layer, Bytes) else DType.F16
+    a, b = (_operand(torch, layer, kind, rows) for rows in ("m", "n"))
+    compressed, right = torch._cslt_compress(b), a.t()
+    for turned in (True, False):
+        how: dict[str, Any] = {"transpose_result": turned}
+        if kind is not DType.F16:
+            how["out_dtype"] = torch.float16
+        algorithm = torch._cslt_sparse_mm_search(compressed, right, **how) if searched else 0
+        yield _time(torch, [partial(torch._cslt_sparse_mm, compressed, right, alg_id=algorithm, **how)] * 4, peer.flush) / 4
+
+
+def _operand(torch: Any, layer: Any, kind: DType, side: str) -> Any:
+    """A random operand; b is 2:4."""
+    shape = getattr(layer, side), layer.k
+    if kind is DType.I8:
+        values = torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
+    else:
+        values = torch.randn(shape, device="cuda", dtype=torch.half)
+    if side == "n":
+        kept = torch.rand(shape[0], shape[1] // 4, 4, device="cuda").argsort(-1) < 2
+        values = values * kept.reshape(shape)
+    return values.to(torch.float8_e4m3fn) if kind is DType.E4M3 else values
+
+
+def line(row: Row) -> str:
+    times = " | ".join(f"{us:.1f}" if us < math.inf else "-" for us in (row.dense, row.sparse, row.peer))
+    speed = f"{row.layer.flop / row.sparse / 1e6:.0f}" if row.sparse < math.inf else "-"
+    gain = f"{row.gain:.2f}" if row.sparse < math.inf else "-"
+    return f"| {row.layer} | {times} | {speed} | {gain} | {' | '.join(row.configs)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.sparse")
+    parser.add_argument("sizes", nargs="*", default=SIZES)
+    parser.add_argument("--formats", default="f16,s8,e4m3", help="of the sizes")
+    parser.add_argument("--deepbench", action="store_true", help="its lists, too")
+    parser.add_argument("--quick", action="store_true", help=f"one of {QUICK} of the lists' layers")
+    parser.add_argument("--candidates", type=int, default=6, metavar="N", help="configs to measure, dense and as 2:4")
+    args = parser.parse_args()
+    layers: list[Layer | Bytes] = []
+    for kind in args.formats.split(","):
+        for m, n, k in (map(int, size.split("x")) for size in args.sizes):
+            layers.append(GemmLayer(m, n, k) if kind == "f16" else Bytes(m, n, k, FORMATS[kind]))
+    if args.deepbench:
+        listed = [x for x in deepbench("training") if isinstance(x, ConvLayer) and x.x[1] >= 32]
+        listed += [x for x in deepbench("inference") if isinstance(x, GemmLayer)]
+        layers += listed[:: QUICK if args.quick else 1]
+    peers = theirs(layers)
+    print(gpu_to_measure(tuple(ARCHS))[0].name, "; microseconds\n", sep="")
+    print("| layer | dense | 2:4 | cuSPARSELt | TFLOP/s | gain | dense config | 2:4 config |\n|" + " --- |" * 8)
+    rows = []
+    for row, us in zip(ours(layers, args.candidates), peers, strict=True):
+        row.peer = us
+        rows.append(row)
+        print(line(row), *(f"WRONG: {wrong}" for wrong in row.wrong), sep="\n", flush=True)
+    known = [row for row in rows if row.sparse < math.inf]
+    gain = mean([r.dense / r.sparse for r in known])
+    print(f"\n{len(known)} of {len(rows)} as 2:4; dense by 2:4 in the geometric mean {gain:.2f}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UsageError as error:
+        sys.exit(f"error: {error}")
