@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import Expr, View, cast, load, substitute, walk
-from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, divides, greatest, round_up, same
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -199,17 +199,17 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         args += map(I32, (channels, padded, y.strides[1], y.shape[1], *divider(y.shape[1])))
         args += map(I32, (block, *divider(block), y.strides[2], y.strides[3]))
     else:
-        vector = y.strides[lane] == 1 and padded % lanes == 0 and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
-        mode = "vector" if vector else "strided" if padded % lanes == 0 else "guarded"
+        vector = y.strides[lane] == 1 and divides(lanes, padded) and _aligned(y, lanes, 0, [y.strides[a] for a in rows])
+        mode = "vector" if vector else "strided" if divides(lanes, padded) else "guarded"
         args += [I32(channels), I32(padded), I32(y.strides[lane])]
-    reach = round_up(max(channels, padded if block == 1 else 0), lanes)  # lanes that groups ask for
+    reach = round_up(greatest(channels, padded if block == 1 else 0), lanes)  # lanes that groups ask for
     loads = []
     for access in accesses:
         how, more = _rows(dims, access.strides, access.tensor.name)
         loads.append(Read(access.tensor.dtype, _read_mode(access, shape, lane, rows, lanes, reach), how))
         step = _small(access.strides[lane], access.tensor.name)
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
-    target = Written(y.dtype, mode, y_rows, block == 1 and padded != channels, block > 1)
+    target = Written(y.dtype, mode, y_rows, block == 1 and not same(padded, channels), block > 1)
     expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
     expr, scalars = lifted(unrounded(expr, y.dtype))
     return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
@@ -224,7 +224,7 @@ def _rounded_once(expr: Expr) -> Expr:
 
 def _shuffled_mode(y: Tensor, lanes: int) -> str:
     """How depth-to-space writes groups of lanes: whole ones where none of them spans two pixels of a block."""
-    whole = y.shape[1] % lanes == 0 and y.padded[1] == y.shape[1] and y.strides[1] == 1
+    whole = divides(lanes, y.shape[1]) and same(y.padded[1], y.shape[1]) and y.strides[1] == 1
     return "vector" if whole and _aligned(y, lanes, 0, [y.strides[a] for a in (0, 2, 3)]) else "strided"
 
 
@@ -237,10 +237,10 @@ def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes:
     if strides[lane] == 0:
         return "same"
     within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(strides) if s > 0 and a != lane)
-    covered = shape[lane] == reach or within + reach <= tensor.span
+    covered = same(shape[lane], reach) or same(greatest(within + reach, tensor.span), tensor.span)
     if strides[lane] == 1 and covered and _aligned(tensor, lanes, access.offset, [strides[a] for a in rows]):
         return "vector"
-    return "strided" if shape[lane] == reach else "guarded"
+    return "strided" if same(shape[lane], reach) else "guarded"
 
 
 def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Extent:
@@ -271,7 +271,7 @@ def _merged(rows: list[int], shape: Shape, strides: list[Shape], apart: bool) ->
     """The fewest dimensions in which every access has one stride a dimension."""
     dims: Dims = []
     for axis in rows:
-        if dims and not apart and all(s[dims[-1][1][-1]] == s[axis] * shape[axis] for s in strides):
+        if dims and not apart and all(same(s[dims[-1][1][-1]], s[axis] * shape[axis]) for s in strides):
             dims[-1] = (dims[-1][0] * shape[axis], [*dims[-1][1], axis])
         else:
             dims.append((shape[axis], [axis]))
@@ -283,7 +283,7 @@ def _rows(dims: Dims, strides: Shape, name: str) -> tuple[str, list[Arg]]:
     steps = [_small(strides[axes[-1]], name) for _, axes in dims]
     if not any(steps):
         return "none", []
-    if all(steps[i] == steps[i + 1] * dims[i + 1][0] for i in range(len(dims) - 1)):
+    if all(same(steps[i], steps[i + 1] * dims[i + 1][0]) for i in range(len(dims) - 1)):
         return "linear", [I32(steps[-1])]
     return "general", [I32(s) for s in steps]
 
@@ -297,7 +297,7 @@ def _small(stride: Extent, name: str) -> Extent:
 def _aligned(tensor: Tensor, lanes: int, offset: Extent, strides: list[Extent]) -> bool:
     """Whether groups of lanes begin at multiples of their size (16 bytes at most); storage itself is aligned to 16."""
     width = min(16, lanes * tensor.dtype.size)
-    return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, offset, *strides))
+    return all(divides(width, n * tensor.dtype.size) for n in (tensor.offset, offset, *strides))
 
 
 # --- The code --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import lcm, prod
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, greatest, least
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -90,9 +90,9 @@ class NormSplit(TextKernel):
         )
         lanes = power(min(epilogue.lane_groups(op, program, frame), 32))
         rows = THREADS // lanes
-        step = rows * min(
-            8, max(1, ceil_div(pixels * n * ceil_div(channels, LANES), THREADS * 4 * arch.sms))
-        )  # pixels of a block
+        step = rows * least(  # pixels of a block
+            8, greatest(1, ceil_div(pixels * n * ceil_div(channels, LANES), THREADS * 4 * arch.sms))
+        )
         apply = Launch(
             code(self.name, phase="apply", x=x.dtype.value, depth=tail[0], epilogue=spec.params),
             grid=(ceil_div(pixels, step), ceil_div(epilogue.lane_groups(op, program, frame), lanes), n),

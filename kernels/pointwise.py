@@ -25,7 +25,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, View, parts
-from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, least, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, divides, greatest, least, round_up, same
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -130,8 +130,8 @@ def _plan(op: Op, program: Program) -> _Plan:
     dims: list[tuple[Extent, tuple[int, ...]]] = []
     for axis in [*rows, *([lane] if lane is not None else [])]:
         last = dims[-1][1] if dims else ()
-        joins = bool(last) and not {axis, *last} & alone and y.padded[axis] == shape[axis]
-        if joins and all(s[last[-1]] == s[axis] * shape[axis] for s in accesses):
+        joins = bool(last) and not {axis, *last} & alone and same(y.padded[axis], shape[axis])
+        if joins and all(same(s[last[-1]], s[axis] * shape[axis]) for s in accesses):
             dims[-1] = (dims[-1][0] * shape[axis], (*last, axis))
         else:
             dims.append((shape[axis], (axis,)))
@@ -144,7 +144,7 @@ def _plan(op: Op, program: Program) -> _Plan:
 def _aligned(tensor: Tensor, lanes: int, steps: list[Extent]) -> bool:
     """Whether all multiples of the steps (elements) keep groups of lanes at multiples of their size, at most 16 bytes."""
     width = min(16, lanes * tensor.dtype.size)
-    return all(n * tensor.dtype.size % width == 0 for n in (tensor.offset, *steps))
+    return all(divides(width, n * tensor.dtype.size) for n in (tensor.offset, *steps))
 
 
 def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
@@ -152,15 +152,15 @@ def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
     last = len(plan.dims) - 1
     y_steps = [plan.stride(plan.y.strides, d) for d in range(last)]
     vector = plan.stride(plan.y.strides, last) == 1 or plan.padded == 1
-    whole = vector and plan.padded % lanes == 0 and _aligned(plan.y, lanes, y_steps)
-    store = "vector" if whole else "strided" if plan.padded % lanes == 0 else "guarded"
+    whole = vector and divides(lanes, plan.padded) and _aligned(plan.y, lanes, y_steps)
+    store = "vector" if whole else "strided" if divides(lanes, plan.padded) else "guarded"
     reach = round_up(plan.padded, lanes)
     modes = []
     for load in plan.loads:
         varies = set().union(*(_atom_axes(a) for a, _ in load.terms), *(_axes(r.index) for r in load.valid)) & set(plan.lane)
         step = plan.stride(load.strides, last)
         steps = [plan.stride(load.strides, d) for d in range(last)] + [k for _, k in load.terms] + [load.offset]
-        covered = reach == plan.extent or load.highest + reach <= load.tensor.span
+        covered = same(reach, plan.extent) or same(greatest(load.highest + reach, load.tensor.span), load.tensor.span)
         if not varies and not step:
             modes.append("same")
         elif not varies and step == 1 and covered and _aligned(load.tensor, lanes, steps):
@@ -298,7 +298,7 @@ class PointwiseKernel(TextKernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         plan = _plan(op, program)
         for axis, (n, padded) in enumerate(zip(plan.shape, plan.y.padded, strict=True)):
-            if n != padded and axis not in plan.lane:
+            if not same(n, padded) and axis not in plan.lane:
                 return f"y is padded along axis {axis}, which is not its innermost one"
         largest = _largest(plan, program.tensors)
         return f"it computes indices in 32 bits, and one reaches {largest}" if largest > LIMIT else None
@@ -363,7 +363,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
         return used
 
     out.args.append(Ptr(plan.y.name))
-    target = (plan.y.dtype.value, store, linear(plan.y.strides), plan.padded != plan.extent)
+    target = (plan.y.dtype.value, store, linear(plan.y.strides), not same(plan.padded, plan.extent))
     out.integer(plan.stride(plan.y.strides, last))
     loads: list[Value] = []
     for load, mode in zip(plan.loads, modes, strict=True):
@@ -383,7 +383,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
             valid.append(out.index(r.index))
             out.integer(r.low)
             out.integer(r.high)
-        tail = mode == "each" and round_up(plan.padded, lanes) != plan.extent
+        tail = mode == "each" and not same(round_up(plan.padded, lanes), plan.extent)
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
     expr, scalars = lifted(unrounded(expr, plan.y.dtype))
     params: dict[str, Value] = {
@@ -416,7 +416,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
     expr, scalars = lifted(unrounded(expr, plan.y.dtype))
     params: dict[str, Value] = {
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,
-        "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": plan.padded != plan.extent, "expr": encode(expr),
+        "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": not same(plan.padded, plan.extent), "expr": encode(expr),
     }  # fmt: skip
     total: Extent = 1
     for n in extents:

@@ -172,6 +172,30 @@ def _parse_shape(text: str, inputs: Collection[str]) -> tuple[str, tuple[int, ..
     return name, shape if sign and all(d >= 0 for d in shape) else None
 
 
+Ranged = Size | tuple[int, int] | tuple[int, int, int]
+"""A range as Python says it: the least and the greatest size, and how far sizes are apart."""
+
+
+def as_sizes(ranges: Mapping[str, Ranged | Sequence[int | Ranged]]) -> dict[str, Size | Axes]:
+    """Ranges as Python says them: {"batch": (1, 64)} for a named dimension, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
+    out: dict[str, Size | Axes] = {}
+    for name, told in ranges.items():
+        if isinstance(told, Size) or all(isinstance(n, int) for n in told):
+            out[name] = _size(name, told)
+        else:
+            axes = enumerate(told)
+            out[name] = tuple(n if isinstance(n, int) else _size(f"{name}[{axis}]", n) for axis, n in axes)
+    return out
+
+
+def _size(name: str, told: Any) -> Size:
+    if isinstance(told, Size):
+        return told
+    if not 2 <= len(told) <= 3 or told[0] < 0 or told[1] < told[0] or told[-1] < 1:
+        raise UsageError(f"the range of {name!r} is {told!r}: give (LOW, HIGH) or (LOW, HIGH, STEP), the smaller number first")
+    return Size(name, *told)
+
+
 def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes]:
     """Ranges of sizes: a named dimension's as `batch=1..64` or `h=64..2160:8`, an input's axes as `x=1..64x3x224x224`."""
     out: dict[str, Size | Axes] = {}

@@ -61,7 +61,7 @@ from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.lower.graph import check_together, lower
-from tccompile.options import Axes, Options, Shapes
+from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
@@ -92,7 +92,6 @@ from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
-from tccompile.sizes import Size
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def compile(
     lora: str | Path | None = None,
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
-    ranges: Mapping[str, Size | Axes] | None = None,
+    ranges: Mapping[str, Ranged | Sequence[int | Ranged]] | None = None,
     ops: Sequence[Own] = (),
 ) -> Plan:
     """Compile an ONNX model into a plan. Needs no GPU, but for `tune`.
@@ -159,8 +158,8 @@ def compile(
     model         its file, an onnx.ModelProto, a file's bytes, or a file that is open for reading
     shapes        of inputs whose shapes the model leaves open, by name, as {"image": (1, 3, 224, 224)}; `entries`: several such
                   sets, one plan for all of them
-    ranges        sizes that are known when the plan runs: {"batch": Size("batch", 1, 64)}, by the model's names of dimensions, or
-                  {"x": (Size("batch", 1, 64), 3, 224, 224)}, by the input
+    ranges        sizes that are known when the plan runs: {"batch": (1, 64), "h": (64, 2160, 8)}, by the model's names of
+                  dimensions, the last number saying how far sizes are apart, or {"x": ((1, 64), 3, 224, 224)}, by the input
     archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
     precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
@@ -208,7 +207,7 @@ def compile(
         lora=Path(lora) if lora is not None else None,
         lora_scale=lora_scale,
         lora_names=Path(lora_names) if lora_names is not None else None,
-        ranges=dict(ranges or {}),
+        ranges=as_sizes(ranges or {}),
         ops=ops if isinstance(ops, tuple) else tuple(ops),
     )
     return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
@@ -270,7 +269,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     known = timings(options.timing_cache, options.archs)
 
     refused: set[Code] = set()
-    ranked = Known()
+    ranked = Known(known)
     while True:
         builds = [
             to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)
@@ -356,10 +355,10 @@ def without_code(
     shapes: Shapes | None = None,
     precision: str = Options.precision,
     limits: Mapping[str, int] | None = None,
-    ranges: Mapping[str, Size | Axes] | None = None,
+    ranges: Mapping[str, Ranged | Sequence[int | Ranged]] | None = None,
 ) -> Plan:
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second for fixed shapes."""
-    options = Options((dict(shapes or {}),), precision=precision, limits=dict(limits or {}), ranges=dict(ranges or {}))
+    options = Options((dict(shapes or {}),), precision=precision, limits=dict(limits or {}), ranges=as_sizes(ranges or {}))
     opened = read(model, limits=options.limits)
     told = Told()
     with decisive() as told.decided:

@@ -318,8 +318,8 @@ def test_values_that_decide_shapes_are_compiled_in(tmp_path: Path) -> None:
 
 def test_what_is_refused_says_so_in_python(tmp_path: Path) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["n"], "good"), helper.make_node("Det", ["n"], ["y"], "the determinant")]
-    save(str(tmp_path / "d.onnx"), nodes, [value("x", FLOAT, 2, 2)], [value("y", FLOAT)])
-    with pytest.raises(UnsupportedError, match=r"the determinant .* is not supported") as error:
+    save(str(tmp_path / "d.onnx"), nodes, [value("x", FLOAT, 4, 4)], [value("y", FLOAT)])
+    with pytest.raises(UnsupportedError, match="the determinant") as error:
         ort.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
     assert "--" not in str(error.value)
 

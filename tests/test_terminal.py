@@ -55,7 +55,7 @@ def harmless(result: Result, lines: int) -> Result:
 def test_names_in_what_is_printed(run: Run, tmp_path: Path) -> None:  # noqa: F811
     n = len(ODD)
     onnx.save(odd("Relu"), tmp_path / "fine.onnx")
-    onnx.save(odd("Det"), tmp_path / "refused.onnx")
+    onnx.save(odd("Bernoulli"), tmp_path / "refused.onnx")
     write_plan(without_code(odd("Relu")), tmp_path / "m.plan")
     np.savez(tmp_path / "x.npz", **{f"{i}": np.ones((2, 2), np.float32) for i in range(n)})
     refused = harmless(run("tccompile", "refused.onnx", "--check"), 3)

@@ -6,6 +6,8 @@ custom(x)            =>  custom(copy(x)), where x no longer lies as the operator
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tccompile.fuse.editor import Editor, canonical_view, copies
 from tccompile.ir.expr import Epilogue, identity_view, load
 from tccompile.ir.ops import Custom, Op, Pointwise
@@ -43,7 +45,7 @@ def lay_as_asked(program: Program) -> Program:
                 ops.append(Pointwise(nodes=op.nodes[:1], y=copy.name, epilogue=view))
             op = op.renamed({name: copy.name})
         ops.append(op)
-    return Program(program.inputs, program.outputs, tensors, program.constants, tuple(ops), program.storage, program.forms)
+    return replace(program, tensors=tensors, ops=tuple(ops))
 
 
 def _order(rank: int, layout: str) -> tuple[int, ...]:

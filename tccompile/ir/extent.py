@@ -44,6 +44,16 @@ def greatest(a: Extent, b: Extent) -> Extent:
     return _made("max", a, b) if isinstance(a, Open) or isinstance(b, Open) else max(a, b)
 
 
+def same(a: Extent, b: Extent) -> bool:
+    """Whether two extents are equal, at all sizes if they are open."""
+    return bool((_values(a) == _values(b)).all())
+
+
+def divides(d: int, n: Extent) -> bool:
+    """Whether a number divides an extent, at all sizes if that is open."""
+    return same(n % d, 0)
+
+
 def hint(extent: Extent) -> int:
     """The number to judge an extent by: times and choices may depend on it, what is computed and what is allowed may not."""
     return int(extent.values[-1]) if isinstance(extent, Open) else extent

@@ -14,6 +14,7 @@ from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, corners, ladder
 from tccompile.schedule.choose import Candidate, candidates, seen
+from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
 LEFT = 0.015
 """What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share."""
@@ -29,8 +30,12 @@ Codes = frozenset[Code]
 
 @dataclass
 class Known:
-    """What has been found for a range: candidates and their codes, of ops that are alike, and the pools of patterns."""
+    """What has been found for a range: candidates and their codes, of ops that are alike, and the pools of patterns.
 
+    timings  measured times, which count before estimates
+    """
+
+    timings: Timings = NO_TIMINGS
     ranked: dict[tuple[str, Hashable], list[Candidate]] = field(default_factory=dict)
     codes: dict[tuple[str, Hashable, int], Codes] = field(default_factory=dict)
     at: dict[tuple[str, int, Point], list[Hashable]] = field(default_factory=dict)
@@ -44,7 +49,8 @@ class Known:
             self.at[key] = [seen(op, program) for op in program.ops]
             for what, op in zip(self.at[key], program.ops, strict=True):
                 if (arch.name, what) not in self.ranked:
-                    self.ranked[arch.name, what] = own = candidates(op, program, arch)
+                    own = _timed(candidates(op, program, arch), self.timings.of(op, program, arch))
+                    self.ranked[arch.name, what] = own
                     for n, c in enumerate(own):
                         if c.cost <= CLOSE * own[0].cost:
                             work = c.kernel.work(op, program, c.config, arch)
@@ -67,6 +73,17 @@ class Known:
         if key not in self.pools:
             self.pools[key] = _pool(self, pattern, arch, frozenset(refused))
         return self.pools[key]
+
+
+def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
+    """Candidates with the times that were measured; what was not measured is not taken for faster than what was."""
+    if known is None or known.dense:
+        return ranked
+    measured = {n: t.us for n, c in enumerate(ranked) if (t := known.of(c.kernel, c.config))}
+    least = min(measured.values(), default=0.0)
+    costs = [measured.get(n, max(c.cost, least)) for n, c in enumerate(ranked)]
+    order = sorted(range(len(ranked)), key=lambda n: (costs[n], n not in measured))
+    return [Candidate(costs[n], ranked[n].kernel, ranked[n].config) for n in order]
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,14 @@ def _chosen(
             except UndecidedError as why:
                 if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
                     raise
-                out.append(_open(op, whole, choice, own, arch, refused, math.inf))  # no cut parts the sizes
+                others = [*own, *_plain(known.all(arch, ops[len(ops) // 2][len(out)], refused))]
+                out.append(_open(op, whole, choice, others, arch, refused, math.inf))  # no cut parts the sizes
     return out
+
+
+def _plain(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates whose configs only share out what is to be done, such that one of some sizes serves others too."""
+    return [c for c in ranked if not c.kernel.tensor_cores]
 
 
 def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:

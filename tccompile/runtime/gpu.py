@@ -235,7 +235,8 @@ class GpuPlatform:
 
     def load_member(self, entry: Entry) -> GpuEngine:
         if self._room is None:
-            self._room = Room(self.device, *_most(self.plan))
+            arena, counters, io = _most(self.plan)
+            self._room = Room(self.device, arena, counters, io=io)
         return self._loaded(entry, self._room)
 
     def _loaded(self, entry: Entry, room: Room | None) -> GpuEngine:
@@ -303,8 +304,10 @@ class GpuEngine:
         maps = [arg for launch in _launches(self.section) for arg in launch.args if isinstance(arg, Map)]
         self._maps = {m: i for i, m in enumerate(dict.fromkeys(maps))}
         self._own_room = room is None
-        self.room = room or Room(device, self.section.arena, self.section.counters)
-        self._map_table = Memory(device, 128 * len(self._maps), "tensor maps")
+        size = 128 * len(self._maps)
+        self.room = room or Room(device, self.section.arena, self.section.counters, size)
+        self._own_maps = Memory(device, size, "tensor maps") if room and size else None
+        self._map_table = self._own_maps.address if self._own_maps else self.room.maps
         self._own_stream = stream is None
         self.stream = stream or self._handle("cuStreamCreate", 0, destroy="cuStreamDestroy")
         self._own = int(self.stream.value)
@@ -350,7 +353,7 @@ class GpuEngine:
         if self._maps:
             with self.device as cu:
                 table = np.frombuffer(b"".join(self._encoded(cu, m) for m in self._maps), np.uint8)
-                cu.cuMemcpyHtoD(self._map_table.address, table.ctypes.data, table.nbytes)
+                cu.cuMemcpyHtoD(self._map_table, table.ctypes.data, table.nbytes)
 
     def _encoded(self, cu: Driver, m: Map) -> bytes:
         """A tensor map's 128 bytes."""
@@ -724,8 +727,10 @@ class GpuEngine:
     def close(self) -> None:
         """Free everything that no other engine uses. It cannot run afterwards."""
         self.room.wait()
-        for part in (self._exec, self._graph, self._map_table):
+        for part in (self._exec, self._graph):
             part.close()
+        if self._own_maps:
+            self._own_maps.close()
         if self._own_stream:
             self.stream.close()
         self._outputs.clear()
@@ -762,7 +767,7 @@ class _Node:
                 case Float(value):
                     self.values[slot] = int(np.float32(value).view(np.uint32))
                 case Map():
-                    self.values[slot] = engine._map_table.address + 128 * engine._maps[arg]
+                    self.values[slot] = engine._map_table + 128 * engine._maps[arg]
         params = cu.CUDA_KERNEL_NODE_PARAMS()
         params.func = function
         params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
@@ -807,13 +812,16 @@ def _takes(cu: Driver, function: Any, args: Sequence[PlanArg]) -> bool:
 class Room:
     """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
 
-    arena, counters  bytes; io, bytes of inputs and outputs, of host memory too, allocated when they are first needed
+    arena, counters, maps  bytes; maps, of the tensor maps of the only engine
+    io     bytes of inputs and outputs, of host memory too, allocated when they are first needed
     """
 
-    def __init__(self, device: Device, arena: int, counters: int, io: int = 0):
+    def __init__(self, device: Device, arena: int, counters: int, maps: int = 0, io: int = 0):
         self.device, self.io = device, io
-        self.memory = Memory(device, _aligned(arena) + counters, f"the arena ({mib(arena)})")
+        begin = _aligned(_aligned(arena) + counters)
+        self.memory = Memory(device, begin + maps, f"the arena ({mib(arena)})")
         self.address, self.counters = self.memory.address, self.memory.address + _aligned(arena)
+        self.maps = self.memory.address + begin
         self._last_stream: int | None = None
         self._staged: tuple[Memory, PinnedMemory] | None = None
         with device as cu:

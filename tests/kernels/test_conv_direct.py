@@ -18,7 +18,7 @@ from tests.tiers import APART, thorough, usually
 KERNEL = ConvDirect()
 
 
-@pytest.mark.parametrize("case", [c for c in cases_of(Conv) if not c.startswith("s8_")])
+@pytest.mark.parametrize("case", [c for c in cases_of(Conv) if "s8_" not in c])
 def test_supports_every_convolution(case: str) -> None:
     program = program_of(case)
     assert KERNEL.supports(program.ops[0], program, ARCH) is None

@@ -51,6 +51,9 @@ class Notebook:
         self.asked.append(("load", entry.program.tensors["x"].shape))
         return Noting(entry, self.asked)
 
+    def close(self) -> None:
+        self.asked.append(("close all",))
+
     def adopt(self, array, stream, what):
         self.asked.append(("adopt", what, stream))
         return np.asarray(array)
@@ -89,7 +92,7 @@ def test_a_session_asks_no_more_of_an_engine_than_the_protocol(of_two_entries):
     assert vars(s.profile(2)) == {"iterations": 2, "size": 6}
     asked(s)
     s.close()
-    assert asked(s) == [("close",)] * 2
+    assert asked(s) == [*[("close",)] * 2, ("close all",)]
     with pytest.raises(UsageError, match="closed"):
         s.run(None, {"x": x_of()})
 

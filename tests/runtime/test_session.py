@@ -748,7 +748,7 @@ def test_tensor_maps(fake, version, height, cleared):
     launch = replace(s.steps[0].launches[0], args=(tiled, im2col))
     s = replace(s, steps=(replace(s.steps[0], launches=(launch, launch)), *s.steps[1:]))
     session = Session(replace(base, entries=(replace(base.entries[0], sections=(s,)),)), "gpu")
-    arena = session._engines[0].memory.address
+    arena = session._engines[0].room.address
     (kind, args), (kind2, args2) = api.maps  # each once
     assert kind == "tiled" and args[:7] == (
         "CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 2, arena + 256, [32, height], [128], [32, 8], [1, 1],
