@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
-from tccompile.ir.extent import UndecidedError
+from tccompile.ir.extent import Open, UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
@@ -178,7 +178,15 @@ def _work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) 
     try:
         refusal = kernel.supports(op, program, arch)
         if refusal is None:
-            return kernel.work(op, program, config, arch)
+            work = kernel.work(op, program, config, arch)
+            if not any(_is_open(launch.code.params) for launch in work.launches):
+                return work
+            refusal = f"{kernel.name}'s code would be another one at each size"
     except (TypeError, AttributeError) as error:  # what takes an int for granted
         raise UndecidedError(f"{kernel.name} takes fixed sizes ({error})") from error
     raise UndecidedError(refusal)
+
+
+def _is_open(value: Any) -> bool:
+    """Whether an open extent is among a code's parameters."""
+    return isinstance(value, Open) or (isinstance(value, tuple) and any(map(_is_open, value)))

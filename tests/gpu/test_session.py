@@ -66,14 +66,14 @@ def test_outputs_that_the_data_cut(gpu, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--plans") is not None:
         pytest.skip("it is compiled here")
     import tccompile
-    from tccompile.runtime.gpu import arch_for
+    from tccompile.runtime.generations import native
     from tests.ops.test_counted import KINDS, detector, found
     from tests.rewrites.common import Net
 
     torch = pytest.importorskip("torch")
     for then in KINDS:
         net = detector(Net(boxes=(1, 30, 4), scores=(1, 1, 30), line=(30,)), then)
-        made = tccompile.compile(net.model(), archs=[arch_for(gpu.cc)], precision="fp32")
+        made = tccompile.compile(net.model(), archs=native(gpu.cc), precision="fp32")
         program = made.entries[0].program
         cut = {(name, axis) for count in program.counts for name, axes in count.cuts.items() for axis in axes}
         apart = {name for name, axis in cut if max(program.tensors[name].shape[:axis], default=1) > 1}
