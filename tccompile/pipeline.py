@@ -858,4 +858,9 @@ def jobs_of(build: Build) -> list[Job]:
 def check(model: Model, options: Options) -> Report:
     """What is not supported, for any of the entries, and where the model can be cut; see `check.check`."""
     with using(collected(options.ops)):
-        return check_entries(model, options.entries, options.nchwc_block)
+        entries = options.entries
+        if options.ranges:
+            opened = read(model, options.nchwc_block, options.limits)
+            inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, entries[0])
+            entries = tuple(map(inputs.shapes, dict.fromkeys((corners(inputs.box)[0], corners(inputs.box)[-1]))))
+        return check_entries(model, entries, options.nchwc_block)

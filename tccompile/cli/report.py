@@ -25,7 +25,7 @@ def inspect(plan: Plan) -> Json:
         "producer": dict(plan.producer),
         "notes": list(plan.notes),
         "certificates": [_certificate(c) for c in plan.certificates],
-        "entries": [_entry(plan, entry) for entry in plan.entries],
+        "entries": [_entry(plan, entry, sizes) for entry, sizes in zip(plan.entries, _sizes(plan), strict=True)],
         "weights": {
             "constants": len({n for e in plan.entries for n in e.program.constants}),
             "bytes": sum(map(plan.size, plan.weights)),
@@ -44,9 +44,16 @@ def _certificate(certificate: Certificate) -> Json:
     return made | ({"held": certificate.held} if held else {})
 
 
-def _entry(plan: Plan, entry: Entry) -> Json:
+def _sizes(plan: Plan) -> list[Json]:
+    """For each entry the sizes that its family is for; none for those of fixed shapes."""
+    fixed = len(plan.entries) - len(plan.families)
+    families = [{size.name: [size.low, size.all[-1], size.step] for size in family.sizes} for family in plan.families]
+    return [{} for _ in range(fixed)] + families
+
+
+def _entry(plan: Plan, entry: Entry, sizes: Json) -> Json:
     p = entry.program
-    return {
+    return ({"sizes": sizes} if sizes else {}) | {
         "inputs": [_value(p, n) for n in p.inputs],
         "outputs": [_value(p, n) for n in p.results],
         "ops": len(p.ops),
@@ -177,7 +184,8 @@ def inspect_text(data: Json) -> str:
     lines.append(f"  made by  {', '.join(f'{k} {v}' for k, v in data['producer'].items())}")
     for number, entry in enumerate(data["entries"]):
         if len(data["entries"]) > 1:
-            lines.append(f"  entry {number}")
+            of = ", ".join(f"{plain(name)} {low} to {high}" for name, (low, high, _) in entry.get("sizes", {}).items())
+            lines.append(f"  entry {number}" + (f", for {of}; at the least of them:" if of else ""))
         for kind in ("inputs", "outputs"):
             lines += [f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
         lines.append("  target           steps  launches  on Tensor Cores  arena (alive at once)")

@@ -22,7 +22,7 @@ from tccompile.ir.metadata import Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.plan.format import Family, Plan, check_member, from_bytes, read_plan
+from tccompile.plan.format import Plan, check_member, from_bytes, read_plan
 from tccompile.plan.trust import check_trust
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
@@ -458,10 +458,8 @@ class Session:
         entries, families = self.plan.entries, self.plan.families
         shapes = ", ".join(f"{n} {_shape(s)}" for n, s in got.items())
         if families:
-            fixed = entries[: len(entries) - len(families)]
-            known = [", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in fixed]
-            known += [", ".join(f"{n} {'x'.join(extents)}" for n, extents in ranges_of(f).items()) for f in families]
-            return f"the plan takes no {shapes}; it was compiled for {'; or '.join(dict.fromkeys(known))}"
+            there = ", ".join(f"{n} {'x'.join(extents)}" for n, extents in ranges_of(self.plan).items())
+            return f"the plan takes no {shapes}; it was compiled for {there}"
         if len(entries) == 1:
             tensors = entries[0].program.tensors
             wrong = [
@@ -527,13 +525,15 @@ def _in_file(path: str | os.PathLike[str]) -> Plan:
         return plan
 
 
-def ranges_of(family: Family) -> dict[str, list[str]]:
-    """The extents of a family's inputs as people write them: `1..64`, `64..2160:8`, `224`."""
-    low, high, out = family.lowest.program, family.highest.program, dict[str, list[str]]()
-    for name in low.inputs:
-        ends = zip(low.tensors[name].shape, high.tensors[name].shape, strict=True)
-        steps = {(size.low, size.all[-1]): f":{size.step}" for size in family.sizes if size.step > 1}
-        out[name] = [str(a) if a == b else f"{a}..{b}{steps.get((a, b), '')}" for a, b in ends]
+def ranges_of(plan: Plan) -> dict[str, list[str]]:
+    """The extents of a plan's inputs as people write them, between the least and the greatest: `1..64`, `64..2160:8`, `224`."""
+    programs = [e.program for e in (*plan.entries, *(family.highest for family in plan.families))]
+    steps = {size.name: size.step for family in plan.families for size in family.sizes}
+    step = f":{next(iter(steps.values()))}" if len(set(steps.values())) == 1 and 1 not in steps.values() else ""
+    out = {}
+    for name in programs[0].inputs:
+        ends = [(min(n), max(n)) for n in zip(*(p.tensors[name].shape for p in programs), strict=True)]
+        out[name] = [str(low) if low == high else f"{low}..{high}{step}" for low, high in ends]
     return out
 
 

@@ -74,7 +74,7 @@ def test_shapes_are_told_and_checked(built):
     assert given.shape == ((None, 3, None, None) if name == "image" else (None, None))
     for size in ranges.values():
         for wrong in (size.high + size.step, size.low + 1 if size.step > 1 else 0):
-            with pytest.raises(InputError, match=rf"{size.low}\.\.|x{size.low}|{size.high}"):
+            with pytest.raises(InputError, match=rf"{size.low}\.\.{size.all[-1]}"):
                 session.run(None, feeds(name, {**sizes(ranges, 0)[0], size.name: wrong}))
 
 
