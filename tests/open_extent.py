@@ -53,6 +53,26 @@ def round_up(n: Extent, multiple: Extent) -> Extent:
     return ceil_div(n, multiple) * multiple
 
 
+def least(a: Extent, b: Extent) -> Extent:
+    raise NotImplementedError
+
+
+def greatest(a: Extent, b: Extent) -> Extent:
+    raise NotImplementedError
+
+
+def same(a: Extent, b: Extent) -> bool:
+    raise NotImplementedError
+
+
+def divides(d: int, n: Extent) -> bool:
+    raise NotImplementedError
+
+
+def worth(what: str, here: bool) -> bool:
+    raise NotImplementedError
+
+
 def hint(extent: Extent) -> int:
     raise NotImplementedError
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tccompile.ir.extent import round_up
+from tccompile.ir.extent import Extent, Shape, round_up
 from tccompile.ir.types import DType
 
 GROUP = 64
@@ -47,7 +47,7 @@ def whole(dtype: DType) -> int:
     return WHOLE_BYTES * 8 // dtype.bits
 
 
-def shapes(shape: tuple[int, ...], whole: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
+def shapes(shape: Shape, whole: int) -> tuple[tuple[Extent, Extent], tuple[Extent, Extent, int]]:
     """The shapes of the values and of the places of weights (O, C, …). Raises ValueError for no such weights."""
     if len(shape) < 2 or whole not in (64, 128):
         raise ValueError(f"weights {shape} in {whole} of K at a time")
