@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tccompile import pipeline
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, LaunchError, TccompileError
 from tccompile.ir.program import Program
@@ -40,12 +41,13 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.types import DType
 from tccompile.plan import codec
-from tccompile.plan.format import PREFIX, Entry, Plan, Section, from_bytes, to_bytes
+from tccompile.plan.format import PREFIX, Entry, Family, Plan, Section, check_member, from_bytes, to_bytes
 from tccompile.runtime.cpu import CpuEngine
 from tests.gpu import cases
 from tests.gpu.build import build_plan, variants
 from tests.plans import without_code
 from tests.random_graphs import Graph
+from tests.ranges import models
 from tests.rewrites.common import Net
 from tests.small import image, plan
 
@@ -88,6 +90,14 @@ def counted() -> onnx.ModelProto:
     return net.out(where, net("GatherND", "x", net("Transpose", where, perm=[1, 0]))).model()
 
 
+def ranged() -> Plan:
+    """A plan of families, for batches of 2 to 9 and rows of 3 to 20."""
+    g = models.Graph()
+    y = g.op("Concat", "x", g.op("Relu", g.op("MatMul", "x", g.weight(8, 8))), axis=1)
+    model = g.model("x", onnx.TensorProto.FLOAT, ["n", "rows", 8], g.op("Transpose", y, perm=[0, 2, 1]))
+    return pipeline.without_code(model, precision="fp32", ranges={"n": (2, 9), "rows": (3, 20)})
+
+
 @cache
 def seeds() -> tuple[bytes, ...]:
     """Files of small plans: each kind of op, programs of some, views, several generations, weights that were left out."""
@@ -97,7 +107,7 @@ def seeds() -> tuple[bytes, ...]:
         chosen = variants(type(op).__name__, program, [ARCHS["sm_90a"], ARCHS["sm_75"]], "cubin", True)
         images = {job: image(job[1].name, job[2]) for v in chosen[:1] for job in v.jobs}
         found.append(build_plan(op.nodes[0], program, chosen[:1], images))
-    found.append(without_code(counted(), ("sm_75",)))
+    found += [without_code(counted(), ("sm_75",)), ranged()]
     for seed in range(40):
         made = without_code(Graph(seed).model(), ("sm_75",))
         if _elements(made.entries[0].program) < LARGE // 8 and len(found) < 24:
@@ -108,7 +118,9 @@ def seeds() -> tuple[bytes, ...]:
 @cache
 def mapped() -> tuple[bytes, ...]:
     """Those with several tensors in the arena."""
-    return tuple(file for file in seeds() if any(len(s.offsets) > 2 for e in from_bytes(file).entries for s in e.sections))
+    plans = ((file, from_bytes(file)) for file in seeds())
+    with_entries = ((file, read) for file, read in plans if not read.families)
+    return tuple(file for file, read in with_entries if any(len(s.offsets) > 2 for e in read.entries for s in e.sections))
 
 
 def _elements(program: Program) -> int:
@@ -119,7 +131,7 @@ def _elements(program: Program) -> int:
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 8, 16, 255, 256, 65535, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1, 1 << 64, 0.5, 1e300)
 OTHERS: tuple[Any, ...] = (None, True, "", "x", "nan", "\x1b[2J", "\ud800", [], [0], {}, {"_": "Int"})
-NEAR = ("offsets", "after", "tensors", "loads", "scratch", "counters", "arena", "ops", "at")
+NEAR = ("offsets", "after", "tensors", "loads", "scratch", "counters", "arena", "ops", "at", "formulas", "sizes", "$")
 """Parts of a header that say where things lie and in what order: changed more often than others."""
 
 
@@ -289,8 +301,20 @@ def outcome(file: bytes, rng: random.Random) -> str:
         except TccompileError:
             return "refused"
     assert from_bytes(to_bytes(read)).entries[0].sections == read.entries[0].sections, "it is not what is written of it"
-    runs = [run(read, entry, section, rng) for entry in read.entries[:2] for section in entry.sections[:2]]
+    entries = [*read.entries[:2], *filter(None, (member(read, family, rng) for family in read.families[:2]))]
+    runs = [run(read, entry, section, rng) for entry in entries for section in entry.sections[:2]]
     return "run" if any(runs) else "read"
+
+
+def member(read: Plan, family: Family, rng: random.Random) -> Entry | None:
+    """The entry of a family for sizes of it; None if it is refused."""
+    try:
+        with limited(SECONDS):
+            entry = family.at([rng.choice(size.all) for size in family.sizes])
+            check_member(read, entry)
+            return entry
+    except TccompileError:
+        return None
 
 
 def run(read: Plan, entry: Entry, section: Section, rng: random.Random) -> bool:
