@@ -35,7 +35,7 @@ PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What commands are about: model.onnx, whose only weights are a small convolution's, others, inputs, an older plan."""
+    """What commands are about: model.onnx, whose only weights are a small convolution's, the same with an open batch, others."""
     folder = tmp_path_factory.mktemp("readme")
     w = np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32)
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 8, 4, 4)) for n in ("input", "output"))
@@ -43,6 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, values in (("model", w), ("tuned", w * np.float32(1.1))):
         graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(values, "w")])
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / f"{name}.onnx")
+    open_batch = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("batch", 8, 4, 4)) for n in ("input", "output")]
+    graph = helper.make_graph([node], "g", open_batch[:1], open_batch[1:], [numpy_helper.from_array(w, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "dynamic.onnx")
     down, up = np.full((2, 8, 1, 1), 0.1, np.float32), np.full((8, 2, 1, 1), 0.1, np.float32)
     adapters = {"layer.lora_A.weight": down, "layer.lora_B.weight": up}
     write_safetensors(folder / "adapters.safetensors", adapters)
