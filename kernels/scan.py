@@ -12,7 +12,7 @@ from typing import Any
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import const
-from tccompile.ir.extent import Extent, ceil_div, hint
+from tccompile.ir.extent import Extent, ceil_div, greatest
 from tccompile.ir.ops import Cumulate, Op, Places
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -83,7 +83,7 @@ def _line(op: Op, program: Program) -> tuple[Extent, Extent]:
     assert isinstance(op, Cumulate | Places)
     x = program.tensors[op.x]
     n = x.shape[op.axis if isinstance(op, Cumulate) else 0]
-    return n, hint(x.size) // max(n, 1)
+    return n, x.size // greatest(n, 1)
 
 
 class ScanKernel(_Scan):

@@ -102,7 +102,7 @@ class SortKernel(TextKernel):
             last = p is passes[-1]
             extents = [*(x.shape[a] for a in rows)] if last else [x.size // n]
             params = {"rows": len(extents), "fan": fan, "y": y.dtype.value}
-            args = [*map(I32, (p.threads, n, p.span, p.kept, p.keeps, hint(p.kept).bit_length(), ceil_div(p.runs, fan)))]
+            args = [*map(I32, (p.threads, n, p.span, p.kept, p.keeps, p.kept.bit_length(), ceil_div(p.runs, fan)))]
             args += [*dividers([1, p.kept]), *dividers([*extents, p.runs]), Scratch(size * (i % 2))]
             args += _target(y, rows, op.axis, last, size * (1 - i % 2))
             merge = code(self.name, phase="merge", last=last, **params)

@@ -18,8 +18,9 @@ from tccompile.ir.extent import Open, UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.plan.formulas import computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, corners, divided_by, halves, opened, points
+from tccompile.ranges.box import Box, Point, corners, divided_by, halves, opened, points, scattered
 from tccompile.ranges.pool import Known
 from tccompile.schedule.choose import Candidate, Choice, schedule, uncopied
 from tccompile.schedule.timings import Timings
@@ -30,6 +31,9 @@ LOSS = 0.02
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
 
+
+HELD = 4
+"""Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes."""
 
 FASTER, MOST = 20, 64
 """How many parts there are at most where others would only be faster, and where launches follow by other rules."""
@@ -45,6 +49,14 @@ class Part(NamedTuple):
 
 Key = tuple[str, str]
 """A kernel and its config, as text."""
+
+
+class _Range(NamedTuple):
+    """A box, its program with open extents, and the programs at some of its points."""
+
+    box: Box
+    program: Program
+    fixed: Sequence[tuple[Point, Program]]
 
 
 def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], timings: Timings, known: Known) -> list[Part]:
@@ -95,6 +107,7 @@ def _chosen(
         raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
     alike = dict(zip(ops[len(corners(box)) // 2], shared, strict=True))
     choices = schedule(program, arch, refused, timings, alike)
+    range_ = _Range(box, whole, [(p, pattern.at(p)) for p in (*corners(box)[:1], *corners(box)[-1:], *scattered(box, HELD))])
     direct, taken = uncopied(program), list(whole.ops)
     for i, (copy, _) in direct.items():
         if not choices[copy].work.launches:
@@ -105,12 +118,12 @@ def _chosen(
             out.append(choice)  # a copy that nobody makes
         else:
             try:
-                out.append(_open(op, whole, choice, own, arch, refused, NEAR))
+                out.append(_open(op, range_, choice, own, arch, refused, NEAR))
             except UndecidedError as why:
                 if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
                     raise
                 others = [*own, *_plain(known.all(arch, ops[len(ops) // 2][len(out)], refused))]
-                out.append(_open(op, whole, choice, others, arch, refused, math.inf))  # no cut parts the sizes
+                out.append(_open(op, range_, choice, others, arch, refused, math.inf))  # no cut parts the sizes
     return out
 
 
@@ -152,20 +165,20 @@ def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequ
 
 
 def _open(
-    op: Op, program: Program, choice: Choice, ranked: Sequence[Candidate], arch: Arch, refused: Collection[Code], near: float
+    op: Op, range_: _Range, choice: Choice, ranked: Sequence[Candidate], arch: Arch, refused: Collection[Code], near: float
 ) -> Choice:
     """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
 
     Raises UndecidedError where none has.
     """
     try:
-        return replace(choice, work=_work(op, program, choice.kernel, choice.config, arch))
+        return replace(choice, work=_work(op, range_, choice.kernel, choice.config, arch))
     except UndecidedError as why:
         for other in ranked:
             if other.cost > near * choice.cost:
                 break
             try:
-                work = _work(op, program, other.kernel, other.config, arch)
+                work = _work(op, range_, other.kernel, other.config, arch)
             except UndecidedError:
                 continue
             if not any(launch.code in refused for launch in work.launches):
@@ -173,8 +186,22 @@ def _open(
         raise UndecidedError(f"node {op.nodes[0]!r}: {why}", why.mask) from why
 
 
-def _work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:
-    """The launches for all sizes of a program with open extents."""
+def _work(op: Op, range_: _Range, kernel: Kernel, config: Config, arch: Arch) -> Work:
+    """The launches for all sizes, which at some of them are held to what the kernel says there."""
+    work = _open_work(op, range_.program, kernel, config, arch)
+    formulas, tree = drawn((op, work), [size.name for size in range_.box])
+    fill = filler(tree)
+    for point, program in range_.fixed:
+        own, made = fill(computed(formulas, point))
+        there = kernel.work(own, program, config, arch)
+        alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
+        if len(made.launches) != len(there.launches) or (alike and made != there):
+            raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
+    return work
+
+
+def _open_work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:
+    """What the kernel says of a program with open extents."""
     try:
         refusal = kernel.supports(op, program, arch)
         if refusal is None:

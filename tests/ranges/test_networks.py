@@ -10,11 +10,14 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
+from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
+from tccompile.kernels.pool import PoolKernel
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
 from tccompile.plan.format import Family, from_bytes, to_bytes
 from tccompile.plan.formulas import Slot, computed, drawn, filler
+from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.pool import Known
 from tccompile.runtime.session import Session
@@ -122,6 +125,22 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
                             assert choice.work.launches == work.launches, (point, op.nodes, choice.kernel.name)
                             compared += 1
     assert compared > 100
+
+
+def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
+    """A grid by the greatest sizes would be out of a smaller image's memory."""
+    said = PoolKernel.work
+
+    def by_the_greatest(self, op, program, config, arch):
+        work = said(self, op, program, config, arch)
+        return replace(work, launches=tuple(replace(w, grid=(hint(w.grid[0]), *w.grid[1:])) for w in work.launches))
+
+    monkeypatch.setattr(PoolKernel, "work", by_the_greatest)
+    monkeypatch.setattr(steps, "MOST", 1)
+    options = Options(archs=("sm_80",), precision="fp16", ranges={**IMAGE, "batch": Size("batch", 64, 64)})
+    (pattern,), options = to_patterns(read(models.image()), options, Dump(None), quiet, Told())
+    with pytest.raises(UnsupportedError, match="by one rule"):
+        to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
 
 
 def test_a_model_that_differs_at_each_size_is_refused():
