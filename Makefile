@@ -59,7 +59,7 @@ kernels: $(READY)  ## compile every config of every kernel for every generation
 bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, and ONNX Runtime's CUDA provider if it is installed; needs PyTorch
 	$(BIN)/python -m tests.bench.networks --peers eager,compiled,onnxruntime
 
-bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks.md; needs PyTorch
+bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks; needs PyTorch
 	$(BIN)/python -m tests.bench.networks
 	$(BIN)/python -m tests.bench.layers
 	$(BIN)/python -m tests.bench.recurrent
