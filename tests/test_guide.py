@@ -37,8 +37,11 @@ ELSEWHERE = {
 NEED = {"--tune": 6, "--device gpu": 6}
 """The exit code of what takes a GPU, where there is none."""
 
-DEFINED = "custom-operators"
-"""The page whose snippets define what tests/custom/test_docs.py calls."""
+APART = {
+    "custom-operators": "tests/custom/test_docs.py calls what it defines",
+    "ray": "tests/doors/test_ray.py starts a cluster",
+}
+"""Pages whose snippets are not run here, and why."""
 
 
 def elsewhere(words: list[str]) -> bool:
@@ -84,7 +87,7 @@ def test_commands(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 @thorough
 @pytest.mark.filterwarnings("ignore:running on the CPU:RuntimeWarning")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and p.stem != DEFINED], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and p.stem not in APART], ids=lambda page: page.stem)
 def test_snippets(page: Path, folder: Path) -> None:
     """In order, in one module, but those of packages that are not here; tests/doors runs this where they are."""
     scope: dict[str, object] = {"x": np.load("input.npy"), "__name__": page.stem}
