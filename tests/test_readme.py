@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from tccompile import errors
 from tccompile.arch import ARCHS, PTX
+from tccompile.cli import bug
+from tccompile.cli import commands as commands_of
 from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
 from tccompile.plan.format import FORMAT_VERSION
@@ -94,3 +97,24 @@ def test_the_design_s_table_of_kernels():
         ops = [(op, p) for p in programs for op in p.ops if isinstance(op, k.realises)]
         since = next(a.name for a in ARCHS.values() if any(k.supports(op, p, a) is None for op, p in ops))
         assert told[k.name] == ("any" if since == next(iter(ARCHS)) else since), k.name
+
+
+def test_options_and_variables_are_on_some_page():
+    pages = "\n".join(
+        p.read_text(encoding="utf-8") for folder in ("guide", "reference") for p in (ROOT / "docs" / folder).glob("*.md")
+    )
+    for command in (commands_of.tccompile, commands_of.tcrun, commands_of.tcinspect, commands_of.tcrefit):
+        long = [[o for o in option.opts if o.startswith("--")] for option in command.params]
+        assert [names for names in long if names and not any(re.search(rf"{name}\b", pages) for name in names)] == []
+    sources = "\n".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "tccompile").rglob("*.py")))
+    read = set(re.findall(r'environ(?:\.get|\.setdefault)?[(\[]\s*"(\w+)"', sources))
+    assert read and all(f"`{name}`" in page("docs/reference/environment.md") for name in read)
+
+
+def test_a_bug_s_report_is_as_told():
+    told = page("docs/guide/reporting-a-bug.md")
+    assert all(tool in told for tool in bug.TOOLS)
+    assert all(
+        part in inspect.getsource(commands_of._bug) and part in told
+        for part in ("this is a bug of tccompile's; please send the file", "tccompile-bug-")
+    )
