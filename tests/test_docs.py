@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         left += [target for target, _ in links(page) if target.suffix == ".md" and target.exists() and target not in reached]
     elsewhere = {ROOT / "docs/index.md", ROOT / "docs/package.md"}  # the site's first page, and PyPI's
     assert {page.relative_to(ROOT).as_posix() for page in set(PAGES) - reached - elsewhere} == set()
+
+
+def test_pictures_are_what_their_script_draws(tmp_path: Path) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs/design/pictures.py"))
+    drawn["page"].__globals__["HERE"] = tmp_path
+    for name in ("pipeline", "plan"):
+        drawn[name]()
+        assert (tmp_path / f"{name}.svg").read_text() == (ROOT / f"docs/design/{name}.svg").read_text()
 
 
 @pages
