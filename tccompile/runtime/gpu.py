@@ -58,7 +58,7 @@ class GpuPlatform:
         return f"gpu:{self.device.ordinal}"
 
     def load(self, entry: Entry) -> GpuEngine:
-        return GpuEngine(self._loaded(entry), None, self.check_finite)
+        return GpuEngine(self._loaded(entry, self._room), None, self.check_finite)
 
     def load_families(self) -> None:
         if self.plan.families:

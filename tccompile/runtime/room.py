@@ -115,9 +115,9 @@ class Staging:
 
 
 def most(plan: Plan) -> tuple[int, int, int]:
-    """The largest arena and counters of a plan's families, and the most bytes of inputs and outputs: see `Room`."""
-    sections = [s for family in plan.families for s in family.entry.sections]
-    programs = [family.highest.program for family in plan.families]
+    """The largest arena and counters of a plan's entries, and the most bytes of inputs and outputs: see `Room`."""
+    entries = [*plan.entries, *(family.highest for family in plan.families)]
+    sections, programs = [s for entry in entries for s in entry.sections], [entry.program for entry in entries]
     io = max(sum(aligned(p.tensors[n].nbytes) for n in (*p.inputs, *p.outputs)) for p in programs)
     return max(s.arena for s in sections), max(s.counters for s in sections), io
 

@@ -136,9 +136,10 @@ class Session:
 
     def _loaded(self, platform: Platform) -> Platform:
         platform.load_families()
-        if len(self.plan.entries) > len(self.plan.families):
-            self._engines[0] = platform.load(self.plan.entries[0])
-        else:
+        fixed = len(self.plan.entries) - len(self.plan.families)
+        for number in range(fixed if self.plan.families else 1):  # single sizes of a range are loaded as its others are
+            self._engines[number] = platform.load(self.plan.entries[number])
+        if not fixed:
             self._engines[0] = platform.load_member(0, [size.low for size in self.plan.families[0].sizes])
         return platform
 

@@ -103,3 +103,14 @@ def test_members_that_leave_memory_are_refused(fake, change, message):
     s = Session(ranged, "gpu")
     with pytest.raises(PlanError, match=message):
         s.run(None, {"x": x_of(20)})
+
+
+def test_single_sizes_are_loaded_when_the_session_is_opened_and_share_the_room(fake):
+    api = fake()
+    ranged = of_rows()
+    alone = Entry(program(1), (section("sm_80", 1, (0, 1)),))
+    with Session(replace(ranged, entries=(alone, *ranged.entries)), "gpu") as s:
+        api.calls.clear()
+        same(s.run(None, {"x": x_of(1)}), expected(x_of(1)))
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+        assert "cuGraphCreate" not in api.calls and s._engines[0].room is s._members[0, (30,)].room
