@@ -34,8 +34,9 @@ def blocks(page: Path, *kinds: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words of each line that a page has readers type, without what a comment says."""
-    for text in blocks(page, "bash"):
+    """The words of each command on a page: those that its text names with their files, then the lines of its blocks."""
+    told = re.findall(r"`(tc\w+ [^`]*\b(?:model|dynamic)\.(?:onnx|plan)[^`]*)`", page.read_text(encoding="utf-8"))
+    for text in ("\n".join(told), *blocks(page, "bash")):
         for line in text.splitlines():
             if words := shlex.split(line, comments=True):
                 yield words
