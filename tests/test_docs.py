@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_WORDS = 2_500
-GENERATED = {"docs/reference/operators.md", "docs/reference/api.md", "docs/examples/README.md"}
+GENERATED = {"docs/reference/operators.md", "docs/reference/api.md"}
+TO_COME = {*GENERATED, "docs/examples/README.md"}
+"""Pages that others link to already."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -45,7 +47,7 @@ def links(page: Path) -> list[tuple[Path, str]]:
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in links(page):
         assert target.is_relative_to(ROOT)
-        assert target.exists() or target.relative_to(ROOT).as_posix() in GENERATED, target
+        assert target.exists() or target.relative_to(ROOT).as_posix() in TO_COME, target
         assert not anchor or anchor in anchors(target), f"{target.name}#{anchor}"
 
 
