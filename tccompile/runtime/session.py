@@ -69,8 +69,8 @@ class Session:
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
     providers     what ONNX Runtime takes; it says no more than `device`, and a RuntimeWarning tells so
-    trust         a file that says whose plans to run (docs/trust.md): a list that `tcinspect --rebuild --trust` has made, or the
-                  key that they are signed with. VerificationError for any other plan, before any of its code is loaded
+    trust         a file that says whose plans to run (docs/guide/trust.md): a list that `tcinspect --rebuild --trust` has made,
+                  or the key that they are signed with. VerificationError for any other plan, before any of its code is loaded
     ops           files or modules with operators of your own (`tccompile.op`): on the CPU their references are run. Nothing of
                   what is in a plan names any, or is imported
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
