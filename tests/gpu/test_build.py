@@ -15,7 +15,7 @@ from tccompile.kernels.spec import Kernel
 from tccompile.plan.format import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.gpu import build
-from tests.gpu.build import Variant, build_plan, build_plans, emit, session_plan, variants
+from tests.gpu.build import Variant, build_plan, build_plans, session_plan, variants
 from tests.gpu.cases import CASES, program_of
 from tests.small import image
 from tests.tiers import thorough
