@@ -200,7 +200,10 @@ def with_small_weights(model: Model) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def sources(model: Model) -> Mapping[str, np.ndarray]:
-    """The model's weights by the names that recipes call them: they fill a plan, of all or of a part, made without."""
+    """A model's weights, arrays by their names: for `Session.refit`, and for what was left out of a plan (`--strip-weights`).
+
+    model  its file, or an onnx.ModelProto; of it nothing else is checked. Raises ModelError for a file that is no model
+    """
     proto, path = parsed(model)
     return _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
 
