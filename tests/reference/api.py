@@ -129,9 +129,8 @@ def _shown(name: str, where: str, methods: Sequence[str] | None) -> Iterator[str
         return
     functions = [node for node in found.body if isinstance(node, ast.FunctionDef)]
     named = [node for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    fields = [
-        text for node in named if not (text := f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}").startswith("_")
-    ]
+    fields = [f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}" for node in named]
+    fields = [field for field in fields if not field.startswith("_")]
     made = next((_signature(f) for f in functions if f.name == "__init__"), "")
     made = "" if ": _" in made or made == "()" else made.removesuffix(" -> None")  # what others make is not called by users
     yield from (f"### {name}", "", "```python", f"class {name}{made}", *(f"    {field}" for field in fields))
