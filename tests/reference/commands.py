@@ -37,7 +37,8 @@ ENVIRONMENT = {
 
 def _option(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in sorted(option.opts, key=len))
-    kind = "" if option.is_flag else option.make_metavar(click.Context(click.Command("")))
+    choices = f"[{'|'.join(option.type.choices)}]" if isinstance(option.type, click.Choice) else ""
+    kind = "" if option.is_flag else option.metavar or choices or option.type.name.upper()
     said, kind = (text.replace("|", "\\|") for text in (option.help or "", kind))
     default = f" Default: {option.default}." if option.show_default and option.default is not None else ""
     several = " May be repeated." if option.multiple and "repeat" not in said.lower() else ""

@@ -17,7 +17,7 @@ from PIL import Image
 import tccompile
 
 HERE = Path(__file__).parent
-EACH, STEPS, SIZE = 12, 20, 5  # of each digit, steps of the loop, how large a pixel is drawn
+EACH, STEPS, SIZE = 8, 20, 5  # of each digit, steps of the loop, how large a pixel is drawn
 
 
 def main(arch: str, out: Path) -> float:
