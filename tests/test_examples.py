@@ -53,10 +53,14 @@ def test_an_example_runs_and_is_as_good_as_it_says(name: str, monkeypatch: pytes
     assert made.shape[:2] == shown.shape[:2] and made.std() > 20
 
 
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*/demo.py")), ids=lambda path: path.parent.name)
+def test_a_script_is_short(script: Path) -> None:
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
 @pytest.mark.parametrize("name", QUALITY)
 def test_an_example_is_whole_and_small(name: str) -> None:
     folder = EXAMPLES / name
-    assert len((folder / "demo.py").read_text(encoding="utf-8").splitlines()) <= LONGEST
     (model,) = folder.glob("*.onnx")
     assert model.stat().st_size <= LARGEST
     page = (folder / "README.md").read_text(encoding="utf-8")
