@@ -28,14 +28,6 @@ def test_everything_public_says_what_it_is() -> None:
         assert name in page
 
 
-def test_every_variable_and_exit_code_is_there() -> None:
-    page, read = committed("commands.md"), set[str]()
-    for path in (ROOT / "tccompile").rglob("*.py"):
-        read |= {*re.findall(r"environ(?:\.get\(|\.setdefault\(|\[)\"(\w+)\"", path.read_text(encoding="utf-8"))}
-    assert read == {*commands.ENVIRONMENT}
-    assert all(f"| {code} |" in page for code in commands.exit_codes())
-
-
 def test_operators_of_other_domains_are_tested_by_name() -> None:
     """Of ONNX Runtime's own, of ai.onnx.ml, and those of sequences, there are tests beside ONNX Runtime.
 

@@ -4,7 +4,7 @@ For each network: median latency of one inference by CUDA events around graph re
 each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan; with
 --peers the latency of PyTorch (tests/bench/peer.py) and of ONNX Runtime's CUDA provider (onnxruntime_peer.py) in the same run,
 and ours beside the fastest of them.
-Prints a Markdown table: docs/benchmarks.md is made of it.
+Prints a Markdown table: docs/benchmarks/networks.md is made of it.
 
     python -m tests.bench.networks --build DIR --arch sm_90a      writes the plans, without weights, on a machine without a GPU
     python -m tests.bench.networks --build DIR --arch sm_61,sm_75,sm_80 --ptx resnet18     older generations' code, for newer GPUs

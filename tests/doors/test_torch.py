@@ -231,7 +231,7 @@ def test_weights_that_do_not_fit() -> None:
 
 
 def test_a_call_costs_little_more_than_the_session_s() -> None:
-    """25 µs at most on a machine that does nothing else (docs/pytorch.md); here others may take its time."""
+    """25 µs at most on a machine that does nothing else (docs/guide/pytorch.md); here others may take its time."""
     x = torch.randn(1, 4)
     fast = compiled(nn.Linear(4, 4).eval(), (x,), device="cpu")
     feeds = {fast.session.get_inputs()[0].name: x.numpy()}

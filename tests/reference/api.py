@@ -49,9 +49,11 @@ DOORS = {
 
 INTRO = """# Python
 
-*Written by `python -m tests.reference` from signatures and docstrings. What to use when is in [from Python](../python.md).*
+*Written by `python -m tests.reference` from signatures and docstrings. What to use when is in [from Python](../guide/python.md).*
 
 """
+
+OWN = "[How they are written](../guide/custom-operators.md)."
 
 ITEM = re.compile(r"(\w+(?:, \w+)*) {2,}(\S.*)")
 """A line of a docstring that begins what it says of an argument."""
@@ -150,7 +152,7 @@ def _shown(name: str, where: str, methods: Sequence[str] | None) -> Iterator[str
 
 def _errors() -> Iterator[str]:
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TccompileError)]
-    yield from ("## Errors", "", "All are in `tccompile.errors`. The exit code is that of the commands.", "")
+    yield from ("## Errors", "", "All are in `tccompile.errors`. [The exit code](exit-codes.md) is that of the commands.", "")
     yield from ("| class | exit code | when |", "| --- | --- | --- |")
     for c in sorted(classes, key=lambda c: c.exit_code):
         yield f"| `{c.__name__}` | {c.exit_code} | {' '.join((c.__doc__ or '').split())} |"
@@ -163,7 +165,7 @@ def page() -> str:
     for names in (PACKAGE, RESULTS):
         lines += [] if names is PACKAGE else ["## What functions give", ""]
         lines += [line for name, (where, methods) in names.items() for line in _shown(name, where, methods)]
-    lines += [*_errors(), "## Operators and rewrites of your own", "", "[How they are written](../custom-operators.md).", ""]
+    lines += [*_errors(), "## Operators and rewrites of your own", "", OWN, ""]
     lines += [line for name, (where, methods) in CUSTOM.items() for line in _shown(name, where, methods)]
     functions = ", ".join(f"`{name}`" for name in tccompile.OF_VALUES)
     lines += [f"Functions of values, for operators that are formulas, are names of `tccompile`: {functions}.", ""]

@@ -1,4 +1,4 @@
-"""The commands, from what click knows of them: arguments, options, exit codes, and the environment."""
+"""The commands, from what click knows of them: arguments and options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import click
 
-from tccompile import errors
 from tccompile.cli import commands, sign, triton
 
 COMMANDS = (
@@ -21,18 +20,12 @@ COMMANDS = (
 
 INTRO = """# Commands
 
-*Written by `python -m tests.reference` from the commands themselves. What they are for is in [commands](../commands.md).*
+*Written by `python -m tests.reference` from the commands themselves. What they are for is in [commands](../guide/commands.md).*
 
-Results go to stdout, progress and errors to stderr.
+Results go to stdout, progress and errors to stderr. All have the same [exit codes](exit-codes.md), and read the same
+[variables](environment.md) of the environment.
 
 """
-
-ENVIRONMENT = {
-    "TCCOMPILE_CACHE_DIR": "the folder of compiled kernels, and of models that `tccompile.ort` has compiled",
-    "XDG_CACHE_HOME": "without it, the folder that `tccompile` is made in; without this, `~/.cache`",
-    "LOCALAPPDATA": "the same on Windows",
-    "OPENBLAS_NUM_THREADS": "threads of NumPy's products while networks are measured; 1 if it is not set",
-}
 
 
 def _option(option: click.Option) -> str:
@@ -61,21 +54,6 @@ def _command(command: click.Command) -> Iterator[str]:
     yield ""
 
 
-def exit_codes() -> dict[int, str]:
-    """What each exit code says."""
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TccompileError)]
-    known = {c.exit_code: " ".join((c.__doc__ or "").split()) for c in classes}
-    known |= {0: "Done.", commands.INTERRUPTED: "Interrupted."}
-    known[errors.TccompileError.exit_code] = "A bug of tccompile's: the message names a file to send, and to whom."
-    return dict(sorted(known.items()))
-
-
 def page() -> str:
     """docs/reference/commands.md"""
-    lines = [line for command in COMMANDS for line in _command(command)]
-    lines += ["## Exit codes", "", "| code | when |", "| --- | --- |"]
-    lines += [f"| {code} | {when} |" for code, when in exit_codes().items()]
-    lines += ["", "## Environment", "", "| variable | what it says |", "| --- | --- |"]
-    lines += [f"| `{name}` | {what} |" for name, what in ENVIRONMENT.items()]
-    lines += ["", "For completion in a shell, see [commands](../commands.md#completion)."]
-    return INTRO + "\n".join(lines).rstrip() + "\n"
+    return INTRO + "\n".join(line for command in COMMANDS for line in _command(command)).rstrip() + "\n"

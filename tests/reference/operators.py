@@ -300,13 +300,13 @@ INTRO = f"""# Operators
 *Written by `python -m tests.reference` from the tables that compile them; a test holds the page to the code.*
 
 Models of opsets {OLDEST} to {NEWEST} are taken. What this page does not list, `tccompile MODEL.onnx --check` refuses, and says
-where. [Operators of your own](../custom-operators.md) are added by `--ops`. Shapes are known when a plan is made, or lie in
-[ranges](../ranges.md). An operator whose inputs are all constants is computed then.
+where. [Operators of your own](../guide/custom-operators.md) are added by `--ops`. Shapes are known when a plan is made, or lie in
+[ranges](../guide/ranges.md). An operator whose inputs are all constants is computed then.
 
 - **opsets**: those that have the operator. Models of older opsets are written as newer ones have them.
 - **types**: of the first input. float64 is computed in float32; uint64 in int64. Narrow types, of fewer than 8 bits or floats of
-  8, are stored wider, but for products of [floats of 8 bits](../precision.md#floats-of-8-bits). Other floats are stored as
-  `--precision` says. In an operator of several inputs not every mixture of types may be there.
+  8, are stored wider, but for products of [floats of 8 bits](../design/quantized-models.md#floats-of-8-bits). Other floats are
+  stored as `--precision` says. In an operator of several inputs not every mixture of types may be there.
 - **constants**: inputs that decide a shape or a meaning, and so must not be computed at run time.
 """
 
