@@ -11,6 +11,7 @@ import wave
 import numpy as np
 
 RATE, LENGTH = 8000, 8000  # samples a second, and of one clip
+NOISE = (0.003, 0.1)  # of a clip, as a part of full scale
 SOUNDS = {
     "a": (730, 1090, 2440), "e": (530, 1840, 2480), "i": (270, 2290, 3010), "o": (570, 840, 2410), "u": (300, 870, 2240),
     "w": (290, 610, 2150), "y": (260, 2070, 3020), "l": (360, 1300, 2700), "r": (310, 1060, 1380), "n": (250, 1450, 2300),
@@ -59,7 +60,7 @@ def spoken(word: str, speaker: dict[str, float], rng: np.random.Generator) -> np
     return sound / np.abs(sound).max()
 
 
-def clip(word: str, rng: np.random.Generator, noise: tuple[float, float] = (0.003, 0.1)) -> np.ndarray:
+def clip(word: str, rng: np.random.Generator, noise: tuple[float, float] = NOISE) -> np.ndarray:
     """A second of somebody who says a word somewhere in it, (LENGTH,) float32: near or far, in more or less noise."""
     sound = spoken(word, voice(rng), rng)[:LENGTH]
     out = rng.standard_normal(LENGTH) * rng.uniform(*noise)
