@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all doors fuzz site check extents gpu-test backend-test bench bench-models kernels dump clean
+.PHONY: help demo test test-all doors fuzz site check extents gpu-test backend-test bench bench-models kernels reference dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,9 @@ bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a 
 	$(BIN)/python -m tests.bench.float8
 	$(BIN)/python -m tests.bench.attention8
 	$(BIN)/python -m tests.bench.quantized
+
+reference: $(READY)  ## the pages of docs/reference, from what the code says
+	$(BIN)/python -m tests.reference
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
 	mkdir -p out

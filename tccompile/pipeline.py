@@ -161,7 +161,7 @@ def compile(
     ranges        sizes that are known when the plan runs: {"batch": (1, 64), "h": (64, 2160, 8)}, by the model's names of
                   dimensions, the last number saying how far sizes are apart, or {"x": ((1, 64), 3, 224, 224)}, by the input
     archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
-    precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
+    precision     "mixed", "fp16", "bf16" or "fp32": how tensors are stored (mixed: fp16, where that loses nothing)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it

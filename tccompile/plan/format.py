@@ -317,16 +317,17 @@ class Origin:
 class Plan:
     """A compiled model.
 
-    name     the model's
-    producer the tools and versions that made it, by name
-    entries  those for fixed shapes, and then of each family the one for its least sizes
-    weights  the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
-             were left out of a stripped plan are missing. Entries with a constant of the same name share it
-    notes    what a person may want to know of the whole model, one line each
+    name          the model's name, as its file or its graph has it
+    producer      the tools and versions that made it, by name
+    entries       those for fixed shapes, and then of each family the one for its least sizes
+    images        machine code, as cubins or PTX
+    weights       the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
+                  were left out of a stripped plan are missing. Entries with a constant of the same name share it
+    notes         what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
-    origin   what `refit` holds other weights to
-    families entries for whole ranges of sizes
-    metadata what the model's file says of itself
+    origin        what `refit` holds other weights to
+    families      entries for whole ranges of sizes
+    metadata      what the model's file says of itself
     """
 
     name: str
@@ -386,12 +387,12 @@ class Plan:
         return from_bytes, (to_bytes(self),)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file: see `write_plan`."""
+        """Write the plan to a file, whole or not at all: where writing fails, what was there before stays. Raises OSError."""
         write_plan(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """The plan in a file: see `read_plan`."""
+        """The plan in a file. Raises PlanError if it is damaged or of another format version; runs none of its code."""
         return read_plan(path)
 
 

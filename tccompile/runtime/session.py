@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -471,7 +473,8 @@ class Session:
                 for n, s in got.items()
                 if s != tensors[n].shape
             ]
-            return "; ".join(wrong) + ". Other shapes need another plan: tccompile --shape NAME=…"
+            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in got.items())
+            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={dict(got)}"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
         return f"the plan has no entry for {shapes}; it was compiled for {there}"
 
@@ -500,9 +503,10 @@ def _plan_of(plan: Plan | str | os.PathLike[str] | bytes | IO[bytes]) -> Plan:
         return plan
     if isinstance(plan, str | os.PathLike):
         return _in_file(plan)
-    data = plan.read() if hasattr(plan, "read") else plan
+    text = isinstance(plan, io.TextIOBase)  # which, of other bytes than text, cannot even be read
+    data = plan.read() if hasattr(plan, "read") and not text else plan
     if not isinstance(data, bytes | bytearray | memoryview):
-        what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
+        what = "a file that is open as text: open it with 'rb'" if text else f"a {type(data).__name__}"
         way_out = ": tccompile.compile makes a plan of a model" if "ModelProto" in what else ""
         raise UsageError(f"a session takes a Plan, a path, bytes or an open file, not {what}{way_out}")
     try:
