@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,10 +171,14 @@ PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
 """Types that hold no other parts of a tree; most parts are of these."""
 
 
-@cache
+_fields: dict[type, tuple[str, ...]] = {}
+
+
 def _names(cls: type) -> tuple[str, ...]:
     """The fields of a class of dataclasses; none of others."""
-    return tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
+    if cls not in _fields:
+        _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
+    return _fields[cls]
 
 
 # --- From open extents -------------------------------------------------------------------------------------------------
