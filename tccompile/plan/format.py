@@ -41,7 +41,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -313,6 +313,14 @@ class Origin:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class Rewritten:
+    """What one rewrite did to the model's graph, for people: its `equation`, and the nodes that computed what it replaced."""
+
+    equation: str
+    nodes: tuple[str, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A compiled model.
@@ -327,6 +335,7 @@ class Plan:
     origin   what `refit` holds other weights to
     families entries for whole ranges of sizes
     metadata what the model's file says of itself
+    rewrites what was done to the model's graph before it was lowered
     """
 
     name: str
@@ -339,6 +348,7 @@ class Plan:
     origin: Origin = field(default_factory=Origin)
     families: tuple[Family, ...] = ()
     metadata: Metadata = field(default_factory=Metadata)
+    rewrites: tuple[Rewritten, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
     identity: str = field(init=False, default="", compare=False, repr=False, metadata={"stored": False})
