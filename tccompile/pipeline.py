@@ -60,6 +60,7 @@ from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
+from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
@@ -228,7 +229,7 @@ def adapted(model: Model, options: Options) -> Model:
         if options.ranges:
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
             shapes = inputs.shapes(tuple(size.low for size in inputs.box))
-        known = places([lower(rewrite(load(opened, shapes)))])
+        known = places([lower(rewrite(load(opened, shapes)))], exported(opened))
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
@@ -344,7 +345,13 @@ def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
     with ThreadPoolExecutor() as threads:
         weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
-    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
+    return Origin(
+        weights,
+        tuple(sorted(told.decided)),
+        tuple(sorted({*digests(model).values()})),
+        factor=told.factor,
+        exported=exported(model),
+    )
 
 
 def _digest_of(path: str | Path) -> str:

@@ -294,6 +294,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """What the exporter that wrote the model told of weights of products.
+
+    modules  the module that a weight is part of, by the weight's name
+    folded   weights that are no module's own: a normalization behind it was folded into them
+    """
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    folded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
 
@@ -303,6 +315,7 @@ class Origin:
     held      what constants were that are made of initializers
     factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
     model     SHA-256 of the model's file, in hexadecimal; empty if it was compiled from memory
+    exported  by which adapters find their weights
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -311,6 +324,7 @@ class Origin:
     held: Mapping[str, Held] = field(default_factory=dict)
     factor: float = 0.0
     model: str = ""
+    exported: Exported = field(default_factory=Exported)
 
 
 @dataclass(frozen=True)

@@ -342,7 +342,7 @@ class Session:
             self._check_open()
             if base is not None:
                 self._base = base if isinstance(base, Mapping) else SafeTensors(base)
-            known = places(entry.program for entry in self.plan.entries)
+            known = places((entry.program for entry in self.plan.entries), self.plan.origin.exported)
             targets = {place.weight for _, place in assigned(found, known, called)}
             others = self._base_of(targets | self._adapted)
             changed = {name: others[name] for name in self._adapted} | merged(others, known, found, scale, called)
