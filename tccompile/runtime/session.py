@@ -24,7 +24,7 @@ from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
 from tccompile.plan.format import Plan, check_member, from_bytes, read_plan
 from tccompile.plan.trust import check_trust
-from tccompile.refit.constants import refitted_constants, together
+from tccompile.refit.constants import digests_of, refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.refit.safetensors import SafeTensors
@@ -318,7 +318,7 @@ class Session:
             if self._adapted:
                 raise UsageError("adapters are merged into the session's weights: take them out first, with lora(None)")
             self._replace(refitted_constants(self.plan, given))
-            self._digests |= {name: digest(values) for name, values in given.items()}
+            self._digests |= digests_of(given)
 
     def lora(
         self,

@@ -197,7 +197,7 @@ class Door:
 
 @contextmanager
 def triton(plan: Path, folder: Path, cpu: bool, wait_us: int) -> Iterator[Door]:
-    import tritonclient.http as library
+    import tritonclient.grpc as library
 
     from tccompile.plan.format import read_plan
     from tccompile.triton import write_repository
@@ -215,7 +215,7 @@ def triton(plan: Path, folder: Path, cpu: bool, wait_us: int) -> Iterator[Door]:
 
         def reload() -> None:
             write_repository(plan, repository, "model", cpu=cpu, wait_us=wait_us, update=True)
-            with library.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=120) as connection:
+            with library.InferenceServerClient(f"127.0.0.1:{server.grpc}") as connection:
                 connection.load_model("model")
 
         yield Door(asks[0], asks[1], server.process.pid, reload)

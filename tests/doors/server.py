@@ -63,7 +63,7 @@ def serving(repository: Path, folder: Path, models: tuple[str, ...], *options: s
 
     folder  for its log and its backends
     """
-    import tritonclient.http as client
+    import tritonclient.grpc as client
 
     program, backends, environment = unpacked(folder)
     http, grpc = free_ports(2)
@@ -72,7 +72,7 @@ def serving(repository: Path, folder: Path, models: tuple[str, ...], *options: s
     with open(folder / "log", "w") as log:
         process = subprocess.Popen([program, *arguments, *options], env=environment, stdout=log, stderr=log)
     try:
-        with client.InferenceServerClient(f"127.0.0.1:{http}") as asked:
+        with client.InferenceServerClient(f"127.0.0.1:{grpc}") as asked:
             deadline = time.monotonic() + READY
             while not _ready(asked, models):
                 if process.poll() is not None or time.monotonic() > deadline:
