@@ -130,7 +130,7 @@ class Resident:
         with self.device as cu:
             cu.cuMemcpyHtoD(address, data.ctypes.data, data.size)
 
-    def refit(self, constants: Mapping[str, bytes]) -> None:
+    def refit(self, constants: Mapping[str, bytes | memoryview]) -> None:
         """Copy other values of constants to where they lie; of those that have not been uploaded, keep them for then."""
         with self.lock, self.device as cu:
             cu.cuCtxSynchronize()  # inferences that read the old ones
@@ -250,7 +250,7 @@ class GpuPlatform:
             self._room.close()
         self._stream.close()
 
-    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes | memoryview]) -> None:
         """See `Platform.refit`: addresses stay, so graphs and tensor maps do too."""
         assert self._resident is not None, "no engine is loaded"
         taken_out(self._resident, engines)
