@@ -60,9 +60,10 @@ from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
+from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
-from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
+from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
@@ -88,6 +89,7 @@ from tccompile.ranges.tables import Tables, tables
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
+from tccompile.rewrites.rule import Applied
 from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import Candidate, schedule
 from tccompile.schedule.place import place
@@ -227,7 +229,7 @@ def adapted(model: Model, options: Options) -> Model:
         if options.ranges:
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
             shapes = inputs.shapes(tuple(size.low for size in inputs.box))
-        known = places([lower(rewrite(load(opened, shapes)))])
+        known = places([lower(rewrite(load(opened, shapes)))], exported(opened))
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
@@ -305,7 +307,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     origin = replace(origin_of(opened, told), model=_digest_of(whole) if isinstance(whole, str | Path) else "")
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
     plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
-    return replace(plan, metadata=metadata(opened))
+    return replace(plan, metadata=metadata(opened), rewrites=told.rewrites)
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -323,6 +325,7 @@ class Told:
     factor   how much larger or smaller constants may be, as precision was chosen by what values tensors take; 0 if not
     formats  chooses the formats of the last program's tensors for the same nodes at other shapes
     calibration  what is multiplied in bytes at all sizes of a range
+    applied  what rewrites did
     """
 
     notes: list[str] = field(default_factory=list)
@@ -331,13 +334,24 @@ class Told:
     factor: float = 0.0
     formats: Callable[[Program], Program] | None = None
     calibration: Chosen | None = None
+    applied: Applied = field(default_factory=dict)
+
+    @property
+    def rewrites(self) -> tuple[Rewritten, ...]:
+        return tuple(Rewritten(equation, tuple(names)) for equation, names in self.applied.items())
 
 
 def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
     with ThreadPoolExecutor() as threads:
         weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
-    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
+    return Origin(
+        weights,
+        tuple(sorted(told.decided)),
+        tuple(sorted({*digests(model).values()})),
+        factor=told.factor,
+        exported=exported(model),
+    )
 
 
 def _digest_of(path: str | Path) -> str:
@@ -373,7 +387,7 @@ def without_code(
     plan = pack("cpu", producer, entries, {}, opened.weights, False, origin=origin, rooms=told.rooms)
     sections = [_for_the_cpu(program, greatest) for _, program, greatest in programs]
     whole = [replace(e, sections=(section,)) for e, section in zip(plan.entries, sections, strict=True)]
-    plan = replace(plan, entries=tuple(whole), metadata=metadata(opened))
+    plan = replace(plan, entries=tuple(whole), metadata=metadata(opened), rewrites=told.rewrites)
     return with_families(plan, [box for box, _, _ in programs])
 
 
@@ -404,11 +418,13 @@ def to_program(
     dump.graph(0, "load", graph)
 
     progress("rewrite", 1, 5)
-    graph, floats = rewrite(graph), None
+    applied: Applied = {}
+    graph, floats = rewrite(graph, applied), None
     if calibration is not None:
         floats = lower(graph) if options.max_error is not None else None
-        graph = rewrite(calibration.applied(graph))
+        graph = rewrite(calibration.applied(graph), applied)
     dump.graph(1, "rewrite", graph)
+    dump.rewrites(1, "rewrite", applied)
 
     progress("lower", 2, 5)
     program = lower(graph)
@@ -439,6 +455,8 @@ def to_program(
     dump.program(5, "layout", program)
     if told is not None:
         told.formats = formats
+        for equation, names in applied.items():
+            told.applied.setdefault(equation, {}).update(names)
         if spreads:
             told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
         for name, room in rooms(program, spreads).items():

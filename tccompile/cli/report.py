@@ -24,6 +24,7 @@ def inspect(plan: Plan) -> Json:
         "name": plan.name,
         "producer": dict(plan.producer),
         "notes": list(plan.notes),
+        "rewrites": [{"equation": r.equation, "nodes": list(r.nodes)} for r in plan.rewrites],
         "certificates": [_certificate(c) for c in plan.certificates],
         "entries": [_entry(plan, entry, sizes) for entry, sizes in zip(plan.entries, _sizes(plan), strict=True)],
         "weights": {

@@ -41,7 +41,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -294,6 +294,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """What the exporter that wrote the model told of weights of products.
+
+    modules  the module that a weight is part of, by the weight's name
+    folded   weights that are no module's own: a normalization behind it was folded into them
+    """
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    folded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
 
@@ -303,6 +315,7 @@ class Origin:
     held      what constants were that are made of initializers
     factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
     model     SHA-256 of the model's file, in hexadecimal; empty if it was compiled from memory
+    exported  by which adapters find their weights
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -311,6 +324,15 @@ class Origin:
     held: Mapping[str, Held] = field(default_factory=dict)
     factor: float = 0.0
     model: str = ""
+    exported: Exported = field(default_factory=Exported)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What one rewrite did to the model's graph, for people: its `equation`, and the nodes that computed what it replaced."""
+
+    equation: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -328,6 +350,7 @@ class Plan:
     origin        what `refit` holds other weights to
     families      entries for whole ranges of sizes
     metadata      what the model's file says of itself
+    rewrites      what was done to the model's graph before it was lowered
     """
 
     name: str
@@ -340,6 +363,7 @@ class Plan:
     origin: Origin = field(default_factory=Origin)
     families: tuple[Family, ...] = ()
     metadata: Metadata = field(default_factory=Metadata)
+    rewrites: tuple[Rewritten, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
     identity: str = field(init=False, default="", compare=False, repr=False, metadata={"stored": False})

@@ -147,7 +147,9 @@ def apply_own(edit: Editor) -> None:
                 continue
             found = rule.match(node)
             if found is not None and rule.check(edit, found) is None:
+                name = name_of(node)
                 rule.apply(edit, found)
+                edit.note(rule.equation, name)
                 break
 
 
