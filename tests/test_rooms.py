@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("check", "dump", "tune"),
     ("pipeline",),
     ("verify", "backend", "torch", "ray", "triton"),
+    ("dynamo",),
     ("ort",),
     ("cli",),
     ("api", "__main__"),
