@@ -26,7 +26,7 @@ from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
-from tccompile.ir.ops import Mlp, Pointwise
+from tccompile.ir.ops import Conv, Mlp, Pointwise
 from tccompile.ir.types import DType
 from tccompile.ir.weights import TRANSFORMS, byte_scales
 from tccompile.layout import lay_out
@@ -46,7 +46,7 @@ from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, WAYS, Activation, Known, Off, find
+from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, WAYS, Activation, Known, Off, find, made, stored
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
@@ -145,14 +145,15 @@ def test_products_that_may_be_in_bytes_and_why_others_may_not() -> None:
     found, refused = layers(graph)
     assert [(layer.name, layer.columns, layer.channels) for layer in found] == [
         ("n0", 0, 1),
+        ("n1", 0, 1),
         ("n3", 0, 1),
         ("n4", 1, 1),
         ("n9", 1, 1),
     ]
-    assert [layer.not_in_integers for layer in found] == [None] * 3 + ["its sums of 40960 products may exceed int32"]
+    assert [layer.name for layer in found if layer.not_in_float8] == ["n1"]
+    assert [layer.not_in_integers for layer in found] == [None] * 4 + ["its sums of 40960 products may exceed int32"]
     reasons = {name: reason.split(",")[0] for name, reason in refused.items()}
     assert reasons == {
-        "n1": "it is a depthwise convolution",
         "n2": "it has 8 input channels; bytes are multiplied from 16 on",
         "n5": "its weights are computed",
         "n6": "its weights are several matrices",
@@ -167,6 +168,25 @@ def test_convolutions_that_no_tensor_core_multiplies_in_bytes_are_not_named_as_i
     assert [layer.name for layer in found] == ["n2"]
     assert refused["n0"] == "its groups have 24 input channels; bytes are multiplied in multiples of 16"
     assert refused["n3"] == "it is a convolution of volumes"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool) -> None:
+    """No zero point, which its padding would stand for; the scale is behind its sum."""
+    net = Net(x=(1, 32, 8, 8))
+    h = net("Conv", "x", net.normal(48, 32, 1, 1, scale=0.2))
+    h = net("Mul", h, net("Sigmoid", h)) if signed else net("Relu", h)
+    h = net("Relu", net("Conv", h, net.normal(48, 1, 3, 3), net.normal(48), pads=[1, 1, 1, 1], group=48))
+    model = net.out(net("Conv", h, net.normal(32, 48, 1, 1, scale=0.2))).model()
+    graph, runs = rewrite(load_model(model)), [feeds(model, seed) for seed in range(3)]
+    known, _ = find(graph, runs, sources(model), lambda done, total: None)
+    found = known.within([graph], (), ("int8",)).alone
+    program = fuse(lower(rewrite(made(graph, *stored(found, {a.name: OPERANDS for a in found})))))
+    first, op, _ = (op for op in program.ops if isinstance(op, Conv))
+    read = DType.I8 if signed else DType.U8
+    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.F32, DType.U8]
+    assert known.tried[0][1] < 0.1
+    assert known.no_float8.keys() == known.within([graph], (), ("fp8",)).floats.keys()
 
 
 def test_half_precision_is_refused_with_a_way_out() -> None:

@@ -85,7 +85,7 @@ class Known:
     added   results of products that only sums with results of others read
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
-    long    products that are not in integers, and why
+    long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
     """
 
@@ -95,6 +95,7 @@ class Known:
     smooth: Mapping[str, np.ndarray]
     floats: Mapping[str, str]
     long: Mapping[str, str]
+    no_float8: Mapping[str, str]
     tried: tuple[tuple[float, float], ...]
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
@@ -112,7 +113,8 @@ class Known:
                     out.setdefault(name, ELSEWHERE)
         if names and all(out.get(name) == ELSEWHERE for name in names):
             raise InputError(f"the calibration is of another model: this one has no product {min(names)!r} that it could be for")
-        out |= {} if "fp8" in formats else {name: why for name, why in self.long.items() if name not in out}
+        for format, others in (("fp8", self.long), ("int8", self.no_float8)):
+            out |= {} if format in formats else {name: why for name, why in others.items() if name not in out}
         alone, tied = (
             tuple(self._in(b, formats) for a in part if (b := _without(a, out)) is not None) for part in (self.alone, self.tied)
         )
@@ -120,8 +122,9 @@ class Known:
         return replace(self, alone=alone, tied=tied, added=added, floats={**self.floats, **out})
 
     def _in(self, a: Activation, formats: Collection[str]) -> Activation:
-        """The activation as it may be stored in these formats: in integers only if all of its products may be."""
-        usable = [f for f in formats if f == "fp8" or not any(name in self.long for name in a.layers)]
+        """The activation as it may be stored in these formats: in those in which all of its products may be."""
+        without = {"int8": self.long, "fp8": self.no_float8}
+        usable = [f for f in formats if not any(name in without[f] for name in a.layers)]
         ways = {FLOATS, *(way for f in usable for way in FORMATS[f])}
         return replace(a, ways=tuple(way for way in a.ways if way in ways))
 
@@ -180,10 +183,11 @@ def find(
             tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
     long = {layer.name: why for layer in found if (why := layer.not_in_integers) is not None}
     long |= {one.name: IN_FLOATS for one in attended}
+    no_float8 = {layer.name: why for layer in found if (why := layer.not_in_float8) is not None}
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, sums, smooth, floats | refused, long, ())
+    known = Known(tuple(alone), others, sums, smooth, floats | refused, long, no_float8, ())
     measure = Measure(graph, runs, sources, metric)
     tried = []
     for name in formats:
@@ -326,9 +330,10 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.all(), float8), values.means, shared=True)
+        one = Tensor(grid_of(values.all(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
-        by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
+        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
+        by_weights = sum((g * weight_error(rows, float8)) ** 2 for g, rows in rounded)
         rounding = _rounding(values, one.grid) ** 2
         as_operand = sum(g**2 for g in gains) * rounding
         whole = _gain(observed, name) ** 2 * rounding
@@ -358,7 +363,7 @@ def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer]
     sample = np.concatenate([v.all() for v in seen])
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
-        grid = grid_of(sample, way == FLOAT8_OPERANDS)
+        grid = grid_of(sample, way == FLOAT8_OPERANDS, any(layer.depthwise for layer in own))
         moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
         alone = sum(a.squares[way] for a in operands)
         apart = {name: t for a in operands for name, t in a.how[way].items()}

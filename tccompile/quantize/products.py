@@ -53,6 +53,16 @@ class Layer:
         return weights
 
     @property
+    def depthwise(self) -> bool:
+        """Whether it reads bytes, and multiplies them by weights in floats: each channel by its own filter."""
+        return self.node.op == "Conv" and self.node.attrs.get("group", 1) > 1 and self.weights.shape[1] == 1
+
+    @property
+    def not_in_float8(self) -> str | None:
+        """Why it is not multiplied in floats of 8 bits; None if it may be."""
+        return "it is a depthwise convolution, which reads integers or halves" if self.depthwise else None
+
+    @property
     def not_in_integers(self) -> str | None:
         """Why it is not multiplied in integers; None if it may be."""
         size = math.prod(self.weights.shape) // self.weights.shape[self.columns]
@@ -155,13 +165,14 @@ def why_not(node: gs.Node) -> str | None:
         return "its weights are no finite numbers"
     if node.op == "Conv":
         groups = node.attrs.get("group", 1)
+        if rank(w) > 4:
+            return "it is a convolution of volumes"
         if groups != 1 and w.shape[1] == 1:
-            return "it is a depthwise convolution, which no Tensor Core multiplies in bytes"
+            same = groups == w.shape[0]
+            return None if same else "it has several filters for each channel, which no Tensor Core multiplies in bytes"
         terms = w.shape[1]
         if groups != 1 and terms % LEAST and terms > LEAST:
             return f"its groups have {terms} input channels; bytes are multiplied in multiples of {LEAST}"
-        if rank(w) > 4:
-            return "it is a convolution of volumes"
     else:
         if rank(w) != 2:
             return "its weights are several matrices"
