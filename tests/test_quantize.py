@@ -1016,7 +1016,7 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
 
 def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch: Any) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, known, ranked: {archs[0]: steps(graph, 2.0, 1.0)})
+    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: steps(graph, 2.0, 1.0)})
     net, kept, told = perceptron(64, 256), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
@@ -1154,7 +1154,7 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     """What is known is not run again; what is chosen is for all that is built, and says that its error is an estimate."""
     net, times = perceptrons("n"), list[str]()
 
-    def steps_of(graph: gs.Graph, archs: Sequence[str], known: object, ranked: object) -> dict[str, Steps]:
+    def steps_of(graph: gs.Graph, archs: Sequence[str], **_: object) -> dict[str, Steps]:
         """Bytes are faster for more than a hundred rows, by as much as they are more."""
         rows = graph.inputs[0].shape[0]
         times.append(f"{rows} on {', '.join(archs)}")
@@ -1357,7 +1357,7 @@ def error(found, exact, inputs):
 
 def test_a_users_own_measure_is_held_to_the_bound(tmp_path: Path, monkeypatch: Any) -> None:
     """By it all may be in bytes, whose relative error is far above that number."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, known, ranked: {archs[0]: eight(graph)})
+    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: eight(graph)})
     net, script, told = perceptron(8, 64), tmp_path / "same.py", Told()
     script.write_text(SCRIPT)
     data = saved(net, tmp_path / "d.npz")

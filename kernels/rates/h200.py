@@ -113,6 +113,8 @@ H200 = Rates(
         box_cycles=Rate(80, "cycles", GEMM_SM90, "2026-11-25"),
         beyond_cycles=Rate(4, "cycles", GEMM_SM90, "2026-11-25"),
         together=Table({1: 132, 2: 132, 4: 120, 8: 112}, "multiprocessors", UNKNOWN, "2026-11-25"),
+        rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
+        erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
     ),
     attention_mma=AttentionMma(
         step_us=Rate(0.7, "µs", ATTENTION_MMA, "2026-11-22"),

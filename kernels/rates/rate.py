@@ -185,6 +185,10 @@ class GemmSm90:
     """A row of a box that reaches beyond the tensor, on average; up to 12 where less than half lies inside."""
     together: Table[int]
     """What clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
+    rough_us: Rate
+    """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    erf: Rate
+    """Slots of instructions that erf of a result takes."""
 
 
 @dataclass(frozen=True)
