@@ -67,8 +67,11 @@ class Depthwise(TextKernel):
         else:
             x, w = columns * r * s, r * s
         # Instructions: a vector costs some to address and load and one a lane to convert; a multiply-add is one a lane.
+        # Bytes take more: two to convert one, and some to round and pack one.
         outputs = rows * columns
+        of_x, of_y = (program.tensors[name].dtype.size == 1 for name in (op.x, op.y))
         instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
+        instructions += own.of_byte * lanes * of_x * x + own.to_byte * lanes * of_y * outputs
         blocks = TILES.get(unrolled(op, program)[0], LINES)[rows, columns, lanes]
         issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * own.busy[blocks])
         sizes = (program.tensors[name].dtype.size for name in (op.x, op.w))

@@ -43,7 +43,8 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     waves = ceil_div(blocks, sms * together)
     tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
-    row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
+    narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
+    row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
@@ -61,7 +62,12 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
-    tail = max((t.bm + t.bn) * own.beyond_cycles / 1370 * together - step, 0) / t.split if beyond else 0.0
+    few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
+    tail = (
+        max((t.bm + t.bn) * (own.few_cycles if few else own.beyond_cycles) / 1370 * together - step, 0) / t.split
+        if beyond
+        else 0.0
+    )
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     early = 0.42 * min(steps, t.stages) * (1 - min(max(2.4 * blocks / arch.sms - 0.6, 0.0), 1.0)) if constant else 0.0
     inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows

@@ -19,16 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tccompile import pipeline
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
-from tccompile.ir.ops import Conv, Mlp, Pointwise
+from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.weights import TRANSFORMS, byte_scales
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Work
 from tccompile.layout import lay_out
 from tccompile.load.constants import decisive
 from tccompile.load.model import load as load_model
@@ -53,7 +56,8 @@ from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
-from tccompile.schedule.choose import schedule
+from tccompile.schedule.choose import Choice, schedule
+from tccompile.schedule.timings import NO_TIMINGS
 from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
@@ -1245,6 +1249,24 @@ def test_images_padded_by_a_zero_point_find_kernels() -> None:
     program = lay_out(precision(program, "fp16", {}, ()))
     for arch in ("sm_75", "sm_90a"):
         assert len(schedule(program, ARCHS[arch])) == len(program.ops)
+
+
+def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
+    """Of the model in floats one product took three times its estimate: so do others, and those of bytes a little more."""
+    net = perceptron()
+    graph = rewritten(net)
+
+    def choices(program: Program, arch: Arch, refused: object, timings: object, ranked: object) -> list[Choice]:
+        known = [i for i, op in enumerate(program.ops) if isinstance(op, Gemm) and program.tensors[op.a].dtype is DType.F16][:1]
+        return [Choice(KERNELS[0], {}, Work(()), *((3.0, "", 1.0) if i in known else (1.0, ""))) for i in range(len(program.ops))]
+
+    monkeypatch.setattr(pipeline, "schedule", choices)
+    ratios: dict[str, Any] = {}
+    how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
+    floats = pipeline._times(graph, **how)["sm_90a"]
+    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {Gemm: 3.0}}
+    bytes_ = pipeline._times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
+    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * pipeline.UNSURE)] * 2
 
 
 # --- Formats, new inputs, and users' own measures ------------------------------------------------------------------------

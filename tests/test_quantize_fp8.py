@@ -38,7 +38,7 @@ E4M3 = DType.E4M3
 
 
 def perceptron() -> Net:
-    net = Net(x=(256, 512))
+    net = Net(x=(1024, 512))
     h = net("Relu", net("Gemm", "x", net.normal(512, 512, scale=0.04), net.normal(512), transB=1))
     return net.out(net("MatMul", h, net.normal(512, 512, scale=0.04)))
 
