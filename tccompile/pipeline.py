@@ -49,6 +49,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import deciding
 from tccompile.ir.feeds import read_arrays, samples, seeded
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
@@ -91,7 +92,7 @@ from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
 from tccompile.rewrites.rule import Applied
 from tccompile.runtime.generations import Named, archs_of
-from tccompile.schedule.choose import Candidate, schedule
+from tccompile.schedule.choose import Candidate, Choice, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
@@ -581,7 +582,8 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
             known = kept.known
             if real is not None:
                 measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights, metric)
-        times = partial(_times, archs=options.archs, known=timings(options.timing_cache, options.archs), ranked={})
+        known_times = timings(options.timing_cache, options.archs)
+        times = partial(_times, archs=options.archs, known=known_times, ranked={}, ratios={})
         usable = known.within(graphs, options.fp32, purpose.formats)
         chosen, tried = choose(usable, graphs, purpose.bound, times, measure)
     if file is not None and kept is None:
@@ -669,20 +671,50 @@ def _saved(found: Chosen, options: Options) -> str:
     return ", ".join(f"{b:.0f} µs in place of {a:.0f} on {arch}" for arch, (a, b) in found.times.items()) + entries
 
 
+UNSURE = 1.05
+"""What a step that reads or writes 8 bits is taken to take, in its estimate: so fp16 is left for what is surely faster."""
+
+
 def _times(
-    graph: gs.Graph, archs: Sequence[str], known: Timings, ranked: dict[str, dict[Hashable, list[Candidate]]]
+    graph: gs.Graph,
+    archs: Sequence[str],
+    known: Timings,
+    ranked: dict[str, dict[Hashable, list[Candidate]]],
+    ratios: dict[str, dict[type[Op], float]],
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and estimates of their times in
-    microseconds.
+    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and their times in microseconds,
+    measured ones where a table has the op.
 
     ranked  candidates that were found for other graphs; more are added
+    ratios  what times of ops of a kind are in their estimates, by those of the first graph, the model in floats, that are
+            measured: what is not measured is compared with them
     """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
-    found = {}
+    found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
     for name in archs:
         choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
-        found[name] = [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
+        steps = list(zip(program.ops, choices, strict=True))
+        off = ratios.setdefault(name, _ratios(steps))
+        found[name] = []
+        for op, choice in steps:
+            sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
+            found[name].append((op.nodes, choice.cost * sure))
     return found
+
+
+def _ratios(steps: Sequence[tuple[Op, Choice]]) -> dict[type[Op], float]:
+    sums: dict[type[Op], list[float]] = {}
+    for op, choice in steps:
+        if choice.measured:
+            both = sums.setdefault(type(op), [0.0, 0.0])
+            both[0] += choice.cost
+            both[1] += choice.estimate
+    return {kind: took / said for kind, (took, said) in sums.items()}
+
+
+def _margin(op: Op, program: Program) -> float:
+    tensors = (program.tensors[name] for name in (*op.inputs, op.y))
+    return UNSURE if any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors) else 1.0
 
 
 def _cost_of(raised: Raised, options: Options, known: float) -> str:
