@@ -59,6 +59,7 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
+from tccompile.load.late import computing
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
@@ -82,6 +83,7 @@ from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
+from tccompile.ranges.late import late, points_for, traced
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
@@ -798,12 +800,18 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
         return lambda point: held[lowest].shared_by(formed(point))
 
-    def fused(point: Point) -> Program:
+    def loaded(point: Point) -> gs.Graph:
         progress("load", 0, 5)
-        graph = rewrite(load(opened, inputs.shapes(point)))
+        return load(opened, inputs.shapes(point))
+
+    def to_fused(graph: gs.Graph) -> Program:
+        graph = rewrite(graph)
         if calibration is not None:
             graph = rewrite(calibration.applied(graph))
-        program = fuse(lower(graph))
+        return fuse(lower(graph))
+
+    def fused(point: Point) -> Program:
+        program = to_fused(loaded(point))
         if program.counts:
             raise UnsupportedError(
                 "the data decide how much there is of some results, which is compiled for fixed shapes only: "
@@ -811,7 +819,10 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             )
         return program
 
-    return patterns(inputs.box, program_of), replace(options, entries=(inputs.shapes(lowest),), ranges={})
+    seen = [traced(partial(loaded, point), to_fused) for point in points_for(inputs.box)]
+    with computing(late(seen, opened.weights)):
+        found = patterns(inputs.box, program_of)
+    return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 
 def to_parts(

@@ -104,7 +104,10 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
     for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
         if point not in seen:
             made = found.at(point)
-            verify(made)
+            try:
+                verify(made)
+            except AssertionError as why:
+                raise UndecidedError(str(why)) from why
             try:
                 differ(made, program_at(point), ())
             except UndecidedError:

@@ -1,8 +1,8 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
 What a program says of sizes is few forms of numbers: an extent of a layer, (d + b) // c · e + f of one dimension d of the model's
-inputs (strides divide, padding adds, pooling and upsampling do both, and divisions one after the other are one), and products of
-these, which are strides and counts. So a formula that fits the sizes looked at can only be wrong where a program is made by
+inputs (strides divide, padding adds, pooling and upsampling do both, and divisions one after the other are one; images that
+become half as large again have a · d in the place of d), and products of these, which are strides and counts. So a formula that fits the sizes looked at can only be wrong where a program is made by
 other rules at other sizes; `family` compares it there.
 """
 
@@ -22,18 +22,25 @@ from tccompile.plan.formulas import computed, drawn, filler
 DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 48, 56)
 """What extents are divided by: products of strides, and the multiples that layouts pad to."""
 
+MOST = 64
+"""What extents are multiplied by at most before they are divided."""
+
+SURE = 5
+"""Sizes by which such a line is found: through fewer there are many."""
+
 
 @dataclass(frozen=True)
 class Line:
-    """(d + b) // c * e + f."""
+    """(a * d + b) // c * e + f."""
 
     b: int
     c: int
     e: int
     f: int
+    a: int = 1
 
     def of(self, d: Extent) -> Extent:
-        whole = (d + self.b) // self.c if self.c > 1 else d + self.b
+        whole = (d * self.a + self.b) // self.c if self.c > 1 else d + self.b
         return whole * self.e + self.f
 
 
@@ -100,13 +107,30 @@ def _line(numbers: Mapping[int, int]) -> Line | None:
             f = int(v[i] - e * whole[i])
             if (whole * e + f == v).all():
                 return Line(b, c, e, f) if c > 1 else Line(0, 1, e, f)
+    return _slanted(d, v)
+
+
+def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:
+    """The line of a share of d that is no whole part of it, as three halves."""
+    i, j, e = int(d.argmin()), int(d.argmax()), int(np.gcd.reduce(v - v[0]))
+    if e == 0 or len(d) < SURE:
+        return None
+    for c in DIVISORS[1:]:
+        a = round(int(v[j] - v[i]) * c / (int(d[j] - d[i]) * e))
+        if not 1 < a < MOST or gcd(a, c) > 1:
+            continue
+        for b in range(c):
+            whole = (d * a + b) // c
+            f = int(v[i] - e * whole[i])
+            if (whole * e + f == v).all():
+                return Line(b, c, e, f, a)
     return None
 
 
 def _primitive(line: Line) -> Line:
     """The line without a factor that all its values have."""
     common = gcd(line.e, line.f)
-    return Line(line.b, line.c, line.e // common, line.f // common)
+    return Line(line.b, line.c, line.e // common, line.f // common, line.a)
 
 
 def _at(formula: Extent, sizes: Mapping[str, int]) -> int:
