@@ -83,7 +83,7 @@ from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
-from tccompile.ranges.late import late, points_for, traced
+from tccompile.ranges.late import Trace, late, traced
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
@@ -819,8 +819,10 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             )
         return program
 
-    seen = [traced(partial(loaded, point), to_fused) for point in points_for(inputs.box)]
-    with computing(late(seen, opened.weights)):
+    def traced_at(point: Point) -> Trace:
+        return traced(partial(loaded, point), to_fused)
+
+    with computing(late(traced_at, inputs.box, opened.weights)):
         found = patterns(inputs.box, program_of)
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 

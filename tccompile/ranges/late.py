@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from tccompile.ir.program import Program
 from tccompile.ir.weights import same
 from tccompile.load.constants import Weight, held
-from tccompile.load.late import Seen, watching
+from tccompile.load.late import Seen, computing, watching
 from tccompile.load.valid import DECIDES
 from tccompile.lower.registry import CONVERTERS
 from tccompile.lower.resize_late import late_axis, late_scales
@@ -27,6 +27,9 @@ from tccompile.ranges.tables import tables
 
 PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 """Operators whose operands are no views."""
+
+ROUNDS = 4
+"""How often is looked for what cannot be stored, at most: what is computed is made of constants that may be such, too."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +49,32 @@ def traced(load: Callable[[], gs.Graph], to_program: Callable[[gs.Graph], Progra
     return Trace(seen, resizes.copy() if resizes.nodes else resizes, to_program(graph))
 
 
-def points_for(box: Box) -> list[Point]:
+def _points(box: Box) -> list[Point]:
     """Sizes by which is decided what is computed: near the least ones, between, and the greatest ones, which come last."""
     part = without_ones(box)[-1]
     near = tuple(size.all[min(1 + i, len(size.all) - 1)] for i, size in enumerate(part))
     return list(dict.fromkeys((near, *scattered(part, 2), tuple(size.all[-1] for size in part))))
 
 
-def late(traces: Sequence[Trace], weights: Mapping[str, np.ndarray]) -> frozenset[str]:
+def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np.ndarray]) -> frozenset[str]:
     """The names of what `load.late.computing` is to compute."""
-    found = _Found([trace.seen for trace in traces])
-    broken = _broken([trace.program for trace in traces], weights)
-    readers = list(_readers(traces[-1].seen.kept))
-    for name, op, place in readers:
-        if any(name == b.split("~")[0] for b in broken):
-            found.follow(name, op, place)
-    if broken and not found.names:
-        for name, op, place in readers:
-            found.follow(name, op, place)
-    return frozenset((*found.names, *_resized([trace.graph for trace in traces])))
+    names: frozenset[str] = frozenset()
+    for number in range(ROUNDS):
+        with computing(names):
+            traces = [traced_at(point) for point in _points(box)]
+        before, found = names, _Found([trace.seen for trace in traces], as_parts=number == 0)
+        broken = _broken([trace.program for trace in traces], weights)
+        readers = list(_readers(traces[-1].seen.kept))
+        named = [reader for reader in readers if any(reader[0] == name.split("~")[0] for name in broken)]
+        for reader in named:
+            found.follow(*reader)
+        if broken and not found.names:  # they have other names since they have been rewritten
+            for reader in readers:
+                found.follow(*reader)
+        names |= found.names | {*_resized([trace.graph for trace in traces])}
+        if names == before:
+            break
+    return names
 
 
 def _broken(programs: Sequence[Program], weights: Mapping[str, np.ndarray]) -> set[str]:
@@ -91,8 +101,9 @@ def _readers(nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[str, str, int]]:
 class _Found:
     """Collects what is computed, from what is read to the sizes that it is made of."""
 
-    def __init__(self, seen: Sequence[Seen]) -> None:
-        self.seen = seen
+    def __init__(self, seen: Sequence[Seen], as_parts: bool) -> None:
+        """as_parts: what is a part of a table is taken for stored."""
+        self.seen, self.as_parts = seen, as_parts
         self.names: set[str] = set()
 
     def follow(self, name: str, op: str, place: int) -> None:
@@ -102,7 +113,7 @@ class _Found:
         if name in self.names or any(v is None for v in values) or place in DECIDES.get(op, ()) and op != "Range":
             return
         maker = last.makers.get(name)
-        if maker is None or maker.op_type not in CONVERTERS or _fits(values, op not in PRODUCTS):  # type: ignore[arg-type]
+        if maker is None or maker.op_type not in CONVERTERS or _fits(values, self.as_parts and op not in PRODUCTS):  # type: ignore[arg-type]
             return
         self.names.update(filter(None, maker.output))
         for number, given in enumerate(maker.input):
@@ -110,7 +121,7 @@ class _Found:
                 self.follow(given, maker.op_type, number)
 
 
-def _fits(constants: Sequence[Weight], as_view: bool) -> bool:
+def _fits(constants: Sequence[Weight], as_part: bool) -> bool:
     """Whether a plan can hold a constant that is so at some sizes: as it is, as a number, or as a part of a table."""
     values = [held(constant) for constant in constants]
     last = values[-1]
@@ -120,7 +131,7 @@ def _fits(constants: Sequence[Weight], as_view: bool) -> bool:
         return True
     if all(v.size and (v == last.flat[0]).all() for v in values):
         return True
-    if not as_view or any(v.ndim != last.ndim or v.shape[-1:] != last.shape[-1:] for v in values):
+    if not as_part or any(v.ndim != last.ndim or v.shape[-1:] != last.shape[-1:] for v in values):
         return False
     return all(np.array_equal(v, last[tuple(map(slice, v.shape))]) for v in values)
 
