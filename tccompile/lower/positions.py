@@ -12,6 +12,7 @@ from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.lower.builder import Builder, Reads, shape_of
 
+
 def position(reads: Reads, name: str, index: Index, count: Extent) -> Expr:
     """An index, from 0 to below `count`, as an int64: by a table of positions that all sizes share.
 

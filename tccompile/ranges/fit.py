@@ -1,9 +1,9 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
-What a program says of sizes is few forms of numbers: an extent of a layer, (d + b) // c · e + f of one dimension d of the model's
-inputs (strides divide, padding adds, pooling and upsampling do both, and divisions one after the other are one; images that
-become half as large again have a · d in the place of d), and products of these, which are strides and counts. So a formula that fits the sizes looked at can only be wrong where a program is made by
-other rules at other sizes; `family` compares it there.
+What a program says of sizes is few forms of numbers: an extent of a layer, (a * d + b) // c * e + f of one dimension d of the
+model's inputs, and products of these, which are strides and counts. Strides divide, padding adds, pooling and upsampling do both;
+divisions one after the other are one, and a is 1 but for images that become half as large again. So a formula that fits the sizes
+looked at can only be wrong where a program is made by other rules at other sizes; `alike` compares it there.
 """
 
 from __future__ import annotations

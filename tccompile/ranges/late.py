@@ -2,7 +2,8 @@
 
 Most constants are the same at all sizes, or parts of one table (`ranges.tables`), or numbers that formulas give. The others come
 from a few nodes: a Range to a size, a mask that is compared with it, a Gather of positions behind those that were there before.
-These nodes, and those before them as far as need be, are not folded (`load.late`). So are the tables of a Resize to given extents.
+These nodes, and those before them as far as need be, are not folded (`load.late`). The tables of a Resize to given extents are
+computed, too.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class _Found:
         """The constant that an operator reads is computed, if it must be and can be."""
         last = self.seen[-1]
         values = [seen.constants.get(name) for seen in self.seen]
-        if name in self.names or any(v is None for v in values) or place in DECIDES.get(op, ()) and op != "Range":
+        if name in self.names or any(v is None for v in values) or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
         if maker is None or maker.op_type not in CONVERTERS or _fits(values, self.as_parts and op not in PRODUCTS):  # type: ignore[arg-type]
@@ -186,5 +187,3 @@ def _late_axes(name: str, nodes: Sequence[gs.Node], fixed: bool) -> Iterator[str
         repeated = len({m / n for n, m in extents}) == 1 and all(m % n == 0 for n, m in extents)
         if not nearest or not (repeated or dropped):
             yield late_axis(name, axis)
-
-
