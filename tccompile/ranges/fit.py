@@ -8,6 +8,7 @@ looked at can only be wrong where a program is made by other rules at other size
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -51,6 +52,51 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
     """
     if len(set(numbers)) == 1:
         return numbers[0]
+    found = _product(numbers, at, at, sizes)
+    for pair in itertools.combinations(sizes, 2) if found is None else ():
+        found = _of_sum(numbers, at, sizes, pair)
+        if found is not None:
+            break
+    return found
+
+
+def _of_sum(
+    numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent], pair: tuple[str, str]
+) -> Extent | None:
+    """A formula of the sum of two sizes, as of tokens that were there before and new ones, or one of them times such a formula."""
+    one, other = pair
+    both = [p[one] + p[other] for p in at]
+    apart = [{k: n for k, n in p.items() if k not in pair} | {SUM: s} for p, s in zip(at, both, strict=True)]
+    wide = {k: size for k, size in sizes.items() if k not in pair} | {SUM: sizes[one] + sizes[other]}
+    factors = [None, *((name, line) for name in pair for line in _alone())]
+    for factor in factors:
+        by = [1 if factor is None else int(factor[1].of(p[factor[0]])) for p in at]
+        if 0 in by or any(n % f for n, f in zip(numbers, by, strict=True)):
+            continue
+        rest = [n // f for n, f in zip(numbers, by, strict=True)]
+        found = rest[0] if len(set(rest)) == 1 else _product(rest, apart, at, wide)
+        if found is not None:
+            return found if factor is None else factor[1].of(sizes[factor[0]]) * found
+    return None
+
+
+SUM = "+"
+"""What the sum of two sizes is called, which is no name of one."""
+
+
+def _alone() -> list[Line]:
+    """What extents are factors as: as they are, and padded."""
+    return [Line(0, 1, 1, 0), *(Line(c - 1, c, c, 0) for c in PADDED)]
+
+
+def _product(
+    numbers: Sequence[int], at: Sequence[Mapping[str, int]], points: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]
+) -> Extent | None:
+    """A product of a line of each size.
+
+    at      the sizes at which the numbers were seen, by which lines are found
+    points  what these, as extents, are made of
+    """
     found: list[Callable[[Mapping[str, Extent]], Extent]] = []
     for name in sizes:
         alone = {p[name]: n for p, n in zip(at, numbers, strict=True) if all(p[k] == at[0][k] for k in sizes if k != name)}
@@ -68,7 +114,7 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
             return None
         common = gcd(first, numbers[0])
         product = product * (numbers[0] // common) // (first // common)
-    return product if [_at(product, p) for p in at] == list(numbers) else None
+    return product if [_at(product, p) for p in points] == list(numbers) else None
 
 
 def _of(line: Line, name: str, sizes: Mapping[str, Extent]) -> Extent:

@@ -27,6 +27,8 @@ FORMS = {
     "halved": (TWO, lambda h, w: (h // 8) * ((w - 1) // 2 + 1) * 192),
     "bordered": (TWO, lambda h, w: (h + 2) * (w + 2) * 3),
     "one of two": (TWO, lambda h, w: ((w + 5) // 4) * 8),
+    "all tokens": (TWO, lambda h, w: (h + w) * 64),
+    "new tokens by all": (TWO, lambda h, w: h * round_up(h + w, 8) * 12),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
 }
 
