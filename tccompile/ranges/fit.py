@@ -17,7 +17,7 @@ from operator import mul
 
 import numpy as np
 
-from tccompile.ir.extent import Extent
+from tccompile.ir.extent import Extent, round_up
 from tccompile.plan.formulas import computed, drawn, filler
 
 DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 48, 56)
@@ -26,7 +26,7 @@ DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 4
 MOST = 64
 """What extents are multiplied by at most before they are divided."""
 
-SURE = 5
+SURE = 4
 """Sizes by which such a line is found: through fewer there are many."""
 
 
@@ -58,6 +58,21 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
         if found is not None:
             break
     return found
+
+
+def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
+    """The formula of numbers that are those of a known formula, padded, or so many times as much; None if there is none."""
+    v = np.array(numbers, np.int64)
+    for others, formula in known.items():
+        if formula is None or isinstance(formula, int):
+            continue
+        whole = np.array(others, np.int64)
+        for c in PADDED:
+            up = -(-whole // c) * c
+            times = int(v[0] // up[0]) if up[0] > 0 else 0
+            if times and (up * times == v).all():
+                return round_up(formula, c) * times
+    return None
 
 
 def _of_sum(

@@ -8,6 +8,7 @@ computed, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,9 @@ import onnx
 import onnx.helper
 import onnx_graphsurgeon as gs
 
+from tccompile.ir.expr import walk
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.ir.weights import same
 from tccompile.load.constants import Weight, held
 from tccompile.load.late import Seen, computing, watching
@@ -63,12 +66,14 @@ def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np
     for number in range(ROUNDS):
         with computing(names):
             traces = [traced_at(point) for point in _points(box)]
-        before, found = names, _Found([trace.seen for trace in traces], as_parts=number == 0)
-        broken = _broken([trace.program for trace in traces], weights)
+        programs = [trace.program for trace in traces]
+        before, found = names, _Found([trace.seen for trace in traces], number == 0, _has_counts_only(programs))
+        broken = _broken(programs, weights)
         readers = list(_readers(traces[-1].seen.kept))
-        named = [reader for reader in readers if any(reader[0] == name.split("~")[0] for name in broken)]
-        for reader in named:
-            found.follow(*reader)
+        names_of = {name.split("~")[0] for name in broken}
+        for reader in readers:
+            if reader[0] in names_of or found.is_number(reader[0]):
+                found.follow(*reader)
         if broken and not found.names:  # they have other names since they have been rewritten
             for reader in readers:
                 found.follow(*reader)
@@ -92,6 +97,22 @@ def _broken(programs: Sequence[Program], weights: Mapping[str, np.ndarray]) -> s
     return out
 
 
+def _has_counts_only(programs: Sequence[Program]) -> bool:
+    """Whether `alike` finds formulas for the numbers that are parts of expressions. Constants that have been multiplied with each
+    other are no counts any more."""
+    numbers = [
+        [[e.value for e in walk(op.epilogue.expr) if e.fn == "const" and e.dtype is DType.F32] for op in program.ops]
+        for program in programs
+    ]
+    if any([*map(len, of)] != [*map(len, numbers[0])] for of in numbers):
+        return True  # it is the programs that differ
+    return all(
+        _is_count([float(x) for x in same])  # type: ignore[arg-type]
+        for of_ops in zip(*numbers, strict=True)
+        for same in zip(*of_ops, strict=True)
+    )
+
+
 def _readers(nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[str, str, int]]:
     """The names that nodes read, with the operators and the places at which they do."""
     for node in nodes:
@@ -102,10 +123,15 @@ def _readers(nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[str, str, int]]:
 class _Found:
     """Collects what is computed, from what is read to the sizes that it is made of."""
 
-    def __init__(self, seen: Sequence[Seen], as_parts: bool) -> None:
-        """as_parts: what is a part of a table is taken for stored."""
-        self.seen, self.as_parts = seen, as_parts
+    def __init__(self, seen: Sequence[Seen], as_parts: bool, as_counts: bool) -> None:
+        """as_parts: what is a part of a table is taken for stored; as_counts: what is a count is left a number."""
+        self.seen, self.as_parts, self.as_counts = seen, as_parts, as_counts
         self.names: set[str] = set()
+
+    def is_number(self, name: str) -> bool:
+        """Whether a constant has one element: it is no constant of a program, but a part of expressions."""
+        constant = self.seen[-1].constants.get(name)
+        return constant is not None and held(constant).size == 1
 
     def follow(self, name: str, op: str, place: int) -> None:
         """The constant that an operator reads is computed, if it must be and can be."""
@@ -114,7 +140,7 @@ class _Found:
         if name in self.names or any(v is None for v in values) or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
-        if maker is None or maker.op_type not in CONVERTERS or _fits(values, self.as_parts and op not in PRODUCTS):  # type: ignore[arg-type]
+        if maker is None or maker.op_type not in CONVERTERS or _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts):  # type: ignore[arg-type]
             return
         self.names.update(filter(None, maker.output))
         for number, given in enumerate(maker.input):
@@ -122,12 +148,13 @@ class _Found:
                 self.follow(given, maker.op_type, number)
 
 
-def _fits(constants: Sequence[Weight], as_part: bool) -> bool:
+def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool) -> bool:
     """Whether a plan can hold a constant that is so at some sizes: as it is, as a number, or as a part of a table."""
     values = [held(constant) for constant in constants]
     last = values[-1]
     if all(v.size == 1 for v in values):
-        return last.dtype.kind != "f" or _is_count([float(v.reshape(())) for v in values])
+        numbers = [float(v.reshape(())) for v in values]
+        return last.dtype.kind != "f" or len(set(numbers)) == 1 or (as_count and _is_count(numbers))
     if all(v.shape == last.shape and np.array_equal(v, last, equal_nan=last.dtype.kind == "f") for v in values):
         return True
     if all(v.size and (v == last.flat[0]).all() for v in values):
@@ -139,6 +166,8 @@ def _fits(constants: Sequence[Weight], as_part: bool) -> bool:
 
 def _is_count(numbers: Sequence[float]) -> bool:
     """Whether floats are the same, counts, or one part of a count, which `alike` finds formulas for."""
+    if not all(map(math.isfinite, numbers)):
+        return len({*map(str, numbers)}) == 1
     parts = all(0 < abs(x) <= 1 and 1 / round(1 / x) == x for x in numbers)
     return len(set(numbers)) == 1 or parts or all(x.is_integer() for x in numbers)
 
