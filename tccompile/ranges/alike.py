@@ -102,7 +102,7 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
 
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
-            known[numbers] = fit(numbers, at, sizes) or padded(numbers, known)
+            known[numbers] = padded(numbers, known) or fit(numbers, at, sizes)
         return known[numbers]
 
     found = Pattern(box, *drawn(merge(programs, formula, ()), names))

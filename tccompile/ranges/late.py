@@ -140,7 +140,11 @@ class _Found:
         if name in self.names or any(v is None for v in values) or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
-        if maker is None or maker.op_type not in CONVERTERS or _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts):  # type: ignore[arg-type]
+        if (
+            maker is None
+            or maker.op_type not in CONVERTERS
+            or _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts)
+        ):  # type: ignore[arg-type]
             return
         self.names.update(filter(None, maker.output))
         for number, given in enumerate(maker.input):
