@@ -60,9 +60,8 @@ class Open(Graph):
         self.x = self.op(self.pick(("Add", "Mul", "Max")), self.x, self.op("Sigmoid", self.x))
 
     def normalized(self) -> None:
-        axes = self.numbers(*self.pick(((1,), (2,), (1, 2), (-1,))))
-        mean = self.op("ReduceMax", self.x, axes=[int(a) for a in onnx.numpy_helper.to_array(self.weights[-1])], keepdims=1)
-        self.x = self.op("Sub", self.x, mean)
+        largest = self.op("ReduceMax", self.x, axes=list(self.pick(((1,), (2,), (1, 2), (-1,)))), keepdims=1)
+        self.x = self.op("Sub", self.x, largest)
 
     def share(self) -> None:
         """Of how many there are: a size is a number."""

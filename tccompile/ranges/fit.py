@@ -78,7 +78,7 @@ def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None
 def _of_sum(
     numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent], pair: tuple[str, str]
 ) -> Extent | None:
-    """A formula of the sum of two sizes, as of tokens that were there before and new ones, or one of them times such a formula."""
+    """A formula of the sum of two sizes, as of earlier tokens and new ones, or one of the two times such a formula."""
     one, other = pair
     both = [p[one] + p[other] for p in at]
     apart = [{k: n for k, n in p.items() if k not in pair} | {SUM: s} for p, s in zip(at, both, strict=True)]
