@@ -60,6 +60,7 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
+from tccompile.load.late import computing
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
@@ -84,6 +85,7 @@ from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
+from tccompile.ranges.late import Trace, late, traced
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
@@ -848,12 +850,18 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
         return lambda point: held[lowest].shared_by(formed(point))
 
-    def fused(point: Point) -> Program:
+    def loaded(point: Point) -> gs.Graph:
         progress("load", 0, 5)
-        graph = rewrite(load(opened, inputs.shapes(point)))
+        return load(opened, inputs.shapes(point))
+
+    def to_fused(graph: gs.Graph) -> Program:
+        graph = rewrite(graph)
         if calibration is not None:
             graph = rewrite(calibration.applied(graph))
-        program = fuse(lower(graph))
+        return fuse(lower(graph))
+
+    def fused(point: Point) -> Program:
+        program = to_fused(loaded(point))
         if program.counts:
             raise UnsupportedError(
                 "the data decide how much there is of some results, which is compiled for fixed shapes only: "
@@ -861,7 +869,12 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             )
         return program
 
-    return patterns(inputs.box, program_of), replace(options, entries=(inputs.shapes(lowest),), ranges={})
+    def traced_at(point: Point) -> Trace:
+        return traced(partial(loaded, point), to_fused)
+
+    with computing(late(traced_at, inputs.box, opened.weights)):
+        found = patterns(inputs.box, program_of)
+    return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 
 def to_parts(

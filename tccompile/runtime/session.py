@@ -258,6 +258,7 @@ class Session:
             layouts.append(None)
         key = tuple(layouts)
         if (known := self._known.get(key)) is not None:
+            self._use(known)
             return known, given
         engine = self._engine(arrays)
         targets = {name: self._target_array(engine, array, name) for name, array in given.items()}
@@ -407,6 +408,12 @@ class Session:
             engine = self._platform.load_member(number, sizes)
         self._members[key] = engine
         return engine
+
+    def _use(self, engine: Engine) -> None:
+        """Says that an engine is used now: of a family's, it is then the last one to be closed."""
+        key = next((key for key, member in self._members.items() if member is engine), None)
+        if key is not None:
+            self._members[key] = self._members.pop(key)
 
     def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""

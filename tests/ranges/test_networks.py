@@ -183,7 +183,7 @@ def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
 
 def test_a_model_that_differs_at_each_size_is_refused():
     g = models.Graph()
-    table = g.op("Resize", "x", "", "", g.numbers(1, 1, 9, 9), mode="cubic")
+    table = g.op("Resize", "x", "", "", g.numbers(1, 1, 9, 9), mode="cubic", exclude_outside=1)
     model = g.model("x", 1, [1, 1, "h", 8], g.op("Relu", table))
     with pytest.raises(UnsupportedError, match=r"h \d+ to \d+.*--entry"):
         without_code(model, ranges={"h": (4, 60)})
