@@ -99,8 +99,8 @@ def test_no_modules_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -
 
 
 DOORS = {"tccompile.kernels.ptx.core", "tccompile.emit.numba", "tccompile.emit.quicker"}
-"""The modules that know the compiler of Python for GPUs: as what kernels are written in, as what compiles them, and what makes that
-quicker."""
+"""The modules that know the compiler of Python for GPUs: as what kernels are written in, as what compiles them, and as what
+makes that quicker."""
 
 
 def test_numba_is_behind_two_doors() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,20 +23,20 @@ class Place(NamedTuple):
 def places() -> tuple[Place, ...]:
     """All that is replaced. Raises ImportError or AttributeError where Numba has it elsewhere."""
     from numba.core.types.functions import BaseFunction
-    from numba.cuda.core import inline_closurecall, ir_utils, postproc, ssa
-    from numba.cuda.core.base import BaseContext
+    from numba.cuda.core import base, inline_closurecall, ir, ir_utils, postproc, ssa
     from numba.cuda.core.targetconfig import TargetConfig
     from numba.cuda.lowering import Lower
     from numba.cuda.typing import npydecl
 
     return (
-        Place(inline_closurecall, "copy", lambda same: same),  # for a while something else: see `_inline_function`
         Place(inline_closurecall.InlineWorker, "inline_function", _inline_function),
         Place(postproc.PostProcessor, "run", _post_process),
+        Place(ir.Inst, "_rec_list_vars", lambda _: _rec_list_vars),
         Place(ssa, "_run_ssa", lambda _: _run_ssa),
         Place(ssa, "_run_ssa_block_pass", lambda _: _run_ssa_block_pass),
         Place(BaseFunction, "get_call_type", _get_call_type),
-        Place(BaseContext, "install_registry", _install_registry),
+        Place(base, "_has_loc", _has_loc),
+        Place(base.BaseContext, "install_registry", _install_registry),
         Place(ir_utils, "compat_list_vars_stmt", _compat_list_vars_stmt),
         Place(npydecl, "ufunc_find_matching_loop", _ufunc_find_matching_loop),
         Place(TargetConfig, "__eq__", _flags_equal),
@@ -51,84 +50,85 @@ def places() -> tuple[Place, ...]:
 
 def _inline_function(inline: Callable[..., Any]) -> Callable[..., Any]:
     """Numba's `InlineWorker.inline_function`, which makes a function's IR once for all its calls in a kernel, and inlines a copy
-    of it for each. Numba makes it for each call, and inlines a copy of a copy, in which each block has all variables of the
-    function once more."""
+    of it for each, with its variables renamed as they are copied. Numba makes it for each call, and inlines a copy of a copy, in
+    which each block has all variables of the function once more."""
     made: dict[Any, Any] = {}
 
     def quicker(worker: Any, caller: Any, block: Any, i: int, function: Any, arg_typs: Any = None) -> Any:
-        from numba.cuda.core import inline_closurecall
-
         if arg_typs is not None:
             return inline(worker, caller, block, i, function, arg_typs)
         if function not in made:
             made[function] = worker.run_untyped_passes(function)
+            worker.validator(made[function])
         worker.flags.enable_ssa = False  # as making the IR leaves it
-        outer, inline_closurecall.copy = inline_closurecall.copy, _AsItIs
-        try:
-            return worker.inline_ir(caller, block, i, _callee(made[function]), function.__code__.co_freevars)
-        finally:
-            inline_closurecall.copy = outer
+        return None, None, None, _inlined(caller, block, i, made[function])
 
     return quicker
 
 
-class _AsItIs:
-    """For the module `copy`, where nobody reads the original again."""
+def _inlined(caller: Any, block: Any, i: int, callee: Any) -> list[tuple[int, Any]]:
+    """Numba's `InlineWorker.inline_ir` where no types are known yet, of a callee that stays as it is: the blocks that are new in
+    the caller, with their labels."""
+    from numba.cuda.core import inline_closurecall as inlining
+    from numba.cuda.core import ir, ir_utils
 
-    @staticmethod
-    def deepcopy(value: Any) -> Any:
-        return value
+    statement, scope = block.body[i], block.scope
+    offset = 1 + max(ir_utils._the_max_label.next(), max(caller.blocks))
+    blocks = ir_utils.simplify_CFG(ir_utils.add_offset_to_labels(_renamed(callee, scope), offset))
+    ir_utils._the_max_label.update(max(blocks))
+    args = inlining._get_callee_args(statement.value, callee.func_id.func, statement.loc, caller)
+    inlining._replace_args_with(blocks, args)
+
+    after, label = ir.Block(scope, block.loc), ir_utils.next_label()
+    after.body, block.body = block.body[i + 1 :], [*block.body[:i], ir.Jump(min(blocks), statement.loc)]
+    caller.blocks[label] = after
+    order = ir_utils.find_topo_order(blocks)
+    inlining._replace_returns(blocks, statement.target, label)
+    definitions = caller._definitions.get(statement.target.name, [])
+    if statement.value in definitions:
+        definitions.remove(statement.value)
+    for name in order:
+        inlining._add_definitions(caller, blocks[name])
+        caller.blocks[name] = blocks[name]
+    return [(label, after), *((name, blocks[name]) for name in order)]
 
 
-@dataclass
-class _Callee:
-    """What of a function's IR `InlineWorker.inline_ir` reads."""
-
-    func_id: Any
-    blocks: dict[int, Any]
-
-    def copy(self) -> _Callee:
-        return self
-
-
-def _callee(function: Any) -> _Callee:
-    """A copy of a function's IR to inline, under a name of its own: its variables take it."""
-    from copy import copy
-
+def _renamed(function: Any, scope: Any) -> dict[int, Any]:
+    """A copy of a function's blocks in another scope, to which its variables are added under names of this copy's own."""
     from numba.cuda.core import inline_closurecall, ir
 
-    identity = copy(function.func_id)
-    identity.unique_id = next(identity._unique_ids)
-    identity.unique_name = f"{identity.func_qualname}${identity.unique_id}"
-    (scope,) = map(_copied_scope, inline_closurecall._get_all_scopes(function.blocks))
+    identity, variables = function.func_id, dict[str, Any]()
+    prefix, free = f"{identity.func_qualname}${next(identity._unique_ids)}", {*identity.func.__code__.co_freevars}
+
+    def renamed(value: Any) -> Any:
+        """A value with the variables in it renamed: the value itself, unless it is what variables can be in."""
+        kind = type(value)
+        if kind is ir.Var:
+            name = value.name
+            if name not in variables:
+                own = inline_closurecall._created_inlined_var_name(prefix, name)
+                variables[name] = value if name in free else scope.redefine(own, loc=value.loc)
+            return variables[name]
+        if kind is ir.Expr:
+            new = object.__new__(kind)
+            kws = {key: renamed(part) for key, part in value._kws.items()}
+            new.__dict__.update(op=value.op, loc=value.loc, _kws=kws)
+            return new
+        return kind(map(renamed, value)) if kind is list or kind is tuple else value
+
+    def copied(statement: Any) -> Any:
+        new = object.__new__(type(statement))
+        if type(statement) is ir.Del:
+            new.__dict__.update(value=renamed(ir.Var(scope, statement.value, statement.loc)).name, loc=statement.loc)
+        else:
+            new.__dict__.update({name: renamed(value) for name, value in statement.__dict__.items()})
+        return new
+
     blocks = {}
     for label, block in function.blocks.items():
         blocks[label] = ir.Block(scope, block.loc)
-        blocks[label].body = [_copied(statement) for statement in block.body]
-    return _Callee(identity, blocks)
-
-
-def _copied_scope(scope: Any) -> Any:
-    """With the same variables, to which others may be added."""
-    from numba.cuda.core import ir
-
-    new = ir.Scope(scope.parent, scope.loc)
-    new.localvars._con.update(scope.localvars._con)
-    new.redefined.update(scope.redefined)
-    new.var_redefinitions.update({name: set(names) for name, names in scope.var_redefinitions.items()})
-    return new
-
-
-def _copied(statement: Any) -> Any:
-    """A statement in which variables can be replaced: its own attributes, and its expression's, are all that is written to."""
-    from numba.cuda.core import ir
-
-    new = object.__new__(type(statement))
-    new.__dict__.update(statement.__dict__)
-    if type(statement) is ir.Assign and type(statement.value) is ir.Expr:
-        new.value = object.__new__(ir.Expr)
-        new.value.__dict__.update(statement.value.__dict__, _kws=dict(statement.value._kws))
-    return new
+        blocks[label].body = [*map(copied, block.body)]
+    return blocks
 
 
 def _post_process(run: Callable[..., None]) -> Callable[..., None]:
@@ -202,6 +202,21 @@ def _find_singly_assigned_variable(lower: Any) -> None:
     lower._singly_assigned_vars, lower._blk_local_varmap = set(once) - used, {}
 
 
+def _rec_list_vars(instruction: Any, value: Any) -> list[Any]:
+    """Numba's `Inst._rec_list_vars`, which calls nothing for a variable."""
+    from numba.cuda.core import ir
+
+    kind, found = type(value), list[Any]()
+    for part in value.values() if kind is dict else value if kind is list or kind is tuple else (value,):
+        if isinstance(part, ir.var_types):
+            found.append(part)
+        elif isinstance(part, ir.inst_types):
+            found += part.list_vars()
+        elif isinstance(part, (list, tuple, dict)):
+            found += instruction._rec_list_vars(part)
+    return found
+
+
 def _compat_list_vars_stmt(listed: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
     """Numba's function of this name, which takes the variables of an assignment where they are."""
     from numba.cuda.core import ir
@@ -245,6 +260,11 @@ def _get_call_type(resolve: Callable[..., Any]) -> Callable[..., Any]:
         return known[key]
 
     return quicker
+
+
+def _has_loc(has: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Numba's function of this name, which takes a function's signature apart once."""
+    return cache(has)
 
 
 _LOOPS: dict[Any, Any] = {}
