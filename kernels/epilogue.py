@@ -24,6 +24,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, lifted, split, tuple_of, types_of, unrounded
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
@@ -172,6 +173,7 @@ def _access(program: Program, view: View, rank: int) -> _Access:
     return _Access(tensor, tuple(strides), offset)
 
 
+@remembered
 def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> EpilogueSpec:
     """How `op` stores groups of `lanes` (1, 2, 4 or 8) neighbouring results.
 
@@ -251,7 +253,8 @@ def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Exten
     return ceil_div(extent, lanes)
 
 
-def loads_by_row(op: Op, program: Program) -> list[RowLoad]:
+@remembered
+def loads_by_row(op: Op, program: Program) -> tuple[RowLoad, ...]:
     """What the epilogue reads elsewhere for each row, such as a residual: what it costs depends on them."""
     shape, frame = program.op_shape(op), frame_of(op, program)
     found = []
@@ -260,7 +263,7 @@ def loads_by_row(op: Op, program: Program) -> list[RowLoad]:
             access = _access(program, view, len(shape))
             step = next((access.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
             found.append(RowLoad(access.tensor, access.offset, step if read.rows == "linear" else None, read.mode == "vector"))
-    return found
+    return tuple(found)
 
 
 Dims = list[tuple[Extent, list[int]]]

@@ -18,6 +18,7 @@ from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
 from tccompile.kernels.parts.staging import BYTES
 from tccompile.kernels.ptx.atoms import BITS
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
 
@@ -123,6 +124,7 @@ def _array(t: Tensor, depth: tuple[int, int], rows: tuple[int, int], batches: tu
     return TiledMap(t.name, 0, (inner, outer, batches[0]), steps, (), (1, 1, 1))
 
 
+@remembered
 def copies(problem: Problem, program: Program) -> Copies | str:
     """The maps for an op that `implicit_gemm.unfit` has passed, or why the copy engine cannot read its operands."""
     for t in (problem.x, problem.w):
@@ -147,6 +149,7 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     return _by_im2col(problem, b)
 
 
+@remembered
 def compressed(problem: Problem, program: Program, form: Sparse) -> Copies | str:
     """The maps for an op that `copies` knows, of a compressed form of its weights; or why these cannot be read."""
     values, places = (program.tensors[name] for name in form.tensors)
@@ -237,6 +240,7 @@ class Boxed:
         return *(replace(m, box=(*t.box, 1), swizzle=row if row > UNIT else 0) for m in maps), *self.epilogue.args
 
 
+@remembered
 def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Boxed | None:
     """None where the copy engine cannot write y, or read what is added to it; lanes: columns that a thread has side by side."""
     y, shape, frame = program.tensors[op.y], program.op_shape(op), epilogue.frame_of(op, program)

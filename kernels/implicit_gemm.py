@@ -21,6 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Config, Kernel, Work
 
 CHUNK_BYTES = 16
@@ -136,6 +137,7 @@ class Problem:
         return plain and (p == 1 or h == q * w) and (self.pixels[0] == 1 or n == p * q * w)
 
 
+@remembered
 def describe(op: Op, program: Program) -> Problem | str:
     """The op as an implicit GEMM, or the reason why it is none."""
     if isinstance(op, Conv):

@@ -270,6 +270,7 @@ def _results(
 ) -> list[Result]:
     from tccompile.runtime.driver import Memory
     from tccompile.runtime.gpu import GpuEngine
+    from tccompile.runtime.loaded import Loaded
 
     data = _data(trial.op, trial.program)
     used = dict.fromkeys(images[job] for _, works in kept for job in _jobs(works, arch))
@@ -288,7 +289,7 @@ def _results(
             cu.cuMemcpyHtoD(m.address, np.frombuffer(data[name], np.uint8).ctypes.data, len(data[name]))
     for (candidate, _), entry in zip(kept, entries, strict=True):
         try:
-            engine = GpuEngine(plan, entry, flush.gpu, arch.name)
+            engine = GpuEngine(Loaded(plan, entry, flush.gpu, arch.name))
             try:
                 samples.append(_sample(engine, addresses, y, result.address if program.outputs else None))
                 times.append(flush.time(engine, addresses) / len(program.ops))

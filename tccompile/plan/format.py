@@ -522,6 +522,7 @@ def _check_family(family: Family) -> None:
     require(not any(slots(program.tensors.get(name)) for name in program.constants), "a constant whose layout a size decides")
     extents: list[Any] = [n for name in program.inputs for n in program.tensors[name].shape if isinstance(n, Slot)]
     bare = {f[1] for n in extents if (f := family.formulas[n.number])[0] == "size"}
+    require(all(family.formulas[n.number][0] == "size" for n in extents), "an extent of an input that is none of the sizes")
     require(bare == set(range(len(family.sizes))), "a size that is no extent of an input")
 
 

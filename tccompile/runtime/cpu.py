@@ -6,7 +6,7 @@ padding. It needs no code of the section's generation, so it runs any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -22,7 +22,7 @@ from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
 from tccompile.ir.reference import Observer, compute, unobserved
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import Entry, Plan, Section
+from tccompile.plan.format import Entry, Plan, Section, check_member
 from tccompile.runtime.arrays import Array, adopt, as_stored
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import check_finite
@@ -66,7 +66,11 @@ class CpuPlatform:
             raise DeviceError(f"the plan has nothing for {self.target}; it has {there}")
         return CpuEngine(self.plan, entry, sections[0], check_finite=self.check_finite, own=self.own)
 
-    def load_member(self, entry: Entry) -> CpuEngine:
+    def load_families(self) -> None: ...
+
+    def load_member(self, number: int, sizes: Sequence[int]) -> CpuEngine:
+        entry = self.plan.families[number].at(sizes)
+        check_member(self.plan, entry)
         return self.load(entry)
 
     def close(self) -> None: ...
@@ -110,6 +114,7 @@ class CpuEngine:
         own: Mapping[str, Meaning] | None = None,
     ) -> None:
         self.plan, self.entry, self.program, self.section = plan, entry, entry.program, section
+        self.io = {name: entry.program.tensors[name] for name in (*entry.program.inputs, *entry.program.outputs)}
         self.check_finite, self.check_padding, self.observe = check_finite, check_padding, observe
         self.own = meanings() if own is None else own
         with meaning(self.own):

@@ -18,9 +18,10 @@ Errors   LaunchError if the device fails or memory runs out; VerificationError i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry
 from tccompile.runtime.arrays import Array
 
@@ -33,6 +34,10 @@ class Engine(Protocol):
 
     @property
     def entry(self) -> Entry: ...
+
+    @property
+    def io(self) -> Mapping[str, Tensor]:
+        """The entry's inputs and outputs."""
 
     def describe(self) -> str:
         """The device and the code that runs on it, for people."""
@@ -73,8 +78,14 @@ class Platform(Protocol):
         launch, UsageError if the plan was stored without its weights, and PlanError if they are damaged.
         """
 
-    def load_member(self, entry: Entry) -> Engine:
-        """The same for an entry of a family: of all that are loaded so, one runs at a time, and they share memory."""
+    def load_families(self) -> None:
+        """Get ready for members of the plan's families, such that these are loaded fast. Raises what `load` does."""
+
+    def load_member(self, number: int, sizes: Sequence[int]) -> Engine:
+        """The same for sizes of the family of that number: of all that are loaded so, one runs at a time.
+
+        Also raises PlanError for numbers that the family's formulas give at these sizes, and that break a rule.
+        """
 
     def close(self) -> None:
         """Free what its engines, which are closed before, have shared."""

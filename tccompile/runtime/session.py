@@ -22,7 +22,7 @@ from tccompile.ir.metadata import Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.plan.format import Plan, check_member, from_bytes, read_plan
+from tccompile.plan.format import Plan, from_bytes, read_plan
 from tccompile.plan.trust import check_trust
 from tccompile.refit.constants import refitted_constants, together
 from tccompile.refit.lora import assigned, merged, places, read_adapters
@@ -135,8 +135,12 @@ class Session:
         return self._loaded(CpuPlatform(self.plan, target, check_finite))
 
     def _loaded(self, platform: Platform) -> Platform:
-        fixed = len(self.plan.entries) > len(self.plan.families)
-        self._engines[0] = (platform.load if fixed else platform.load_member)(self.plan.entries[0])
+        platform.load_families()
+        fixed = len(self.plan.entries) - len(self.plan.families)
+        for number in range(fixed if self.plan.families else 1):  # single sizes of a range are loaded as its others are
+            self._engines[number] = platform.load(self.plan.entries[number])
+        if not fixed:
+            self._engines[0] = platform.load_member(0, [size.low for size in self.plan.families[0].sizes])
         return platform
 
     # --- What it is --------------------------------------------------------------------------------------------------
@@ -240,9 +244,13 @@ class Session:
                 adopted = {name: adopt(array, queue, f"output {name!r}") for name, array in given.items()}
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
-                counts = wanted(engine.entry.program)
-                made = engine.run(arrays, dict.fromkeys(names) | dict(targets) | counts, queue)
-                cut(engine.entry.program, counts, made)
+                asked: dict[str, Array | None] = dict.fromkeys(names) | dict(targets)
+                if not self.plan.entries[0].program.counts:
+                    made = engine.run(arrays, asked, queue)
+                else:
+                    counts = wanted(engine.entry.program)
+                    made = engine.run(arrays, asked | counts, queue)
+                    cut(engine.entry.program, counts, made)
             return [given[name] if name in given else made[name] for name in names]
 
     def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
@@ -384,15 +392,15 @@ class Session:
 
     def _engine(self, arrays: Mapping[str, Array]) -> Engine:
         """The engine of the entry whose shapes the inputs have; InputError if they fit none."""
-        entries = self.plan.entries
-        inputs = entries[0].program.inputs
+        entries = self.plan.entries[: len(self.plan.entries) - len(self.plan.families)]
+        inputs = self.plan.entries[0].program.inputs
         for name in arrays:
             if name not in inputs:
                 raise InputError(f"the model has no input {name!r}; it has {', '.join(map(repr, inputs))}")
         for name in inputs:
             if name not in arrays:
                 raise InputError(f"input {name!r} is missing")
-            self._check_dtype(f"input {name!r}", entries[0].program.tensors[name], arrays[name])
+            self._check_dtype(f"input {name!r}", self.plan.entries[0].program.tensors[name], arrays[name])
         shapes = {name: tuple(arrays[name].shape) for name in inputs}
         fits = (i for i, e in enumerate(entries) if all(e.program.tensors[n].shape == s for n, s in shapes.items()))
         number = next(fits, None)
@@ -406,9 +414,7 @@ class Session:
             return self._member(*member)
         assert number is not None
         if number not in self._engines:
-            fixed = number < len(entries) - len(self.plan.families)
-            load = self._platform.load if fixed else self._platform.load_member
-            self._engines[number] = load(entries[number])
+            self._engines[number] = self._platform.load(entries[number])
         return self._engines[number]
 
     def _member(self, number: int, sizes: tuple[int, ...]) -> Engine:
@@ -416,19 +422,17 @@ class Session:
         key = number, sizes
         engine = self._members.pop(key, None)
         if engine is None:
-            entry = self.plan.families[number].at(sizes)
-            check_member(self.plan, entry)
             while len(self._members) >= RECENT:
                 oldest = self._members.pop(next(iter(self._members)))
                 self._known = {layout: known for layout, known in self._known.items() if known is not oldest}
                 oldest.close()
-            engine = self._platform.load_member(entry)
+            engine = self._platform.load_member(number, sizes)
         self._members[key] = engine
         return engine
 
     def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""
-        what, t = f"output {name!r}", engine.entry.program.tensors[name]
+        what, t = f"output {name!r}", engine.io[name]
         self._check_dtype(what, t, array)
         if tuple(array.shape) != t.shape:
             raise InputError(f"{what} has shape {_shape(t.shape)}, got an array of shape {_shape(array.shape)}")

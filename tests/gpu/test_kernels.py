@@ -27,6 +27,7 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.plan.format import Entry, Plan, read_plan
 from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine
+from tccompile.runtime.loaded import Loaded
 from tests.gpu.cases import CASES, operators
 from tests.gpu.conftest import RESULTS, SPILLED
 
@@ -196,7 +197,7 @@ def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[
     program = entry.program
     y = program.tensors["y"]
     storage = program.tensors[y.storage]
-    engine = GpuEngine(plan, entry, gpu, entry.sections[0].arch)
+    engine = GpuEngine(Loaded(plan, entry, gpu, entry.sections[0].arch))
     try:
         stream = int(engine.stream.value)
         is_output = y.name in program.outputs

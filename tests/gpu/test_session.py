@@ -11,7 +11,7 @@ import pytest
 
 from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.plan.format import Plan, read_plan
-from tccompile.runtime.gpu import choices
+from tccompile.runtime.resident import choices
 from tccompile.runtime.session import Session
 
 pytestmark = pytest.mark.gpu

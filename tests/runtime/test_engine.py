@@ -18,7 +18,7 @@ class Noting:
     """An engine that computes what the plan means without any of its steps, and notes what it was asked."""
 
     def __init__(self, entry: Entry, asked: list[tuple]):
-        self.entry, self.asked = entry, asked
+        self.entry, self.asked, self.io = entry, asked, entry.program.tensors
 
     def describe(self) -> str:
         return "a notebook"
@@ -50,6 +50,8 @@ class Notebook:
     def load(self, entry: Entry) -> Noting:
         self.asked.append(("load", entry.program.tensors["x"].shape))
         return Noting(entry, self.asked)
+
+    def load_families(self) -> None: ...
 
     def close(self) -> None:
         self.asked.append(("close all",))

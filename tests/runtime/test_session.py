@@ -25,7 +25,7 @@ from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
 from tccompile.runtime import driver as driver_module
-from tccompile.runtime import gpu
+from tccompile.runtime import room
 from tccompile.runtime.arrays import IO_ALIGN, KEPT, DeviceArray, _Tensor
 from tccompile.runtime.driver import Driver, open_device
 from tccompile.runtime.session import Session
@@ -1018,7 +1018,7 @@ def test_a_stripped_plan(fake):
 
 
 def test_alignment_is_a_promise():
-    assert gpu.ALIGN % 256 == 0 and IO_ALIGN == 16  # kernels rely on both
+    assert room.ALIGN % 256 == 0 and IO_ALIGN == 16  # kernels rely on both
 
 
 # --- What is imported ------------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""Members of a family on a GPU: what is loaded for its least sizes, told other numbers.
+
+A member is made when its sizes are first seen, between two inferences. So nothing is checked, encoded or made then that is the
+same for all members, and graphs and tables of members that have gone are used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tccompile.ir.tensor import Tensor
+from tccompile.plan.format import Address, Entry, Family, Float, Int
+from tccompile.plan.formulas import Slot, computed, filler, slots
+from tccompile.plan.members import Bounds, io_of
+from tccompile.runtime.driver import Handle, Memory
+from tccompile.runtime.graph import Executable, Numbers, launches
+from tccompile.runtime.loaded import Loaded, table_of
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is a member's own.
+
+    io         its inputs and outputs; `entry` makes the whole entry
+    give_back  lets other members have its graph; nothing of it may be queued any more
+    """
+
+    executable: Executable
+    io: Mapping[str, Tensor]
+    entry: Callable[[], Entry]
+    give_back: Callable[[], None]
+
+
+class GpuFamily:
+    """A family whose entry for the least sizes is loaded: it makes members of that."""
+
+    def __init__(self, family: Family, loaded: Loaded):
+        self.family, self.loaded = family, loaded
+        self._bounds = Bounds(family, loaded.number)
+        self._io: Callable[[Sequence[Any]], Mapping[str, Tensor]] = filler(io_of(family))
+        self._maps = [(number, filler(m)) for number, m in enumerate(loaded.maps.maps) if slots(m)]
+        self._map_places = np.array(loaded.graph.map_places, np.int64)
+        self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
+        self._patches()
+        self._spares: list[tuple[Handle, Memory | None]] = [(loaded.graph.instantiated(), loaded.table)]
+
+    def _patches(self) -> None:
+        """Finds which of the launches' numbers are formulas: their places, and the formulas'."""
+        ints: list[tuple[int, int]] = []
+        floats: list[tuple[int, int]] = []
+        places: list[tuple[int, int, int]] = []
+        grids: list[tuple[int, int]] = []
+        uses: dict[str, list[tuple[int, int, Any]]] = {}
+        section = self.family.entry.sections[self.loaded.number]
+        for number, (node, launch) in enumerate(zip(self.loaded.graph.nodes, launches(section), strict=True)):
+            for axis, extent in enumerate(launch.grid):
+                if isinstance(extent, Slot):
+                    grids.append((3 * number + axis, extent.number))
+            for place, arg in enumerate(launch.args, node.first):
+                match arg:
+                    case Int(Slot() as slot):
+                        ints.append((place, slot.number))
+                    case Float(Slot() as slot):
+                        floats.append((place, slot.number))
+                    case Address("io", name, offset):
+                        uses.setdefault(name, []).append((number, place, offset))
+                    case Address(space, name, Slot() as slot):
+                        places.append((place, slot.number, self.loaded.address(Address(space, name, 0))))
+        self._ints, self._floats, self._grids = _columns(ints, 2), _columns(floats, 2), _columns(grids, 2)
+        self._places = _columns(places, 3)
+        self._uses = filler({name: tuple(own) for name, own in uses.items()})
+
+    def member(self, sizes: Sequence[int]) -> Member:
+        """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
+        numbers = computed(self.family.formulas, sizes)
+        self._bounds.check(numbers)
+        instance, table = self._spares.pop() if self._spares else self._made()
+        graph = self.loaded.graph
+        values, grids = graph.numbers.values.copy(), graph.numbers.grids.copy()
+        rows = grids.reshape(-1)
+        where, which = self._ints
+        values[where] = [numbers[n] & 0xFFFFFFFF for n in which]
+        where, which, starts = self._places
+        values[where] = [start + numbers[n] for start, n in zip(starts, which, strict=True)]
+        where, which = self._floats
+        values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
+        where, which = self._grids
+        rows[where] = [numbers[n] for n in which]
+        if table is not None:
+            self._write(table, numbers)
+            values[self._map_places] = table.address + self._map_offsets
+        executable = Executable(graph, instance, Numbers(values, grids), stale=True, uses=self._uses(numbers))
+        give_back = partial(self._spares.append, (instance, table))
+        return Member(executable, self._io(numbers), partial(self.family.at, tuple(sizes)), give_back)
+
+    def _made(self) -> tuple[Handle, Memory | None]:
+        return self.loaded.graph.instantiated(), table_of(self.loaded.device, self.loaded.encoded)
+
+    def _write(self, table: Memory, numbers: Sequence[Any]) -> None:
+        """Write the tensor maps of a member."""
+        encoded = bytearray(self.loaded.encoded)
+        with self.loaded.device as cu:
+            for number, make in self._maps:
+                encoded[128 * number : 128 * number + 128] = self.loaded.encode(make(numbers))
+            cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
+
+    def close(self) -> None:
+        """Free what no member has; all have given back what they had."""
+        for instance, table in self._spares:
+            instance.close()
+            if table is not None:
+                table.close()
+        self.loaded.close()
+
+
+def _columns(rows: Sequence[tuple[int, ...]], number: int) -> list[list[int]]:
+    """The so many columns of rows."""
+    return [[row[i] for row in rows] for i in range(number)]

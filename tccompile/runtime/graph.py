@@ -1,0 +1,263 @@
+"""A section's launches as a CUDA graph: its nodes and edges, and what is instantiated of it with the numbers for some shapes.
+
+A graph is made once for an entry, and once for a family, whose members have the same launches with other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tccompile.errors import LaunchError, PlanError
+from tccompile.ir.extent import round_up
+from tccompile.plan.format import Address, Float, Int, Map, PlacedLaunch, PlanArg, Section, Step
+from tccompile.runtime.driver import Device, Driver, DriverError, Handle
+
+EARLY_DRIVER = 12030
+"""The first driver whose graphs have programmatic edges."""
+
+PARAMETERS_DRIVER = 12040
+"""The first driver that says what a kernel's parameters are."""
+
+
+Use = tuple[int, int, int]
+"""An argument that is the address of an input or output: the node's number, its place among the values, the offset in bytes."""
+
+
+def launches(section: Section) -> Iterator[PlacedLaunch]:
+    """All launches of a section, step by step."""
+    return (launch for step in section.steps for launch in step.launches)
+
+
+class MapTable:
+    """The tensor maps of a section's launches: which there are, each once, and of each argument that is one, which it is.
+
+    Those of a family's section are told apart by their formulas, and are then the same maps in all of its members.
+    """
+
+    def __init__(self, section: Section):
+        known: dict[Map, int] = {}
+        self._numbers = [known.setdefault(m, len(known)) for m in _maps(section)]
+        self.maps = list(known)
+
+    def of(self, section: Section) -> list[Map]:
+        """The maps of a member's section, in the order of `maps`."""
+        return list(dict(zip(self._numbers, _maps(section), strict=True)).values())
+
+    def places(self, start: int) -> list[int]:
+        """Where the map of each argument lies in a table that begins there, 128 bytes a map."""
+        return [start + 128 * number for number in self._numbers]
+
+
+def _maps(section: Section) -> Iterator[Map]:
+    return (arg for launch in launches(section) for arg in launch.args if isinstance(arg, Map))
+
+
+class Node:
+    """A launch in a graph.
+
+    first   its first argument's place among the values of all launches; each takes 8 bytes, whatever its type's size
+    params  what the driver is told: code, block and shared memory, which stay; grid and arguments are put in when it is told
+    """
+
+    handle: Any
+
+    def __init__(self, device: Device, cu: Driver, step: Step, launch: PlacedLaunch, function: Any, first: int):
+        self.step, self.launch, self.first = step, launch, first
+        self.early = launch.early and device.driver_version >= EARLY_DRIVER
+        self.most = launch.grid[0]
+        if launch.cooperative:
+            resident = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.block, launch.smem)
+            self.most = resident * device.multiprocessors
+        self.params = params = cu.CUDA_KERNEL_NODE_PARAMS()
+        params.func = function
+        params.blockDimX, params.blockDimY, params.blockDimZ = launch.block, 1, 1
+        params.sharedMemBytes = launch.smem
+
+    def add_to(self, graph: Any, before: list[Any], cu: Driver, launched: bool) -> Any:
+        """A node of `graph` with this launch, after those in `before`, which it need not wait for if they are `launched`.
+
+        Its parameters are those of the Executable that were last asked for.
+        """
+        early = launched and self.early
+        node = cu.cuGraphAddKernelNode(graph, [] if early else before, 0 if early else len(before), self.params)
+        if early:
+            cu.start_early(graph, before, node)
+        if self.launch.cooperative:
+            together = cu.CUkernelNodeAttrValue()
+            together.cooperative = 1
+            cu.cuGraphKernelNodeSetAttribute(node, cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, together)
+        return node
+
+
+class Numbers:
+    """What launches are told: the values of their arguments, 8 bytes each, and their grids.
+
+    values  one after the other, of all nodes
+    grids   three numbers a node
+    """
+
+    def __init__(self, values: np.ndarray, grids: np.ndarray):
+        self.values, self.grids = values, grids
+        self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
+        self._start: int = self._pointers.ctypes.data
+        self._rows: list[list[int]] = grids.tolist()
+
+    def told(self, number: int, node: Node) -> Any:
+        """The parameters of the node of that number."""
+        params = node.params
+        x, params.gridDimY, params.gridDimZ = self._rows[number]
+        params.gridDimX = min(x, node.most) if node.launch.cooperative else x
+        params.kernelParams = self._start + 8 * node.first
+        return params
+
+
+class LaunchGraph:
+    """The graph of a section: a node for each launch, after the last nodes of the steps that its step comes after.
+
+    functions  by the number of the code; `named`, what these are called
+    address    where something lies that does not come with each inference
+    maps       where tensor maps lie, of all arguments that are some, in order; `map_places`, these arguments' places
+    where      names a launch for people
+    uses       of each input and output
+    Raises LaunchError, which names the node, if the driver refuses it; PlanError for arguments that its code does not take.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        section: Section,
+        functions: Mapping[int, Any],
+        named: Sequence[str],
+        address: Callable[[Address], int],
+        maps: Sequence[int],
+        where: Callable[[Step, PlacedLaunch], str],
+    ):
+        self.device, self.where = device, where
+        self.nodes: list[Node] = []
+        self.map_places: list[int] = []
+        self.uses: dict[str, list[Use]] = {}
+        with device as cu:
+            self._graph = Handle(device, cu.cuGraphCreate(0), "cuGraphDestroy")
+            after: list[list[int]] = []  # of each node, those before it
+            last: list[list[int]] = []  # of each step, the last of its nodes
+            for step in section.steps:
+                before = [node for s in step.after for node in last[s]]
+                for launch in step.launches:
+                    if 0 in launch.grid:  # a tensor without elements
+                        continue
+                    function = functions[launch.image]
+                    if device.driver_version >= PARAMETERS_DRIVER and not _takes(cu, function, launch.args):
+                        told = f"{len(launch.args)} arguments to kernel {named[launch.image]}, whose code takes others"
+                        raise PlanError(f"step {step.op} hands {told}")
+                    first = self.nodes[-1].first + len(self.nodes[-1].launch.args) if self.nodes else 0
+                    self.nodes.append(Node(device, cu, step, launch, function, first))
+                    after.append(before)
+                    before = [len(self.nodes) - 1]
+                last.append(before)
+            self.numbers = self._numbers(address, iter(maps))
+            for number, (node, before) in enumerate(zip(self.nodes, after, strict=True)):
+                self.numbers.told(number, node)
+                try:
+                    node.handle = node.add_to(self._graph.value, [self.nodes[n].handle for n in before], cu, bool(before))
+                except DriverError as error:
+                    raise LaunchError(f"{where(node.step, node.launch)}: {error}") from error
+
+    def _numbers(self, address: Callable[[Address], int], maps: Iterator[int]) -> Numbers:
+        """What the launches are told as the section has it; inputs and outputs have no addresses yet."""
+        values = np.zeros(sum(len(node.launch.args) for node in self.nodes), np.uint64)
+        for number, node in enumerate(self.nodes):
+            for place, arg in enumerate(node.launch.args, node.first):
+                match arg:
+                    case Address("io", name, offset):
+                        self.uses.setdefault(name, []).append((number, place, int(offset)))
+                    case Address():
+                        values[place] = address(arg)
+                    case Map():
+                        values[place] = next(maps)
+                        self.map_places.append(place)
+                    case Int(value):
+                        values[place] = int(value) & 0xFFFFFFFF
+                    case Float(value):
+                        values[place] = int(np.float32(value).view(np.uint32))
+        return Numbers(values, np.array([node.launch.grid for node in self.nodes], np.int64).reshape(-1, 3))
+
+    def instantiated(self) -> Handle:
+        """What can be launched, with the numbers that the graph was made with. LaunchError names the node that is refused."""
+        with self.device as cu:
+            how = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
+            try:
+                return Handle(self.device, cu.cuGraphInstantiateWithParams(self._graph.value, how), "cuGraphExecDestroy")
+            except DriverError as error:
+                culprits = [n for n in self.nodes if int(n.handle) == int(how.hErrNode_out)]
+                what = f"{self.where(culprits[0].step, culprits[0].launch)}: " if culprits else ""
+                raise LaunchError(f"{what}{error}") from error
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+class Executable:
+    """A graph to launch, with numbers of its own.
+
+    stale  whether the instance has other numbers than these, all of which the next launch then tells it
+    uses   see LaunchGraph; None for the graph's
+    """
+
+    def __init__(
+        self, graph: LaunchGraph, instance: Handle, numbers: Numbers, stale: bool, uses: Mapping[str, Sequence[Use]] | None = None
+    ):
+        self.graph, self.instance, self.numbers = graph, instance, numbers
+        self._uses = graph.uses if uses is None else uses
+        self._stale = stale
+        self._bound: dict[str, int] = {}
+
+    def launch(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
+        """Queue one inference on inputs and outputs at these addresses. Raises DriverError."""
+        try:
+            if self._stale or addresses != self._bound:
+                self._bind(cu, addresses)
+            cu.cuGraphLaunch(self.instance.value, stream)
+        except DriverError:
+            self._bound, self._stale = {}, True
+            raise
+
+    def _bind(self, cu: Driver, addresses: Mapping[str, int]) -> None:
+        changed: set[int] = set(range(len(self.graph.nodes))) if self._stale else set()
+        for name, address in addresses.items():
+            if self._bound.get(name) != address:
+                for number, place, offset in self._uses.get(name, ()):
+                    self.numbers.values[place] = address + offset
+                    changed.add(number)
+        for number in sorted(changed):
+            node = self.graph.nodes[number]
+            cu.cuGraphExecKernelNodeSetParams(self.instance.value, node.handle, self.numbers.told(number, node))
+        self._bound, self._stale = dict(addresses), False
+
+    def nodes(self) -> Iterator[Node]:
+        """The nodes in order, each with its parameters set to these numbers when it comes."""
+        for number, node in enumerate(self.graph.nodes):
+            self.numbers.told(number, node)
+            yield node
+
+    def close(self) -> None:
+        self.instance.close()
+
+
+def _takes(cu: Driver, function: Any, args: Sequence[PlanArg]) -> bool:
+    """Whether a kernel's parameters are as many as these arguments, and end where they do: the driver reads what it is told."""
+    end = 0
+    for arg in args:
+        size = 4 if isinstance(arg, Int | Float) else 8
+        end = round_up(end, size) + size
+    try:
+        offset, size = cu.cuFuncGetParamInfo(function, len(args) - 1) if args else (0, 0)
+    except DriverError:
+        return False
+    try:
+        cu.cuFuncGetParamInfo(function, len(args))
+    except DriverError:
+        return bool(offset + size == end)
+    return False

@@ -1,0 +1,168 @@
+"""What is loaded of a plan's entry on a GPU: its code, weights, graph and tensor maps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tccompile.arch import ARCHS
+from tccompile.errors import DeviceError
+from tccompile.plan.format import MAPPED, Address, Entry, Family, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.runtime.driver import Device, DriverError, Handle, Memory
+from tccompile.runtime.generations import native
+from tccompile.runtime.graph import LaunchGraph, MapTable, launches
+from tccompile.runtime.resident import Resident, choices, offered, resident
+from tccompile.runtime.room import Room
+from tccompile.terminal import plain
+
+SMALL_MAP = 131_072
+"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts/hopper.md)."""
+
+
+class Loaded:
+    """An entry's code, weights, graph and tensor maps on a GPU: what its engine runs, or the engines of a family's members.
+
+    family  whose member the entry is, of which other members may be run then
+    target  the generation whose code it took, as "sm_80" or "sm_80 (PTX)"; `number`, which of the entry's sections has it
+    stream, shared, room  where inferences run that name no stream, where the weights lie, and memory that it shares with
+            others, of which one runs at a time; None: its own stream and room, the weights of the plan's other sessions
+    table   where its tensor maps lie, whose bytes are `encoded`; None without any
+    Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
+    refuses a launch.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        entry: Entry,
+        device: Device,
+        target: str | None = None,
+        stream: Handle | None = None,
+        shared: Resident | None = None,
+        room: Room | None = None,
+        family: Family | None = None,
+    ):
+        self.plan, self.entry, self.device = plan, entry, device
+        self.resident = shared or resident(plan, device, self)
+        self.resident.users.add(self)
+        self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
+        self.number = next(i for i, section in enumerate(entry.sections) if section is self.section)
+        self.target = self.section.arch + (" (PTX)" if plan.kind(self.section) == "ptx" else "")
+        self.resident.upload(list(_weights_of(self.section)))
+        self._own_room, self._own_stream = room is None, stream is None
+        self.room = room or Room(device, self.section.arena, self.section.counters)
+        with device as cu:
+            self.stream = stream or Handle(device, cu.cuStreamCreate(0), "cuStreamDestroy")
+            self.maps = MapTable(family.entry.sections[self.number] if family else self.section)
+            self.encoded = b"".join(self.encode(m) for m in self.maps.of(self.section))
+            self.table = table_of(device, self.encoded)
+            places = self.maps.places(self.table.address if self.table else 0)
+            named = [image.function for image in plan.images]
+            self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, self._where)
+
+    def _first_that_loads(self, sections: list[Section], target: str | None) -> tuple[Section, dict[int, Any]]:
+        """The best section whose code the driver takes, and the functions of its images."""
+        refusals = []
+        for section in sections:
+            smem: dict[int, int] = {}
+            for launch in launches(section):
+                smem[launch.image] = max(smem.get(launch.image, 0), launch.smem)
+            try:
+                return section, self.resident.functions(smem)
+            except DriverError as error:
+                refusals.append(f"the driver refused the code for {section.arch}: {error}")
+        asked = f" for {target}" if target else ""
+        others = choices(self.plan, self.entry, self.device.cc) if target else []
+        oldest = min(ARCHS.values(), key=lambda arch: arch.cc)
+        if others:
+            way_out = f"without a target it takes the code for {others[0].arch}"
+        elif self.device.cc < oldest.cc:
+            way_out = f"the GPU is older than {oldest.name}, the first that can be built for: run it on the device cpu"
+        else:
+            way_out = f"compile it for {', '.join(native(self.device.cc))}, or run it on the device cpu"
+        raise DeviceError(
+            "; ".join(
+                [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]
+            )
+        )
+
+    def encode(self, m: Map) -> bytes:
+        """A tensor map's 128 bytes."""
+        cu = self.device.cu
+        wide, narrow = cu.cuuint64_t, cu.cuuint32_t
+        extents, strides = [wide(n) for n in m.extents], [wide(n) for n in m.strides]
+        where = self.address(m.address)
+        dtype = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}")
+        rest = (
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"),
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        rank = len(extents)
+        if m.kind == "tiled":
+            box, steps = [narrow(n) for n in m.box], [narrow(n) for n in m.steps]
+            encoded = cu.cuTensorMapEncodeTiled(dtype, rank, where, extents, strides, box, steps, *rest)
+        else:
+            steps = [narrow(n) for n in (1, *m.steps, 1)]
+            corners = list(m.lower), list(m.upper)
+            encoded = cu.cuTensorMapEncodeIm2col(
+                dtype, rank, where, extents, strides, *corners, m.channels, m.pixels, steps, *rest
+            )
+        words = np.frombuffer(bytes((ctypes.c_uint8 * 128).from_address(encoded.getPtr())), np.uint64).copy()
+        bytes_spanned = m.extents[-1] * m.strides[-1] if m.strides else m.dtype.size * m.extents[0]
+        if self.device.driver_version <= 13010 and bytes_spanned < SMALL_MAP:
+            words[1] &= np.uint64(~(1 << 21) & (2**64 - 1))
+        return words.tobytes()
+
+    def address(self, a: Address) -> int:
+        """The device address of anything but a model input or output, whose addresses come with each run."""
+        match a.space:
+            case "arena":
+                return self.room.address + a.bytes
+            case "counters":
+                return self.room.counters + a.bytes
+            case "weights":
+                return self.resident.weight(a.name) + a.bytes
+        raise AssertionError(f"an address in {a.space!r} is not fixed")
+
+    def _where(self, step: Step, launch: PlacedLaunch) -> str:
+        """A launch, for people."""
+        op, tensors = self.entry.program.ops[step.op], self.entry.program.tensors
+        sizes = ", ".join(f"{n} {'x'.join(map(str, tensors[n].shape))}" for n in (*op.inputs, op.y))
+        how = f"grid {launch.grid}, {launch.block} threads, {launch.smem} bytes of shared memory"
+        return plain(f"node {op.nodes[0]} ({sizes}): kernel {step.kernel}, {how}")
+
+    def close(self) -> None:
+        """Free everything that is its own."""
+        self.resident.users.discard(self)
+        del self.resident
+        self.graph.close()
+        if self.table:
+            self.table.close()
+        if self._own_stream:
+            self.stream.close()
+        if self._own_room:
+            self.room.close()
+
+
+def table_of(device: Device, encoded: bytes) -> Memory | None:
+    """Memory with tensor maps in it; None for none."""
+    if not encoded:
+        return None
+    table = Memory(device, len(encoded), "tensor maps")
+    with device as cu:
+        cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
+    return table
+
+
+def _weights_of(section: Section) -> Iterator[str]:
+    """The constants whose addresses the section's launches take."""
+    for launch in launches(section):
+        for arg in launch.args:
+            address = arg.address if isinstance(arg, Map) else arg
+            if isinstance(address, Address) and address.space == "weights":
+                yield address.name

@@ -1,0 +1,127 @@
+"""Memory that engines of a session share: the arena, counters, and places for inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+
+from tccompile.ir.extent import round_up
+from tccompile.ir.tensor import Tensor
+from tccompile.plan.format import Plan
+from tccompile.runtime.arrays import LEGACY
+from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, mib
+
+ALIGN = 256
+"""Bytes that everything in device memory is aligned to."""
+
+
+class Room:
+    """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
+
+    arena, counters  bytes; io, of inputs and outputs, of host memory too, allocated when they are first needed
+    """
+
+    def __init__(self, device: Device, arena: int, counters: int, io: int = 0):
+        self.device, self.io = device, io
+        self.memory = Memory(device, aligned(arena) + counters, f"the arena ({mib(arena)})")
+        self.address, self.counters = self.memory.address, self.memory.address + aligned(arena)
+        self._last_stream: int | None = None
+        self._staged: tuple[Memory, PinnedMemory] | None = None
+        with device as cu:
+            untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._done = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+            self._earlier = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+            cu.cuMemsetD8(self.address, 0, self.memory.size)
+
+    def staged(self, size: int) -> tuple[Memory, PinnedMemory]:
+        """Memory for so many bytes of inputs and outputs, on the device and on the host."""
+        if self._staged is None or self._staged[0].size < size:
+            self.wait()
+            size = max(size, self.io)
+            self._staged = Memory(self.device, size, "inputs and outputs"), PinnedMemory(self.device, size)
+        return self._staged
+
+    def order_after(self, earlier: int, stream: int, own: int) -> None:
+        """Make the stream wait for what is queued on another one up to here, unless the driver orders them already.
+
+        own  the stream of the engines, which waits for the legacy default stream
+        """
+        if not (earlier in LEGACY and (stream == own or stream in LEGACY)):
+            with self.device as cu:
+                cu.cuEventRecord(self._earlier.value, earlier)
+                cu.cuStreamWaitEvent(stream, self._earlier.value, 0)
+
+    def order_after_last(self, stream: int) -> None:
+        """Make the stream wait for the last inference, if that was queued on another one and may not be done."""
+        if self._last_stream not in (None, stream):
+            with self.device as cu:
+                cu.cuStreamWaitEvent(stream, self._done.value, 0)
+
+    def mark_last(self, stream: int | None) -> None:
+        """What has been queued on the stream up to here is the last inference; None: it is done."""
+        if stream is not None:
+            self.device.cu.cuEventRecord(self._done.value, stream)
+        self._last_stream = stream
+
+    def wait(self) -> None:
+        """Until the last inference is done."""
+        if self._last_stream is not None:
+            with self.device as cu, suppress(DriverError):
+                cu.cuEventSynchronize(self._done.value)
+
+    def close(self) -> None:
+        self.wait()
+        for part in (self._done, self._earlier, self.memory, *(self._staged or ())):
+            part.close()
+
+
+class Staging:
+    """A room's memory for every input and output (`io`), on the device and pinned on the host, laid out alike."""
+
+    def __init__(self, room: Room, io: Mapping[str, Tensor]):
+        self.device, self.io, self.offsets, total = room.device, io, dict[str, int](), 0
+        for name, t in io.items():
+            self.offsets[name] = total
+            total = aligned(total + t.nbytes)
+        self.memory, pinned = room.staged(total)
+        self.bytes = np.ctypeslib.as_array(pinned.bytes)
+
+    def address(self, name: str) -> int:
+        """Where an input or output lies on the device."""
+        return self.memory.address + self.offsets[name]
+
+    def host(self, name: str) -> np.ndarray:
+        """Where it lies on the host: an array in pinned memory."""
+        t = self.io[name]
+        start = self.offsets[name]
+        return self.bytes[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
+
+    def put(self, name: str, value: np.ndarray, stream: int) -> None:
+        """Queue the copy of an input to the device."""
+        host = self.host(name)
+        np.copyto(host, value)
+        if host.nbytes:
+            with self.device as cu:
+                cu.cuMemcpyHtoDAsync(self.address(name), host.ctypes.data, host.nbytes, stream)
+
+    def fetch(self, name: str, stream: int) -> None:
+        """Queue the copy of an output to the host."""
+        host = self.host(name)
+        if host.nbytes:
+            with self.device as cu:
+                cu.cuMemcpyDtoHAsync(host.ctypes.data, self.address(name), host.nbytes, stream)
+
+
+def most(plan: Plan) -> tuple[int, int, int]:
+    """The largest arena and counters of a plan's entries, and the most bytes of inputs and outputs: see `Room`."""
+    entries = [*plan.entries, *(family.highest for family in plan.families)]
+    sections, programs = [s for entry in entries for s in entry.sections], [entry.program for entry in entries]
+    io = max(sum(aligned(p.tensors[n].nbytes) for n in (*p.inputs, *p.outputs)) for p in programs)
+    return max(s.arena for s in sections), max(s.counters for s in sections), io
+
+
+def aligned(n: int) -> int:
+    """Bytes, up to the next multiple of ALIGN."""
+    return round_up(n, ALIGN)

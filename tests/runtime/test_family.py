@@ -1,0 +1,116 @@
+"""Members of families on a GPU: made of what is loaded for another one, and held to memory before they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tccompile.errors import InputError, PlanError
+from tccompile.ir.types import DType
+from tccompile.plan.format import Address, Entry, Family, Int, Map, Plan, check_plan
+from tccompile.plan.formulas import drawn
+from tccompile.ranges.box import opened
+from tccompile.runtime.session import RECENT, Session
+from tccompile.sizes import Size
+from tests.runtime.test_session import KERNELS, expected, fake, plan, program, same, section, x_of
+
+__all__ = ["fake"]
+
+ROWS = Size("rows", 2, 40)
+
+
+def of_rows(change=lambda section, rows: section) -> Plan:
+    """The toy plan for any number of rows, its section changed."""
+    (rows,) = opened((ROWS,))
+    own = change(replace(section("sm_80", rows, (0, 1)), arena=1024), rows)
+    family = Family((ROWS,), *drawn(Entry(program(rows), (own,)), ["rows"]))
+    return replace(plan(), entries=(family.lowest,), families=(family,))
+
+
+def told(own, step: int, place: int, arg):
+    """The section with another argument of a step's launch."""
+    (launch,) = own.steps[step].launches
+    launch = replace(launch, args=(*launch.args[:place], arg, *launch.args[place + 1 :]))
+    return replace(own, steps=(*own.steps[:step], replace(own.steps[step], launches=(launch,)), *own.steps[step + 1 :]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_members_of_any_sizes(fake, device):
+    fake()
+    ranged = of_rows()
+    check_plan(ranged)
+    with Session(ranged, device) as s:
+        for rows in [2, 40, 7, 7, *range(2, 41), 3, 40, 3]:
+            same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+        with pytest.raises(InputError, match=r"2\.\.40"):
+            s.run(None, {"x": x_of(41)})
+
+
+def test_a_members_graph_is_that_of_another_one(fake):
+    """What is loaded, added and instantiated does not grow with the shapes that come, and known shapes are told nothing."""
+    api = fake()
+    s = Session(of_rows(), "gpu")
+    api.calls.clear()
+    for rows in range(2, 41):
+        same(s.run(["y"], {"x": x_of(rows)}), expected(x_of(rows))[:1])
+    assert api.calls.count("cuGraphInstantiateWithParams") <= RECENT
+    assert not {"cuGraphCreate", "cuGraphAddKernelNode", "cuModuleLoadData", "cuModuleGetFunction"} & set(api.calls)
+    api.log.clear()
+    for rows in (40, 39, 40, 39):
+        same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+    assert [what for what, *_ in api.log].count("set") == 0
+    s.close()
+    assert not api.blocks and not api.modules and not api.graphs
+
+
+def test_tensor_maps_of_members(fake):
+    """A map's address is that in the member's own table, and its extents are the member's"""
+    seen: list[tuple[int, int]] = []
+    api = fake()
+    api.kernels = {**KERNELS, "tc_scale": (KERNELS["tc_scale"][0], lambda h, y, factor, count: seen.append((h, count)))}
+
+    def mapped(own, rows):
+        m = Map("tiled", DType.F32, Address("arena", "", 256), (4, rows), (16,), (1, 1), 0, (4, 8))
+        fixed = replace(m, extents=(4, 2))  # the same for the least sizes alone
+        return told(told(own, 1, 0, m), 2, 0, fixed)
+
+    s = Session(of_rows(mapped), "gpu")
+    tables = {}
+    for rows in (2, 9, 5, 9):
+        s.run(None, {"x": x_of(rows)})
+        (first, _), (second, _) = seen[-2:]
+        assert abs(first - second) == 128
+        tables.setdefault(rows, min(first, second))
+        assert tables[rows] == min(first, second)
+    assert len({*tables.values()}) == 3
+    heights = [args[3][-1] for _, args in api.maps]
+    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 4  # of the family, then one a member
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own, rows: told(own, 1, 3, Int((rows - 2) * (40 - rows) * 3_000_000_000)), "32 bits"),
+        (lambda own, rows: told(own, 1, 0, Address("arena", "", (rows - 2) * (40 - rows) * 100)), "outside"),
+        (lambda own, rows: told(own, 1, 1, Address("io", "y", (rows - 2) * (40 - rows) * 100)), "outside"),
+    ],
+)
+def test_members_that_leave_memory_are_refused(fake, change, message):
+    """Numbers that are right at the least and the greatest sizes, and wrong in between"""
+    fake()
+    ranged = of_rows(change)
+    s = Session(ranged, "gpu")
+    with pytest.raises(PlanError, match=message):
+        s.run(None, {"x": x_of(20)})
+
+
+def test_single_sizes_are_loaded_when_the_session_is_opened_and_share_the_room(fake):
+    api = fake()
+    ranged = of_rows()
+    alone = Entry(program(1), (section("sm_80", 1, (0, 1)),))
+    with Session(replace(ranged, entries=(alone, *ranged.entries)), "gpu") as s:
+        api.calls.clear()
+        same(s.run(None, {"x": x_of(1)}), expected(x_of(1)))
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+        assert "cuGraphCreate" not in api.calls and s._engines[0].room is s._members[0, (30,)].room
