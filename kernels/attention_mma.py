@@ -25,7 +25,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.attention import INTEGERS, arguments, op_extents
-from tccompile.kernels.codegen import execute, tuple_of
+from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.implicit_gemm import CHUNK, split_steps
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.ptx.atoms import ATOMS, Atom, of_warpgroups, warp_atom
@@ -569,8 +569,8 @@ def entry(form: Form, body: Any, extra: tuple[Any, ...]) -> Function:
     strides = [f"{t}_{axis}" for t in tensors for axis in "bhre"]
     more = [f"e{i}" for i in range(len(extra))]
     parts = SPLIT if form.split else ()
-    text = f"def kernel({', '.join([*tensors, *INTEGERS, *strides, 'scale', *parts, *more])}):\n"
-    text += f"    body((q, k, v, mask), {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(parts)}, {tuple_of(more)})\n"
+    call = f"body((q, k, v, mask), {tuple_of(INTEGERS)}, {tuple_of(strides)}, scale, {tuple_of(parts)}, {tuple_of(more)})"
+    text = definition("kernel", [*tensors, *INTEGERS, *strides, "scale", *parts, *more], [call])
     shared = [u64, u64, i32] if form.split else []
     signature = types.void(*[u64] * len(tensors), *[i32] * (len(INTEGERS) + len(strides)), f32, *shared, *extra)
     return Function(execute(text, {"body": body, "mask": 0}, "kernel"), signature, THREADS, 2 if max(form.chunks) <= 16 else 1)

@@ -34,7 +34,7 @@ from tccompile.kernels import attention_turn, epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
 from tccompile.kernels.attention_turn import LINE, columns, turned_bytes, turning
-from tccompile.kernels.codegen import execute, tuple_of
+from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
@@ -451,8 +451,8 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
 
     masks = ["mask", "mask_b", "mask_h", "mask_r"] if mask_kind != "none" else []
     more = [f"e{i}" for i in range(len(extra))]
-    text = f"def kernel({', '.join([*MAPS, 'factor', *INTEGERS, *masks, *more])}):\n"
-    text += f"    body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})\n"
+    call = f"body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})"
+    text = definition("kernel", [*MAPS, "factor", *INTEGERS, *masks, *more], [call])
     signature = types.void(u64, u64, u64, f32, *[i32] * len(INTEGERS), *([u64, *[i32] * 3] if masks else []), *extra)
     return Function(execute(text, {"body": body}, "kernel"), signature, t.threads)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.tensor import Tensor
-from tccompile.kernels.codegen import execute, tuple_of
+from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.ptx.atoms import group_atom
 from tccompile.kernels.spec import I32, Arg, Function, Launch, Ptr, Scratch, code
 
@@ -102,6 +102,6 @@ def function() -> Function:
             if chunk < left:
                 store(u64(to + u64(chunk * LINE)), u32(own + u32(chunk * LINE)))
 
-    text = f"def kernel(v, y, {', '.join(INTEGERS)}):\n    body(v, y, {tuple_of(INTEGERS)})\n"
+    text = definition("kernel", ["v", "y", *INTEGERS], [f"body(v, y, {tuple_of(INTEGERS)})"])
     signature = types.void(u64, u64, *[i32] * len(INTEGERS))
     return Function(execute(text, {"body": body}, "kernel"), signature, THREADS)

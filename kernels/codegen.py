@@ -384,6 +384,11 @@ def names() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def definition(name: str, params: Sequence[str], lines: Sequence[str]) -> str:
+    """The text of a function."""
+    return f"def {name}({', '.join(params)}):\n" + "".join(f"    {line}\n" for line in lines)
+
+
 def execute(text: str, scope: dict[str, Any], name: str) -> Any:
     """The function `name` that `text` defines over `scope`."""
     scope = dict(scope)

@@ -21,7 +21,7 @@ from tccompile.ir.ops.custom import starts
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import execute, names, tuple_of, types_of
+from tccompile.kernels.codegen import definition, execute, names, tuple_of, types_of
 from tccompile.kernels.lines import filled, refusal
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
@@ -99,8 +99,7 @@ class CustomKernel(Kernel):
         program = next(p for p in operator.programs if p.since == params["since"])
         kinds, lines, scope = _wrapped(params["args"])
         given = ", ".join(f"{name}=a{i}" for i, (name, *_) in enumerate(params["args"]))
-        text = f"def kernel({', '.join(name for name, _ in kinds)}):\n" + "".join(f"    {line}\n" for line in lines)
-        text += f"    function({given})\n"
+        text = definition("kernel", [name for name, _ in kinds], [*lines, f"function({given})"])
         function = execute(text, {**names(), **scope, "function": inline(program.function)}, "kernel")
         return Function(function, types.void(*types_of([kind for _, kind in kinds])), program.threads)
 

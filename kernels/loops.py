@@ -12,7 +12,7 @@ from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import divider, execute, names, tuple_of
+from tccompile.kernels.codegen import definition, divider, execute, names, tuple_of
 from tccompile.kernels.epilogue import Frame
 from tccompile.kernels.spec import I32
 from tccompile.kernels.text import DeviceText
@@ -84,16 +84,15 @@ def device(name: str, params: str, lines: Sequence[str], **scope: Any) -> Any:
     """The device function of this text; it may call what `codegen.names()` and `scope` hold."""
     from tccompile.kernels.ptx.core import cuda
 
-    text = f"def {name}({params}):\n" + "".join(f"    {line}\n" for line in lines)
-    return cuda.jit(device=True, inline="always")(execute(text, {**names(), **scope}, name))
+    return cuda.jit(device=True, inline="always")(execute(definition(name, [params], lines), {**names(), **scope}, name))
 
 
 def entry(body: Callable[..., None], *counts: int) -> Callable[..., None]:
     """The kernel that calls `body(a0, …, (b0, …), (c0, …))`: counts[0] parameters by themselves, then tuples of the others."""
     groups = [[f"p{g}_{i}" for i in range(n)] for g, n in enumerate(counts)]
     args = [*groups[0], *map(tuple_of, groups[1:])]
-    params = ", ".join(p for group in groups for p in group)
-    return execute(f"def kernel({params}):\n    body({', '.join(args)})\n", {"body": body}, "kernel")
+    text = definition("kernel", [p for group in groups for p in group], [f"body({', '.join(args)})"])
+    return execute(text, {"body": body}, "kernel")
 
 
 def tree(accs: Sequence[str], combine: str, threads: int) -> list[str]:

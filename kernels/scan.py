@@ -40,7 +40,12 @@ COUNT = "count"
 
 
 class _Scan(TextKernel):
-    """What both kernels share: chunks, launches and text."""
+    """What both kernels share: what they refuse, chunks, launches and text."""
+
+    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
+        assert isinstance(op, Cumulate | Places)
+        x = program.tensors[op.x]
+        return f"{op.x} has {x.size} elements; they are counted in 30 bits" if x.size > LIMIT else refusal(op, program)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         n, lines = _line(op, program)
@@ -92,11 +97,6 @@ class ScanKernel(_Scan):
     name = "scan"
     realises = Cumulate
 
-    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
-        assert isinstance(op, Cumulate)
-        x = program.tensors[op.x]
-        return f"{op.x} has {x.size} elements; they are counted in 30 bits" if x.size > LIMIT else refusal(op, program)
-
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Cumulate)
         y = program.tensors[op.y]
@@ -113,11 +113,6 @@ class PlacesKernel(_Scan):
 
     name = "places"
     realises = Places
-
-    def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
-        assert isinstance(op, Places)
-        x = program.tensors[op.x]
-        return f"{op.x} has {x.size} elements; they are counted in 30 bits" if x.size > LIMIT else refusal(op, program)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Places)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.kernels.codegen import execute, names, tuple_of, types_of
+from tccompile.kernels.codegen import definition, execute, names, tuple_of, types_of
 from tccompile.kernels.spec import Function, Kernel, Value
 
 
@@ -105,7 +105,7 @@ def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
 
 def device_code(text: DeviceText) -> str:
     """The definition of a device function."""
-    return _definition(f"{text.name}({text.params})", text.lines)
+    return definition(text.name, [text.params], text.lines)
 
 
 def kernel_code(text: KernelText) -> str:
@@ -119,11 +119,7 @@ def kernel_code(text: KernelText) -> str:
             elements = [f"{name}_{i}_" for i in range(len(kinds))]
             params += elements
             tuples.append(f"{name} = {tuple_of(elements)}")
-    return _definition(f"kernel({', '.join(params)})", [*tuples, *text.lines])
-
-
-def _definition(head: str, lines: Sequence[str]) -> str:
-    return f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+    return definition("kernel", params, [*tuples, *text.lines])
 
 
 def kinds_of(text: KernelText) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.commands import Result, Run
+
 settings.register_profile("repeatable", derandomize=True)  # what passes once passes again; HYPOTHESIS_PROFILE=default for others
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
@@ -25,3 +27,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder, in this process. It must end by itself, and say what went wrong in one block."""
+    from tccompile.cli import commands
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(command: str, *args: object) -> Result:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            getattr(commands, command).main([str(a) for a in args], command)
+        out, err = capfd.readouterr()
+        code = stop.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in out + err
+        assert (err.count("error: ") == 1) == (code not in (0, 3)) or code == 3, err
+        return Result(code, out, err)
+
+    return call

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
-from tccompile.cli import commands as cli
 from tccompile.errors import PlanError, UsageError
 from tccompile.options import parse_entry, parse_shapes
 from tccompile.plan.format import Plan, write_plan
@@ -32,35 +31,6 @@ from tests.tiers import usually
 FLOAT = TensorProto.FLOAT
 GPU = subprocess.run([sys.executable, "-c", "from tccompile.runtime.driver import open_device; open_device(0)"],
                      capture_output=True).returncode == 0  # fmt: skip
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in an empty folder, in this process. It must end by itself, and say what went wrong in one block."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(command: str, *args: object) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            getattr(cli, command).main([str(a) for a in args], command)
-        out, err = capfd.readouterr()
-        code = stop.value.code
-        assert isinstance(code, int)
-        assert "Traceback" not in out + err
-        assert (err.count("error: ") == 1) == (code not in (0, 3)) or code == 3, err
-        return Result(code, out, err)
-
-    return call
 
 
 # --- Models ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,6 @@ from tests.plans import without_code as with_sections
 from tests.small import image
 
 FLOAT, INT, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
-
-
-@dataclass
-class Result:
-    code: Any
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a command in an empty folder, in this process."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(command: str, *args: object) -> Result:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            getattr(cli, command).main([str(a) for a in args], command)
-        out, err = capfd.readouterr()
-        return Result(stop.value.code, out, err)
-
-    return call
 
 
 def tensor(name: str, elem: int = FLOAT, *shape: int | str) -> Any:

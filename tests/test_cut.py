@@ -27,10 +27,10 @@ from tccompile.pipeline import compile_model, to_program, without_code
 from tccompile.plan.format import fill
 from tccompile.runtime.session import Session
 from tccompile.verify.oracle import Oracle
+from tests.commands import Run
 from tests.networks import reference, relative_error
 from tests.rewrites.common import Net
 from tests.test_broken_models import BROKEN, INVALID, NAMED, as_it_is
-from tests.test_cli import Run, run  # noqa: F401
 
 FLOAT = TensorProto.FLOAT
 
@@ -463,7 +463,7 @@ def test_what_is_refused_is_listed() -> None:
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_compiles_a_part_and_verifies_it(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_the_command_compiles_a_part_and_verifies_it(run: Run, tmp_path: Path) -> None:
     onnx.save(detector(), tmp_path / "m.onnx")
     words = ["m.onnx", "--input", "a", "--output", "b", "--arch", "sm_80", "--precision", "fp32"]
     assert run("tccompile", *words, "--check").out == "every node is supported\n"
@@ -475,7 +475,7 @@ def test_the_command_compiles_a_part_and_verifies_it(run: Run, tmp_path: Path) -
     assert run("tccompile", *words, "--shape", "image=1x3x8x8").code == 2
 
 
-def test_the_list_for_programs(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_the_list_for_programs(run: Run, tmp_path: Path) -> None:
     onnx.save(detector(), tmp_path / "m.onnx")
     listed = run("tccompile", "m.onnx", "--check", "--json")
     suppress, unique = json.loads(listed.out)

@@ -678,7 +678,7 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
 
 def insides() -> list[Any]:
     """What `quick` replaces, as it is now."""
-    return [getattr(owner, name) for owner, name in numba._places()]
+    return [getattr(place.owner, place.name) for place in numba._places()]
 
 
 def test_numba_is_as_it_was_whichever_thread_ends_first():

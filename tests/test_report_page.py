@@ -16,11 +16,9 @@ from tccompile.cli.report_page import BOX, _places, report_page
 from tccompile.plan.format import Plan, Rewritten, write_plan
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import estimate, step_times
+from tests.commands import Run
 from tests.plans import without_code
 from tests.rewrites.common import Net
-from tests.test_cli import Run, run
-
-__all__ = ["run"]  # the fixture
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

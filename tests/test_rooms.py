@@ -100,8 +100,9 @@ def test_no_modules_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -
     assert not left, f"in circles, or above them: {sorted(left)}"
 
 
-DOORS = {"tccompile.kernels.ptx.core", "tccompile.emit.numba"}
-"""The modules that know the compiler of Python for GPUs: as what kernels are written in, and as what compiles them."""
+DOORS = {"tccompile.kernels.ptx.core", "tccompile.emit.numba", "tccompile.emit.quicker"}
+"""The modules that know the compiler of Python for GPUs: as what kernels are written in, as what compiles them, and as what
+makes that quicker."""
 
 
 def test_numba_is_behind_two_doors() -> None:

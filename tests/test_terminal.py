@@ -18,7 +18,7 @@ from tccompile.ir.feeds import read_arrays
 from tccompile.pipeline import without_code
 from tccompile.plan.format import write_plan
 from tccompile.terminal import member_name, say
-from tests.test_cli import Result, Run, run  # noqa: F401
+from tests.commands import Result, Run
 
 ODD = (
     "\x1b]0;title\x07\x1b[2J",
@@ -52,7 +52,7 @@ def harmless(result: Result, lines: int) -> Result:
     return result
 
 
-def test_names_in_what_is_printed(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_names_in_what_is_printed(run: Run, tmp_path: Path) -> None:
     n = len(ODD)
     onnx.save(odd("Relu"), tmp_path / "fine.onnx")
     onnx.save(odd("Bernoulli"), tmp_path / "refused.onnx")
@@ -86,7 +86,7 @@ CLIMBING = (
 )  # fmt: skip
 
 
-def test_names_in_archives_cannot_climb_and_come_back(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_names_in_archives_cannot_climb_and_come_back(run: Run, tmp_path: Path) -> None:
     ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, (2,)) for n in names] for names in (("x",), CLIMBING)]
     nodes = [helper.make_node("Constant", [], [f"c{i}"], value_float=float(i)) for i in range(len(CLIMBING))]
     nodes += [helper.make_node("Add", ["x", f"c{i}"], [n]) for i, n in enumerate(CLIMBING)]

@@ -20,11 +20,9 @@ from tccompile.plan.format import PREFIX, from_bytes, read_plan, to_bytes, write
 from tccompile.plan.trust import check_trust, confirm
 from tccompile.runtime.session import Session
 from tccompile.verify import rebuild
+from tests.commands import Run
 from tests.rewrites.common import Net
 from tests.small import feeds, plan
-from tests.test_cli import Run, run
-
-__all__ = ["run"]  # the fixture
 
 PLAN = plan()
 FILE = to_bytes(PLAN)

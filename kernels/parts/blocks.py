@@ -6,7 +6,7 @@ from collections import namedtuple
 from functools import cache
 from typing import Any
 
-from tccompile.kernels.codegen import execute, tuple_of
+from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.device_math import at
 from tccompile.kernels.implicit_gemm import IMAGES, MATRICES, SCALARS
 from tccompile.kernels.parts.part import Part, part
@@ -125,8 +125,8 @@ def entry(body: Any, split: bool, more: Any, extra: tuple[Any, ...]) -> tuple[An
     addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
     fields, kept = more._fields if more else (), [f"e{i}" for i in range(len(extra))]
     scope = {"body": body, "partial": 0, "counter": 0, "Matrices": Matrices, "Images": Images, "More": more}
-    text = f"def kernel({', '.join([*addresses, *SCALARS, *fields, *kept])}):\n"
-    text += f"    body(x, w, partial, counter, Matrices({', '.join(MATRICES)}), Images({', '.join(IMAGES)}), "
-    text += f"{f'More(*{tuple_of(fields)})' if more else 0}, {tuple_of(kept)})\n"
+    call = f"body(x, w, partial, counter, Matrices({', '.join(MATRICES)}), Images({', '.join(IMAGES)}), "
+    call += f"{f'More(*{tuple_of(fields)})' if more else 0}, {tuple_of(kept)})"
+    text = definition("kernel", [*addresses, *SCALARS, *fields, *kept], [call])
     numbers = [i32] * (len(SCALARS) + len(fields))
     return execute(text, scope, "kernel"), types.void(*[u64] * len(addresses), *numbers, *extra)

@@ -72,11 +72,7 @@ def instruction(text: str | Callable[[], str], result: Any, *params: Any, pure: 
 
         return returned(*params), codegen
 
-    # An intrinsic must have a fixed number of positional parameters, so its head is generated.
-    names = "".join(f", a{i}" for i in range(len(params)))
-    scope = {"typer": typer}
-    exec(f"def declared(typingctx{names}):\n    return typer(typingctx{names})", scope)
-    return intrinsic(scope["declared"])
+    return _declared(typer, len(params))
 
 
 def of_tuples(text: str | Callable[[], str], result: tuple[Any, int], *params: tuple[Any, int]) -> Any:
@@ -99,8 +95,12 @@ def of_tuples(text: str | Callable[[], str], result: tuple[Any, int], *params: t
 
         return signature, codegen
 
-    names = "".join(f", a{i}" for i in range(len(params)))
-    scope = {"typer": typer}
+    return _declared(typer, len(params))
+
+
+def _declared(typer: Any, n: int) -> Any:
+    """The intrinsic that `typer` types, of n parameters. It must have a fixed number of them, so its head is generated."""
+    names, scope = "".join(f", a{i}" for i in range(n)), {"typer": typer}
     exec(f"def declared(typingctx{names}):\n    return typer(typingctx{names})", scope)
     return intrinsic(scope["declared"])
 

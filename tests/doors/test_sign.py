@@ -15,10 +15,8 @@ from tccompile.cli import commands, sign
 from tccompile.errors import VerificationError
 from tccompile.plan.format import write_plan
 from tccompile.runtime.session import Session
+from tests.commands import Run
 from tests.small import feeds, plan
-from tests.test_cli import Run, run
-
-__all__ = ["run"]  # the fixture
 
 pytest.importorskip("model_signing")
 pytest.importorskip("OpenSSL")

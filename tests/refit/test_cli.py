@@ -15,14 +15,12 @@ from tccompile.pipeline import adapted
 from tccompile.plan.format import read_plan
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.verify.oracle import verify
+from tests.commands import Run
 from tests.refit.common import bits, plan_of, products, tuned, weights, write_safetensors
 from tests.refit.test_lora import exported, named
 from tests.refit.test_names import elsewhere
 from tests.rewrites.common import Net
-from tests.test_cli import Run, run
 from tests.tiers import thorough
-
-__all__ = ["run"]  # the fixture
 
 RNG = np.random.default_rng(9)
 

@@ -22,10 +22,8 @@ from tccompile.plan.format import Plan, write_plan
 from tccompile.runtime.rows import Rows, row_sizes
 from tccompile.runtime.session import Session
 from tccompile.triton import Model, configuration, write_repository
+from tests.commands import Run
 from tests.rewrites.common import Net
-from tests.test_cli import Run, run
-
-__all__ = ["run"]  # the fixture
 
 
 def network(rows: int | str, dtype: Any = np.float32) -> onnx.ModelProto:
