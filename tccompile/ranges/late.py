@@ -135,15 +135,13 @@ class _Found:
     def follow(self, name: str, op: str, place: int) -> None:
         """The constant that an operator reads is computed, if it must be and can be."""
         last = self.seen[-1]
-        values = [seen.constants.get(name) for seen in self.seen]
-        if name in self.names or any(v is None for v in values) or (place in DECIDES.get(op, ()) and op != "Range"):
+        values = [found for seen in self.seen if (found := seen.constants.get(name)) is not None]
+        if name in self.names or len(values) < len(self.seen) or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
-        if (
-            maker is None
-            or maker.op_type not in CONVERTERS
-            or _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts)
-        ):  # type: ignore[arg-type]
+        if maker is None or maker.op_type not in CONVERTERS:
+            return
+        if _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts):
             return
         self.names.update(filter(None, maker.output))
         for number, given in enumerate(maker.input):
