@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.expr import Expr, View, cast, load, substitute, walk
-from tccompile.ir.extent import Extent, Shape, ceil_div, divides, greatest, round_up, same
+from tccompile.ir.extent import Extent, Shape, UndecidedError, ceil_div, divides, greatest, round_up, same
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -211,7 +211,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         loads.append(Read(access.tensor.dtype, _read_mode(access, shape, lane, rows, lanes, reach), how))
         step = _small(access.strides[lane], access.tensor.name)
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
-    target = Written(y.dtype, mode, y_rows, block == 1 and not same(padded, channels), block > 1)
+    target = Written(y.dtype, mode, y_rows, block == 1 and not _always(padded, channels), block > 1)
     expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
     expr, scalars = lifted(unrounded(expr, y.dtype))
     return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
@@ -239,10 +239,18 @@ def _read_mode(access: _Access, shape: Shape, lane: int, rows: list[int], lanes:
     if strides[lane] == 0:
         return "same"
     within = access.offset + sum((shape[a] - 1) * s for a, s in enumerate(strides) if s > 0 and a != lane)
-    covered = same(shape[lane], reach) or same(greatest(within + reach, tensor.span), tensor.span)
+    covered = _always(shape[lane], reach) or _always(greatest(within + reach, tensor.span), tensor.span)
     if strides[lane] == 1 and covered and _aligned(tensor, lanes, access.offset, [strides[a] for a in rows]):
         return "vector"
-    return "strided" if same(shape[lane], reach) else "guarded"
+    return "strided" if _always(shape[lane], reach) else "guarded"
+
+
+def _always(a: Extent, b: Extent) -> bool:
+    """Whether two extents are the same at all sizes. Where they are so at some only, code looks for itself, which suits all."""
+    try:
+        return same(a, b)
+    except UndecidedError:
+        return False
 
 
 def lane_groups(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Extent:

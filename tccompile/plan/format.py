@@ -527,6 +527,8 @@ def check_member(plan: Plan, entry: Entry) -> None:
     check_sections(entry, plan.images, Budget(COMPARED))
 
 
+NO_PLACE = Address("arena", "", 0)
+
 SIZES, FORMULAS = 16, 1 << 16
 """Sizes and formulas of a family, at most."""
 
@@ -542,6 +544,18 @@ def _check_family(family: Family) -> None:
     require(all(type(n) is int for f in family.formulas for n in f[1:]), "a formula of no numbers")
     check_formulas(family.formulas, len(family.sizes))
     require(slots(family.entry) <= len(family.formulas), "a slot that no formula fills")
+    for section in family.entry.sections:
+        fixed = (
+            section.offsets,
+            section.arena,
+            section.counters,
+            [(s.op, s.after, s.scratch[0], s.counters[0]) for s in section.steps],
+        )
+        require(not slots(fixed), "a place in memory, or an order of steps, that a size decides")
+        for launch in (launch for step in section.steps for launch in step.launches):
+            maps = [replace(arg, address=NO_PLACE, extents=(), strides=()) for arg in launch.args if isinstance(arg, Map)]
+            told = replace(launch, grid=(1, 1, 1), smem=0, args=(*maps, *[a for a in launch.args if isinstance(a, Slot)]))
+            require(not slots(told), "a launch's code, block or tensor map's box that a size decides")
     program = family.entry.program
     require(set(program.inputs) <= set(program.tensors), "an input that is no tensor")
     require(not any(slots(program.tensors.get(name)) for name in program.constants), "a constant whose layout a size decides")

@@ -42,6 +42,7 @@ class Bounds:
         launches = [launch for step in section.steps for launch in step.launches]
         args = [arg for launch in launches for arg in launch.args]
         self._grids = self._table([launch.grid for launch in launches if any(isinstance(n, Slot) for n in launch.grid)], 3)
+        self._shared = self._table([(launch.smem,) for launch in launches], 1)[:, 0]
         ints = [arg.value for arg in args if isinstance(arg, Int)]
         self._ints = self._table([(n,) for n in ints if isinstance(n, Slot)], 1)
         maps = [arg for arg in dict.fromkeys(args) if isinstance(arg, Map)]
@@ -58,7 +59,9 @@ class Bounds:
         self._values = np.array(self._constants, np.int64)
         self._most = np.full(len(tensors), SIZE, np.int64)
         values = self._all(computed(family.formulas, [size.all[-1] for size in family.sizes]))
-        self._most, self._most_space = self._bytes(values), values[self._spaces]
+        self._most, self._most_space, self._most_shared = self._bytes(values), values[self._spaces], values[self._shared]
+        lowest = self._all(computed(family.formulas, [size.low for size in family.sizes]))
+        self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
 
     def check(self, numbers: Sequence[Any]) -> None:
         """Raises PlanError for the member whose numbers these are, as `computed` gives them, if it breaks a rule."""
@@ -68,6 +71,8 @@ class Bounds:
             raise PlanError(f"tensor {self._names[int(np.argmax(over))]!r} has more bytes than at the greatest sizes")
         spaces = values[self._spaces]
         require((spaces >= 0).all() and (spaces <= self._most_space).all(), "a workspace larger than at the greatest sizes")
+        shared = values[self._shared]
+        require((shared >= 0).all() and (shared <= self._most_shared).all(), "more shared memory than at the greatest sizes")
         grids = values[self._grids]
         require((grids >= 1).all() and (grids <= GRID).all(), "a grid that there is not")
         told = values[self._ints]

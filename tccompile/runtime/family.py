@@ -54,13 +54,13 @@ class GpuFamily:
         ints: list[tuple[int, int]] = []
         floats: list[tuple[int, int]] = []
         places: list[tuple[int, int, int]] = []
-        grids: list[tuple[int, int]] = []
+        shapes: list[tuple[int, int]] = []
         uses: dict[str, list[tuple[int, int, Any]]] = {}
         section = self.family.entry.sections[self.loaded.number]
         for number, (node, launch) in enumerate(zip(self.loaded.graph.nodes, launches(section), strict=True)):
-            for axis, extent in enumerate(launch.grid):
+            for column, extent in enumerate((*launch.grid, launch.smem)):
                 if isinstance(extent, Slot):
-                    grids.append((3 * number + axis, extent.number))
+                    shapes.append((4 * number + column, extent.number))
             for place, arg in enumerate(launch.args, node.first):
                 match arg:
                     case Int(Slot() as slot):
@@ -71,7 +71,7 @@ class GpuFamily:
                         uses.setdefault(name, []).append((number, place, offset))
                     case Address(space, name, Slot() as slot):
                         places.append((place, slot.number, self.loaded.address(Address(space, name, 0))))
-        self._ints, self._floats, self._grids = _columns(ints, 2), _columns(floats, 2), _columns(grids, 2)
+        self._ints, self._floats, self._shapes = _columns(ints, 2), _columns(floats, 2), _columns(shapes, 2)
         self._places = _columns(places, 3)
         self._uses = filler({name: tuple(own) for name, own in uses.items()})
 
@@ -81,20 +81,19 @@ class GpuFamily:
         self._bounds.check(numbers)
         instance, table = self._spares.pop() if self._spares else self._made()
         graph = self.loaded.graph
-        values, grids = graph.numbers.values.copy(), graph.numbers.grids.copy()
-        rows = grids.reshape(-1)
+        values, shapes = graph.numbers.values.copy(), graph.numbers.shapes.copy()
         where, which = self._ints
         values[where] = [numbers[n] & 0xFFFFFFFF for n in which]
         where, which, starts = self._places
         values[where] = [start + numbers[n] for start, n in zip(starts, which, strict=True)]
         where, which = self._floats
         values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
-        where, which = self._grids
-        rows[where] = [numbers[n] for n in which]
+        where, which = self._shapes
+        shapes.reshape(-1)[where] = [numbers[n] for n in which]
         if table is not None:
             self._write(table, numbers)
             values[self._map_places] = table.address + self._map_offsets
-        executable = Executable(graph, instance, Numbers(values, grids), stale=True, uses=self._uses(numbers))
+        executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
         give_back = partial(self._spares.append, (instance, table))
         return Member(executable, self._io(numbers), partial(self.family.at, tuple(sizes)), give_back)
 

@@ -59,22 +59,22 @@ class Node:
     """A launch in a graph.
 
     first   its first argument's place among the values of all launches; each takes 8 bytes, whatever its type's size
-    params  what the driver is told: code, block and shared memory, which stay; grid and arguments are put in when it is told
+    room    bytes of shared memory that it may be told to have, at most
+    params  what the driver is told: code and block, which stay; grid, shared memory and arguments are put in when it is told
     """
 
     handle: Any
 
-    def __init__(self, device: Device, cu: Driver, step: Step, launch: PlacedLaunch, function: Any, first: int):
+    def __init__(self, device: Device, cu: Driver, step: Step, launch: PlacedLaunch, function: Any, first: int, room: int):
         self.step, self.launch, self.first = step, launch, first
         self.early = launch.early and device.driver_version >= EARLY_DRIVER
         self.most = launch.grid[0]
         if launch.cooperative:
-            resident = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.block, launch.smem)
+            resident = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.block, room)
             self.most = resident * device.multiprocessors
         self.params = params = cu.CUDA_KERNEL_NODE_PARAMS()
         params.func = function
         params.blockDimX, params.blockDimY, params.blockDimZ = launch.block, 1, 1
-        params.sharedMemBytes = launch.smem
 
     def add_to(self, graph: Any, before: list[Any], cu: Driver, launched: bool) -> Any:
         """A node of `graph` with this launch, after those in `before`, which it need not wait for if they are `launched`.
@@ -93,22 +93,22 @@ class Node:
 
 
 class Numbers:
-    """What launches are told: the values of their arguments, 8 bytes each, and their grids.
+    """What launches are told: the values of their arguments, 8 bytes each, their grids and shared memory.
 
     values  one after the other, of all nodes
-    grids   three numbers a node
+    shapes  four numbers a node: the grid's, and bytes of shared memory
     """
 
-    def __init__(self, values: np.ndarray, grids: np.ndarray):
-        self.values, self.grids = values, grids
+    def __init__(self, values: np.ndarray, shapes: np.ndarray):
+        self.values, self.shapes = values, shapes
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
         self._start: int = self._pointers.ctypes.data
-        self._rows: list[list[int]] = grids.tolist()
+        self._rows: list[list[int]] = shapes.tolist()
 
     def told(self, number: int, node: Node) -> Any:
         """The parameters of the node of that number."""
         params = node.params
-        x, params.gridDimY, params.gridDimZ = self._rows[number]
+        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self._rows[number]
         params.gridDimX = min(x, node.most) if node.launch.cooperative else x
         params.kernelParams = self._start + 8 * node.first
         return params
@@ -120,6 +120,7 @@ class LaunchGraph:
     functions  by the number of the code; `named`, what these are called
     address    where something lies that does not come with each inference
     maps       where tensor maps lie, of all arguments that are some, in order; `map_places`, these arguments' places
+    rooms      the most shared memory that launches of each code have
     where      names a launch for people
     uses       of each input and output
     Raises LaunchError, which names the node, if the driver refuses it; PlanError for arguments that its code does not take.
@@ -133,6 +134,7 @@ class LaunchGraph:
         named: Sequence[str],
         address: Callable[[Address], int],
         maps: Sequence[int],
+        rooms: Mapping[int, int],
         where: Callable[[Step, PlacedLaunch], str],
     ):
         self.device, self.where = device, where
@@ -153,7 +155,7 @@ class LaunchGraph:
                         told = f"{len(launch.args)} arguments to kernel {named[launch.image]}, whose code takes others"
                         raise PlanError(f"step {step.op} hands {told}")
                     first = self.nodes[-1].first + len(self.nodes[-1].launch.args) if self.nodes else 0
-                    self.nodes.append(Node(device, cu, step, launch, function, first))
+                    self.nodes.append(Node(device, cu, step, launch, function, first, rooms[launch.image]))
                     after.append(before)
                     before = [len(self.nodes) - 1]
                 last.append(before)
@@ -182,7 +184,8 @@ class LaunchGraph:
                         values[place] = int(value) & 0xFFFFFFFF
                     case Float(value):
                         values[place] = int(np.float32(value).view(np.uint32))
-        return Numbers(values, np.array([node.launch.grid for node in self.nodes], np.int64).reshape(-1, 3))
+        shapes = [(*node.launch.grid, node.launch.smem) for node in self.nodes]
+        return Numbers(values, np.array(shapes, np.int64).reshape(-1, 4))
 
     def instantiated(self) -> Handle:
         """What can be launched, with the numbers that the graph was made with. LaunchError names the node that is refused."""

@@ -48,8 +48,8 @@ class Loaded:
         self.plan, self.entry, self.device = plan, entry, device
         self.resident = shared or resident(plan, device, self)
         self.resident.users.add(self)
-        self.section, functions = self._first_that_loads(choices(plan, entry, device.cc, target), target)
-        self.number = next(i for i, section in enumerate(entry.sections) if section is self.section)
+        self.section, functions, rooms = self._first_that_loads(choices(plan, entry, device.cc, target), target, family)
+        self.number = _place(self.section, entry)
         self.target = self.section.arch + (" (PTX)" if plan.kind(self.section) == "ptx" else "")
         self.resident.upload(list(_weights_of(self.section)))
         self._own_room, self._own_stream = room is None, stream is None
@@ -61,17 +61,20 @@ class Loaded:
             self.table = table_of(device, self.encoded)
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
-            self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, self._where)
+            self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, rooms, self._where)
 
-    def _first_that_loads(self, sections: list[Section], target: str | None) -> tuple[Section, dict[int, Any]]:
-        """The best section whose code the driver takes, and the functions of its images."""
+    def _first_that_loads(
+        self, sections: list[Section], target: str | None, family: Family | None
+    ) -> tuple[Section, dict[int, Any], dict[int, int]]:
+        """The best section whose code the driver takes, the functions of its images, and the most shared memory of each."""
         refusals = []
+        greatest = family.highest if family else self.entry
         for section in sections:
-            smem: dict[int, int] = {}
-            for launch in launches(section):
-                smem[launch.image] = max(smem.get(launch.image, 0), launch.smem)
+            rooms: dict[int, int] = {}
+            for launch in (*launches(section), *launches(greatest.sections[_place(section, self.entry)])):
+                rooms[launch.image] = max(rooms.get(launch.image, 0), launch.smem)
             try:
-                return section, self.resident.functions(smem)
+                return section, self.resident.functions(rooms), rooms
             except DriverError as error:
                 refusals.append(f"the driver refused the code for {section.arch}: {error}")
         asked = f" for {target}" if target else ""
@@ -157,6 +160,11 @@ def table_of(device: Device, encoded: bytes) -> Memory | None:
     with device as cu:
         cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
     return table
+
+
+def _place(section: Section, entry: Entry) -> int:
+    """Which of an entry's sections one is."""
+    return next(i for i, other in enumerate(entry.sections) if other is section)
 
 
 def _weights_of(section: Section) -> Iterator[str]:

@@ -65,6 +65,7 @@ class Resident:
         self._weights: dict[str, int] = {}
         self._memory: list[Memory] = []
         self._modules: dict[int, Handle] = {}
+        self._rooms: dict[int, int] = {}  # shared memory that has been asked for, where that is more than what all get
 
     def weight(self, name: str) -> int:
         """The device address of a constant that has been uploaded."""
@@ -112,10 +113,11 @@ class Resident:
                     cu.cuMemcpyHtoD(self._weights[name], np.frombuffer(data, np.uint8).ctypes.data, len(data))
             cu.cuCtxSynchronize()  # a copy from pageable memory may return before it is done
 
-    def functions(self, smem: Mapping[int, int]) -> dict[int, Any]:
-        """The kernels of images, each allowed to use so many bytes of dynamic shared memory. DriverError if one does not load."""
+    def functions(self, rooms: Mapping[int, int]) -> dict[int, Any]:
+        """The kernels of images, each allowed to use so many bytes of dynamic shared memory, or more that others of the plan's
+        launches use. DriverError if one does not load."""
         with self.lock, self.device as cu:
-            missing = [image for image in smem if image not in self._modules]
+            missing = [image for image in rooms if image not in self._modules]
             if any(self.plan.images[image].kind == "ptx" for image in missing):  # the driver takes 0.1 s and more to compile one
                 with ThreadPoolExecutor() as threads:
                     loaded = list(threads.map(self._loaded, missing))
@@ -123,10 +125,11 @@ class Resident:
                 loaded = [self._loaded(image) for image in missing]
             self._modules |= dict(zip(missing, loaded, strict=True))
             found = {}
-            for image, size in smem.items():
+            for image, size in rooms.items():
                 name = self.plan.images[image].function.encode()
                 found[image] = function = cu.cuModuleGetFunction(self._modules[image].value, name)
-                if size > 48 << 10:
+                if size > self._rooms.get(image, 48 << 10):
+                    self._rooms[image] = size
                     limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                     cu.cuFuncSetAttribute(function, limit, size)
             return found

@@ -100,6 +100,23 @@ def test_tensor_maps_of_members(fake):
     assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 4  # of the family, then one a member
 
 
+def test_shared_memory_is_a_members_own(fake):
+    """Of launches that ask for more of it at greater sizes: the code may have the most, each launch has its own"""
+    api = fake()
+
+    def growing(own, rows):
+        (launch,) = own.steps[1].launches
+        grown = replace(own.steps[1], launches=(replace(launch, smem=50_000 + 256 * rows),))
+        return replace(own, steps=(own.steps[0], grown, own.steps[2]))
+
+    with Session(of_rows(growing), "gpu") as s:
+        assert max(api.limits.values()) == 50_000 + 256 * 40
+        for rows in (30, 3):
+            same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+            graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
+            assert [launch[2] for *_, launch in graph] == [50_000, 50_000 + 256 * rows, 50_000]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
