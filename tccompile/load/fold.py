@@ -40,6 +40,7 @@ from tccompile.load.nodes import (
     widened,
 )
 from tccompile.load.opset import UNIFORM, Scope, upgrade_nodes
+from tccompile.load.sizes import OWN
 from tccompile.load.types import Type, static_type
 from tccompile.load.unroll import Unroller
 from tccompile.load.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type
@@ -147,6 +148,7 @@ class Folder:
         self.domains = domains
         self.alias: dict[str, str] = {}  # tensors that are the same as another
         self.sequences: dict[str, list[str]] = {}  # the tensors of each sequence
+        self.present: dict[str, str] = {}  # of those that need not be there, the tensors that say it
         self.types: dict[str, Type] = {}
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
         self.kept: list[onnx.NodeProto] = []
@@ -374,6 +376,8 @@ class Folder:
         parts = self.sequences.get(node.input[0]) if node.input else None
         if parts is None:
             return False
+        if (flags := [self.present[part] for part in parts if part in self.present]) and self.late(node, parts, flags):
+            return True
         where = SEQUENCE_PLACES.get(node.op_type, len(node.input))
         at = self.place(node, where, len(parts)) if where < len(node.input) and node.input[where] else None
         match node.op_type:
@@ -397,6 +401,25 @@ class Folder:
                     "compiled: split the model there"
                 )
         return True
+
+    def late(self, node: onnx.NodeProto, parts: list[str], flags: list[str]) -> bool:
+        """What can be made of a sequence some of whose tensors need not be there: True if it is its length."""
+        s, y = self.sizes, node.output[0]
+        s.node = node
+        if node.op_type == "SequenceLength":
+            count = s.constant([len(parts) - len(flags)])
+            for flag in flags:
+                count = s.add("Add", [count, s.as_count(flag)])
+            s.numbers[y] = np.array(s.size(count, len(parts)), object)
+            self.instead(onnx.helper.make_node("Reshape", [count, s.constant(np.zeros(0))], [y], node.name or y))
+            return True
+        at_end = node.op_type == "SequenceInsert" and not any(node.input[2:])
+        if not at_end and node.op_type not in ("Identity", "ConcatFromSequence"):
+            raise UnsupportedError(
+                f"{title(node)}: how many tensors the sequence {node.input[0]!r} has is computed at run time; of such a sequence "
+                "all tensors can be put together, or one more be added at its end: end the model before it"
+            )
+        return False
 
     def place(self, node: onnx.NodeProto, i: int, parts: int) -> int:
         """The place in a sequence of so many parts that input i says."""
@@ -443,15 +466,21 @@ class Folder:
         return True
 
     def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
-        y, axis = node.output[0], _attribute(node, "axis")
-        before = []
-        if _attribute(node, "new_axis", 0):
-            where = onnx.numpy_helper.from_array(np.array([axis], np.int64))
-            before = [onnx.helper.make_node("Constant", [], [f"{y}/axis"], value=where)]
-            for i, part in enumerate(parts):
-                before.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [f"{y}/{i}"], node.name))
-            parts = [f"{y}/{i}" for i in range(len(parts))]
-        self.instead(*before, onnx.helper.make_node("Concat", parts, [y], node.name, axis=axis))
+        y, axis, s = node.output[0], _attribute(node, "axis"), self.sizes
+        s.node, rows = node, list[str]()
+        for part in parts:
+            row = self.resolved(part)
+            if _attribute(node, "new_axis", 0):
+                row = s.add("Unsqueeze", [row, s.constant([axis])])
+            if part in self.present:
+                shape = list(s.shape(row))
+                shape[axis] = 0
+                nothing = s.constant(np.empty(shape), self.type_of(row, node).dtype)
+                name = s.fresh(f"{y}/part")
+                self.visit(onnx.helper.make_node("Choice", [self.present[part], row, nothing], [name], node.name, domain=OWN))
+                row = self.resolved(name)
+            rows.append(row)
+        self.instead(onnx.helper.make_node("Concat", rows, [y], node.name, axis=axis))
 
     # --- types
 

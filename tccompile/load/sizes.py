@@ -28,6 +28,7 @@ OWN = "tccompile"
 """The domain of what the standard has no operators for.
 
 Choice    condition, a, b → a or b, while a graph is folded: of extents that differ the one that it says
+Guard     indices, condition → these indices, while a graph is folded: 0 if the condition is not true
 Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`
 Counted   x, counts → x, an output of the model; attributes have an axis, a limit and a node for each count
@@ -138,7 +139,7 @@ class Sizes:
             if node.op_type in MOVES and all(x in self.safe for x in moved):
                 self.safe.update(node.output)
             return (bool(counted) or any(x in self.numbers for x in node.input)) and self._by(rule, node)
-        return node.op_type != "If" and self._refused_inside(node, node.op_type in self.rules.split_up)
+        return node.op_type not in ("If", "Loop", "Scan") and self._refused_inside(node, node.op_type in self.rules.split_up)
 
     def _known(self, node: onnx.NodeProto, numbers: np.ndarray) -> bool:
         """The node makes numbers that do not depend on the data after all."""
@@ -209,6 +210,9 @@ class Sizes:
             self.axes[y] = dict(axes)
         return False
 
+    def axis_of(self, name: str, size: Size) -> int:
+        return next(axis for axis, found in self.of(name).items() if found == size)
+
     def refuse(self, name: str, axis: int, why: str = "") -> UnsupportedError:
         """The error that names the node and the axis."""
         size = self.axes[name][axis]
@@ -253,6 +257,10 @@ class Sizes:
             self.made[key] = self.fresh("sizes")
             self.folder.set_constant(self.made[key], literal("", array))
         return str(self.made[key])
+
+    def as_count(self, flag: str) -> str:
+        """One integer, which is 1 if a boolean is true, and 0 if it is not."""
+        return self.add("Reshape", [self.add("Cast", [flag], to=INT64), self.constant([1])])
 
     def instead(self, op: str, inputs: Sequence[str], **attributes: Any) -> bool:
         """The node becomes another one, with the same results, which is handled as others are."""

@@ -143,15 +143,21 @@ def choice(s: Sizes, node: onnx.NodeProto) -> bool:
             continue
         counts = [n.count if isinstance(n, Size) else s.constant([n]) for n in (one, other)]
         out[axis] = s.size(s.add("Where", [condition, *counts]), max(bounds_of((one, other))))
-    if any(0 in s.shape(x) for x in both):
-        x = next((x for x in both if 0 not in s.shape(x)), both[0])
-        s.instead("Identity", [x])
-    else:
-        bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
-        both = [_with_room(s, x, bounds) for x in both]
-        with s.as_bounds(*both):
-            s.instead("Where", [condition, *both])
+    bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
+    both = [_with_room(s, x, bounds) for x in both]
+    with s.as_bounds(*both):
+        s.instead("Where", [condition, *both])
     return s.says(node.output[0], out) or True
+
+
+def guard(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Indices of what need not take place, which are 0 then."""
+    x, condition = node.input
+    if x in s.folder.constants or x in s.safe:
+        s.safe.add(node.output[0])
+        s.instead("Identity", [x])
+        return s.says(node.output[0], s.of(x)) or True
+    return s.instead("Where", [condition, x, s.constant(0, s.folder.type_of(x, node).dtype)])
 
 
 def _with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:

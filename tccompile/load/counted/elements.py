@@ -9,7 +9,7 @@ import onnx.helper
 
 from tccompile.load.counted.begin import constant_number
 from tccompile.load.counted.shapes import regrouped
-from tccompile.load.sizes import Axes, Rest, Size, Sizes
+from tccompile.load.sizes import Axes, Rest, Sizes
 
 
 def elementwise(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -27,12 +27,8 @@ def elementwise(s: Sizes, node: onnx.NodeProto) -> bool:
             there = out.get(axis + rank - len(shape))
             if there is not None and n != 1 and axis not in s.of(x):  # nor is one element repeated, of which there may be none
                 other = next(y for y in names if there in s.of(y).values())
-                raise s.refuse(other, _axis_of(s, other, there), f"{x!r} has {n} elements there, as many as there may be")
+                raise s.refuse(other, s.axis_of(other, there), f"{x!r} has {n} elements there, as many as there may be")
     return s.says(node.output[0], out)
-
-
-def _axis_of(s: Sizes, name: str, size: Size) -> int:
-    return next(a for a, found in s.of(name).items() if found == size)
 
 
 def transpose(s: Sizes, node: onnx.NodeProto) -> bool:

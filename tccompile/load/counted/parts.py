@@ -60,7 +60,7 @@ def gather(s: Sizes, node: onnx.NodeProto) -> bool:
     axis, rank = s.attribute("axis", 0) % max(len(s.shape(x)), 1), len(s.shape(indices))
     own = s.of(x).get(axis)
     if own is not None:
-        if indices in s.folder.constants:
+        if indices in s.folder.constants and indices not in s.safe:
             raise s.refuse(x, axis, "its indices are constant, and there may be no such elements")
         node.input[1] = from_beginning(s, indices, own.count)
     out = {a if a < axis else a + rank - 1: size for a, size in s.of(x).items() if a != axis}

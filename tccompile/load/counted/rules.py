@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tccompile.load.counted.begin import choice, compress, non_max_suppression, non_zero
+from tccompile.load.counted.begin import choice, compress, guard, non_max_suppression, non_zero
 from tccompile.load.counted.elements import (
     along_others,
     elementwise,
@@ -25,6 +25,7 @@ from tccompile.load.sizes import Folding, Rule, Rules, Sizes
 COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
     "Choice": (choice, ()),
     "Compress": (compress, (1,)),
+    "Guard": (guard, ()),
     "NonMaxSuppression": (non_max_suppression, (0, 1)),
     "NonZero": (non_zero, (0,)),
 }
