@@ -25,6 +25,7 @@ import onnx.shape_inference
 from tccompile.custom.files import added
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
+from tccompile.ir.metadata import part
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
@@ -148,6 +149,7 @@ class Folder:
         self.domains = domains
         self.alias: dict[str, str] = {}  # tensors that are the same as another
         self.sequences: dict[str, list[str]] = {}  # the tensors of each sequence
+        self.absent: set[str] = set()  # optional values that are not there
         self.present: dict[str, str] = {}  # of those that need not be there, the tensors that say it
         self.types: dict[str, Type] = {}
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
@@ -174,6 +176,7 @@ class Folder:
                 raise UnsupportedError(
                     f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
                 )
+        self.open_outputs()
         self.sizes.finish()
         self.name_outputs()
         self.drop_unused()
@@ -368,6 +371,12 @@ class Folder:
     def take_apart(self, node: onnx.NodeProto) -> bool:
         """Removes the node if it handles a sequence whose tensors are known one by one: True if that was so."""
         y = node.output[0]
+        if node.op_type.startswith("Optional"):
+            self.optional(node)
+            return True
+        if node.op_type == "Identity" and node.input[0] in self.absent:
+            self.absent.add(y)
+            return True
         if node.op_type in ("SequenceEmpty", "SequenceConstruct"):
             self.sequences[y] = list(node.input)
             return True
@@ -401,6 +410,21 @@ class Folder:
                     "compiled: split the model there"
                 )
         return True
+
+    def optional(self, node: onnx.NodeProto) -> None:
+        """An optional value is what it has, or nothing."""
+        x, y = next(iter(node.input), ""), node.output[0]
+        there = bool(x) and x not in self.absent
+        if node.op_type == "OptionalHasElement":
+            self.set_constant(y, literal("", there))
+        elif there:
+            self.control.bind(y, x)
+        elif node.op_type == "Optional":
+            self.absent.add(y)
+        else:
+            raise UnsupportedError(
+                f"{title(node)} reads {x!r}, an optional value that is not there: give its shape, with --shape '{x}=2x3'"
+            )
 
     def late(self, node: onnx.NodeProto, parts: list[str], flags: list[str]) -> bool:
         """What can be made of a sequence some of whose tensors need not be there: True if it is its length."""
@@ -443,12 +467,12 @@ class Folder:
         self.pending.extendleft(reversed(nodes))
 
     def split_to_sequence(self, node: onnx.NodeProto) -> bool:
-        """Split in its place, if the sizes are known and the axis that is split stays."""
+        """Split in its place, if the sizes are known."""
         x, y, axis = self.type_of(node.input[0], node), node.output[0], _attribute(node, "axis", 0)
         given = len(node.input) > 1 and bool(node.input[1])
         weight = self.constants.get(node.input[1]) if given else literal("", 1, np.int64)
         stays = given or _attribute(node, "keepdims", 1)
-        if weight is None or not stays or not -len(x.shape) <= axis < len(x.shape):
+        if weight is None or not -len(x.shape) <= axis < len(x.shape):
             return False
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
         if held(weight).ndim == 0:  # of this size each, and what is left
@@ -458,11 +482,17 @@ class Folder:
                     f"{title(node)} makes {ceil_div(n, step)} tensors; at most 2^14 are supported, split larger parts"
                 )
             sizes = np.minimum(step, n - np.arange(0, n, step))
-        self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]
-        self.instead(
+        self.sequences[y] = parts = [f"{y}/{i}" for i in range(len(sizes))]
+        made = parts if stays else [f"{name}/row" for name in parts]
+        nodes = [
             onnx.helper.make_node("Constant", [], [f"{y}/split"], value=onnx.numpy_helper.from_array(sizes)),
-            onnx.helper.make_node("Split", [node.input[0], f"{y}/split"], self.sequences[y], node.name, axis=axis),
-        )
+            onnx.helper.make_node("Split", [node.input[0], f"{y}/split"], made, node.name, axis=axis),
+        ]
+        if not stays:
+            nodes.append(onnx.helper.make_node("Constant", [], [f"{y}/axis"], value_ints=[axis]))
+            for row, name in zip(made, parts, strict=True):
+                nodes.append(onnx.helper.make_node("Squeeze", [row, f"{y}/axis"], [name], node.name))
+        self.instead(*nodes)
         return True
 
     def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
@@ -706,16 +736,32 @@ class Folder:
 
     # --- the end
 
+    def open_outputs(self) -> None:
+        """Tensors in the place of the graph's outputs that are sequences or optional values."""
+        made = list[onnx.ValueInfoProto]()
+        for value in self.graph.output:
+            parts = self.sequences.get(self.resolved(value.name), self.sequences.get(value.name))
+            if parts is not None and any(name in self.present for name in parts):
+                raise UnsupportedError(
+                    f"how many tensors the model's output {value.name!r} has is computed at run time: put them together "
+                    "(ConcatFromSequence), or end the model before it"
+                )
+            if parts is not None:
+                for i, name in enumerate(parts):
+                    made.append(onnx.ValueInfoProto(name=part(value.name, i)))
+                    self.same(made[-1].name, self.resolved(name))
+            elif value.name not in self.absent:
+                made.append(onnx.ValueInfoProto(name=value.name) if value.type.HasField("optional_type") else value)
+        made = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in made]
+        del self.graph.output[:]
+        self.graph.output.extend(made)
+
     def name_outputs(self) -> None:
         """Gives the model's outputs their names back where a node that computes nothing was removed."""
         rename: dict[str, str] = {}
         inputs, outputs = {v.name for v in self.graph.input}, {v.name for v in self.graph.output}
         for name in dict.fromkeys(v.name for v in self.graph.output):
             target = self.alias.get(name)
-            if name in self.sequences or target in self.sequences:
-                raise UnsupportedError(
-                    f"the model's output {name!r} is a sequence; only tensors can be compiled: split it into outputs"
-                )
             if target is None:
                 if name not in self.types and name not in self.constants:
                     raise ModelError(f"nothing computes the model's output {name!r}")

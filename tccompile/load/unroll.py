@@ -72,6 +72,7 @@ class Folding(Protocol):
     constants: dict[str, Weight]
     sequences: dict[str, list[str]]
     present: dict[str, str]
+    absent: set[str]
     sizes: sizes.Sizes
 
     def visit(self, node: onnx.NodeProto) -> None: ...
@@ -110,6 +111,8 @@ class Unroller:
                 self.loop(node)
             case "Scan":
                 self.scan(node)
+            case "SequenceMap":
+                self.map_sequence(node)
             case _:
                 return False
         return True
@@ -386,6 +389,27 @@ class Unroller:
         f.instead(*made[0], *(onnx.helper.make_node("Identity", [x], [y], node.name or y) for x, y in pairs))
         return True
 
+    # --- SequenceMap
+
+    def map_sequence(self, node: onnx.NodeProto) -> None:
+        """The body for each tensor of a sequence; other sequences have as many, and tensors are the same for all."""
+        f, body = self.folder, _graph(node, "body")
+        lists = [f.sequences.get(f.resolved(x), f.sequences.get(x)) for x in node.input]
+        lengths = {len(parts) for parts in lists if parts is not None}
+        if lists[0] is None or len(lengths) > 1 or len(body.input) != len(lists) or len(body.output) < len(node.output):
+            raise invalid(node, f"it maps sequences of {sorted(lengths)} tensors by a body of {len(body.input)} inputs")
+        if any(part in f.present for parts in lists for part in parts or ()):
+            raise self.refusal(node, "how many tensors its sequences have is computed at run time")
+        nodes, results = list[onnx.NodeProto](), list[list[str]]()
+        for i in range(lengths.pop()):
+            given = [x if parts is None else parts[i] for x, parts in zip(node.input, lists, strict=True)]
+            inner, made = self.inlined(body, _prefix(node), i, dict(zip((v.name for v in body.input), given, strict=True)))
+            nodes += inner
+            results.append(made)
+        for k, y in enumerate(node.output):
+            f.sequences[y] = [made[k] for made in results]
+        f.instead(*nodes)
+
     # --- what they share
 
     def inlined(
@@ -444,6 +468,8 @@ class Unroller:
         f, name = self.folder, self.folder.resolved(name)
         if y and name in f.sequences:
             f.sequences[y] = f.sequences[name]
+        elif y and name in f.absent:
+            f.absent.add(y)
         elif y:
             f.same(y, name)
             f.sizes.says(y, f.sizes.of(name))
