@@ -498,16 +498,16 @@ class Folder:
     def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
         y, axis, s = node.output[0], _attribute(node, "axis"), self.sizes
         s.node, rows = node, list[str]()
-        for part in parts:
-            row = self.resolved(part)
+        for one in parts:
+            row = self.resolved(one)
             if _attribute(node, "new_axis", 0):
                 row = s.add("Unsqueeze", [row, s.constant([axis])])
-            if part in self.present:
+            if one in self.present:
                 shape = list(s.shape(row))
                 shape[axis] = 0
                 nothing = s.constant(np.empty(shape), self.type_of(row, node).dtype)
                 name = s.fresh(f"{y}/part")
-                self.visit(onnx.helper.make_node("Choice", [self.present[part], row, nothing], [name], node.name, domain=OWN))
+                self.visit(onnx.helper.make_node("Choice", [self.present[one], row, nothing], [name], node.name, domain=OWN))
                 row = self.resolved(name)
             rows.append(row)
         self.instead(onnx.helper.make_node("Concat", rows, [y], node.name, axis=axis))

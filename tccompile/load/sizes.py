@@ -91,12 +91,13 @@ Rule = Callable[["Sizes", onnx.NodeProto], bool]
 @dataclass(frozen=True)
 class Rules:
     """By operator: where such axes begin, and by which inputs; what it does to them; operators that become others that have
-    rules; and what numbers a node makes of numbers."""
+    rules; what numbers a node makes of numbers; and which inputs hold sizes that may be computed."""
 
     counts: Mapping[str, tuple[Rule, tuple[int, ...]]]
     along: Mapping[str, Rule]
     split_up: Collection[str]
     numbers: Callable[[Sizes, onnx.NodeProto], np.ndarray | None]
+    late: Mapping[str, tuple[int, ...]]
 
 
 class Sizes:
@@ -113,6 +114,8 @@ class Sizes:
         self.limited: list[Size] = []
         self.asked: set[str | None] = set()
         self.node = onnx.NodeProto()
+        self.makers: dict[str, onnx.NodeProto] = {}
+        self.seen = 0
 
     def visit(self, node: onnx.NodeProto) -> bool:
         """Notes the axes of what the node makes: True if it has been replaced, False if it is to be handled as others are."""
@@ -127,6 +130,8 @@ class Sizes:
             made, deciding = self.rules.counts[node.op_type]
             if not all(node.input[i] in self.folder.constants for i in deciding):
                 return self._by(made, node)
+        if any(node.input[i : i + 1] and self.is_late(node.input[i]) for i in self.rules.late.get(node.op_type, ())):
+            return self._by(self.rules.along[node.op_type], node)
         if not self.axes and not self.numbers:
             return False
         if (found := self.rules.numbers(self, node)) is not None:
@@ -166,6 +171,17 @@ class Sizes:
         return done
 
     # --- what is known
+
+    def is_late(self, name: str) -> bool:
+        """Whether a tensor is computed of the data, and not of how much there is of something."""
+        return bool(name) and name not in self.folder.constants and name not in self.numbers
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node that a tensor is computed by, among those that are kept."""
+        for node in self.folder.kept[self.seen :]:
+            self.makers.update(dict.fromkeys(node.output, node))
+        self.seen = len(self.folder.kept)
+        return self.makers.get(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.folder.type_of(name, self.node).shape

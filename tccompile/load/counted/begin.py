@@ -144,7 +144,7 @@ def choice(s: Sizes, node: onnx.NodeProto) -> bool:
         counts = [n.count if isinstance(n, Size) else s.constant([n]) for n in (one, other)]
         out[axis] = s.size(s.add("Where", [condition, *counts]), max(bounds_of((one, other))))
     bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
-    both = [_with_room(s, x, bounds) for x in both]
+    both = [with_room(s, x, bounds) for x in both]
     with s.as_bounds(*both):
         s.instead("Where", [condition, *both])
     return s.says(node.output[0], out) or True
@@ -160,7 +160,7 @@ def guard(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.instead("Where", [condition, x, s.constant(0, s.folder.type_of(x, node).dtype)])
 
 
-def _with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:
+def with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:
     """The tensor with zeros beyond it, up to these extents."""
     dtype = s.folder.type_of(x, s.node).dtype
     for axis, n in enumerate(bounds):

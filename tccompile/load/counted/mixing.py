@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.helper
 
+from tccompile.load.counted.late import numbers
 from tccompile.load.counted.parts import from_beginning, in_range
 from tccompile.load.sizes import Axes, Number, Size, Sizes
 
@@ -79,7 +80,7 @@ def softmax(s: Sizes, node: onnx.NodeProto) -> bool:
 
 def top_k(s: Sizes, node: onnx.NodeProto) -> bool:
     """As many as are asked for, or as there are; what is not there is last."""
-    x, wanted = node.input[0], s.number(node.input[1])
+    x, wanted = node.input[0], numbers(s, 1)
     axis, largest = s.attribute("axis", -1) % len(s.shape(x)), s.attribute("largest", 1)
     if wanted is None:
         return False
