@@ -41,8 +41,9 @@ def cut_out(net: Net) -> tuple[str, ...]:
     box = net("Slice", "x", net("Concat", low, np.array([1]), axis=0), net("Concat", far, n, axis=0), np.array([0, 1]))
     whole = net("Slice", "line", np.array([0]), n)
     rest = net("ConstantOfShape", net("Sub", np.array([6]), n))
-    filled = net("Concat", net("Unsqueeze", net("Concat", whole, rest, axis=0), np.array([0])), np.ones((1, 6), np.float32), axis=0)
-    return line, box, net("Slice", "line", np.array([2]), far), filled
+    filled = net("Unsqueeze", net("Concat", whole, rest, axis=0), np.array([0]))
+    pair = net("Concat", filled, np.ones((1, 6), np.float32), axis=0)
+    return line, box, net("Slice", "line", np.array([2]), far), pair
 
 
 def resized(mode: str, how: str) -> Callable[[Net], tuple[str, ...]]:
