@@ -3,7 +3,9 @@
 Each is exported as torch.onnx.export does it by tracing, compiled, and run on images of noise. Weights are random; norms take
 the images' statistics, and the last layers are scaled, so that scores spread. Times are medians: of the plan by CUDA events
 around launches of its graph, of PyTorch by events around whole calls, whose results lie on the GPU. PyTorch runs as it is, by
-autocast to fp16, and with its backbone compiled. Boxes are held to PyTorch's in fp32 (`matched`).
+autocast to fp16, and with its backbone compiled. Boxes are held to PyTorch's in fp32 (`matched`): those of
+a plan in fp32, and those of the plan that is timed, beside PyTorch's own by autocast. A random network keeps few of its boxes to
+0.99 when it is rounded to fp16, whoever runs it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def detector(name: str, size: tuple[int, int]) -> torch.nn.Module:
     for end, spread in SPREAD.items():
         found = [m for n, m in model.named_modules() if _is_last(n, end) and isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
         if found:
-            _scale(model, found, spread, image(size, 7))
+            low = 4.0 if end == "cls_logits" and "retinanet" in name else 0.0  # a class of its own is rare
+            _scale(model, found, spread, low, image(size, 7))
     return model
 
 
@@ -70,16 +73,19 @@ def _is_last(name: str, end: str) -> bool:
     return name.endswith(end) and (end != "bbox_pred" or "box_predictor" not in name)
 
 
-def _scale(model: torch.nn.Module, layers: list[torch.nn.Module], spread: float, x: torch.Tensor) -> None:
+def _scale(model: torch.nn.Module, layers: list[torch.nn.Module], spread: float, low: float, x: torch.Tensor) -> None:
     made: list[torch.Tensor] = []
     hooks = [m.register_forward_hook(lambda m, given, out: made.append(out.flatten())) for m in layers]
     with torch.no_grad():
         model([x])
         for hook in hooks:
             hook.remove()
-        factor = spread / float(torch.cat(made).std())
-        for parameter in (p for layer in layers for p in layer.parameters()):
-            parameter.mul_(factor)
+        values = torch.cat(made)
+        factor = spread / float(values.std())
+        for layer in layers:
+            layer.weight.mul_(factor)  # type: ignore[operator]
+            if layer.bias is not None:
+                layer.bias.mul_(factor).sub_(float(values.mean()) * factor + low)  # type: ignore[operator, union-attr]
 
 
 def exported(model: torch.nn.Module, x: torch.Tensor) -> tuple[onnx.ModelProto, list[str]]:
@@ -143,22 +149,31 @@ def peers(model: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
 def measure(name: str, size: tuple[int, int], precision: str, arch: str) -> None:
     x, model = image(size, 1), detector(name, size)
     proto, names = exported(model, x)
-    begin = time.perf_counter()
-    plan = tccompile.compile(proto, archs=[arch], precision=precision)
-    print(f"{name} {size[0]}x{size[1]}, {precision}: {len(plan.images)} kernels, built in {time.perf_counter() - begin:.0f} s")
     model.cuda()
-    with Session(plan, "gpu") as session, torch.inference_mode():
-        for seed in (1, 2, 3):
-            given = image(size, seed)
-            got = dict(zip(names, session.run(names, {"image": given.numpy()}), strict=True))
-            want = {key: y.cpu().numpy() for key, y in model([given.cuda()])[0].items()}
-            found, of = matched(got, want)
-            print(f"  image {seed}: {len(got['boxes'])} boxes, PyTorch {len(want['boxes'])}; {found} of {of} are found")
-        ours = median(session.bench(CALLS, {"image": x.numpy()}))
+    for how in dict.fromkeys(("fp32", precision)):
+        begin = time.perf_counter()
+        plan = tccompile.compile(proto, archs=[arch], precision=how)
+        print(f"{name} {size[0]}x{size[1]}, {how}: {len(plan.images)} kernels, built in {time.perf_counter() - begin:.0f} s")
+        with Session(plan, "gpu") as session, torch.inference_mode():
+            for seed in (1, 2, 3):
+                given = image(size, seed)
+                got = dict(zip(names, session.run(names, {"image": given.numpy()}), strict=True))
+                want = _of(model, given)
+                with torch.autocast("cuda", torch.float16):
+                    half = _of(model, given)
+                (found, of), (halves, _) = matched(got, want), matched(half, want)
+                print(f"  image {seed}: {found} of {of} boxes of {len(want['boxes'])}; PyTorch by autocast {halves}")
+            ours = median(session.bench(CALLS, {"image": x.numpy()}))
+            print(f"  {ours:.3f} ms", flush=True)
     times = peers(model, x.cuda())
     best = min(times.values())
     text = ", ".join(f"{how} {ms:.2f}" for how, ms in times.items())
-    print(f"  {ours:.3f} ms; PyTorch: {text}; {best / ours:.2f} times as fast", flush=True)
+    print(f"  PyTorch: {text}; {best / ours:.2f} times as fast", flush=True)
+
+
+def _of(model: torch.nn.Module, x: torch.Tensor) -> dict[str, np.ndarray]:
+    """What PyTorch makes of an image."""
+    return {key: y.cpu().numpy() for key, y in model([x.cuda()])[0].items()}
 
 
 def main() -> None:
