@@ -12,6 +12,7 @@ again for inputs of other shapes. What decides the shape of a result (a Reshape'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,7 @@ class Prepared(BackendRep):
         results = session.run(self.outputs, {name: each(x, stored) for name, x in rest.items()})
         types = {v.name: tensor_of(v.type).tensor_type.elem_type for v in self.model.graph.output}
         named = namedtupledict("Outputs", self.outputs)
-        pairs = zip(self.outputs, results, strict=True)
-        return named(*(each(y, lambda one, name=name: typed(np.asarray(one), types[name])) for name, y in pairs))
+        return named(*(each(y, partial(typed, types[name])) for name, y in zip(self.outputs, results, strict=True)))
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -207,7 +207,7 @@ def each(x: Any, of_one: Callable[[Any], Any]) -> Any:
 
 def tensors_of(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays that inputs are made of, by the names that plans call them."""
-    out = {}
+    out = dict[str, np.ndarray]()
     for name, x in feeds.items():
         if isinstance(x, list):
             out |= {part(name, i): one for i, one in enumerate(x)}
@@ -224,7 +224,9 @@ def stored(x: np.ndarray) -> np.ndarray:
     return x.astype(integers[x.dtype.name]) if x.dtype.name in integers else x.view(f"u{x.itemsize}")
 
 
-def typed(y: np.ndarray, elem: int) -> np.ndarray:
+def typed(elem: int, y: Any) -> np.ndarray:
+    """A session's array as NumPy has ONNX's type."""
+    y = np.asarray(y)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(elem)
     if dtype.isbuiltin == 1:
         return y

@@ -304,6 +304,9 @@ class Folder:
                 del node.attribute[:], node.input[1:]
                 node.attribute.append(onnx.helper.make_attribute("to", to))
                 return self.simplify(node)
+            case "BitCast" if self.wraps(node):
+                node.op_type = "Cast"
+                return self.simplify(node)
             case "Cast" if onnx.helper.get_node_attr_value(node, "to") == x.elem:
                 self.same(node.output[0], node.input[0])
                 return True
@@ -337,6 +340,12 @@ class Folder:
                 self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
                 return True
         return False
+
+    def wraps(self, node: onnx.NodeProto) -> bool:
+        """Whether the bits of a BitCast are those of a Cast: integers of one size, and what is true as a byte."""
+        given = self.type_of(node.input[0], node).dtype
+        made = onnx.helper.tensor_dtype_to_np_dtype(onnx.helper.get_node_attr_value(node, "to"))
+        return given.kind in "biu" and made.kind in "iu" and given.itemsize == made.itemsize
 
     def empty(self, node: onnx.NodeProto) -> bool:
         """Removes the node if its outputs have no elements: True if that was so."""

@@ -198,8 +198,7 @@ class Session:
     def _values(self, names: Sequence[str], forms: Sequence[Form]) -> list[Value]:
         if forms:
             made = {v.name: v for v in self._values(names, ())}
-            tensors = {form: [made[one] for one in parts(form, made)] for form in forms}
-            return [value_of(form, of_it) for form, of_it in tensors.items()]
+            return [value_of(form, [made[one] for one in parts(form, made)]) for form in forms]
         out = []
         for name in names:
             entries = (*self.plan.entries, *(family.highest for family in self.plan.families))

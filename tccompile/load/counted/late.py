@@ -34,9 +34,10 @@ def _elements(s: Sizes, name: str) -> list[Number]:
         return list(found)
     if node is not None and node.op_type == "Concat":
         return [n for part in node.input for n in _elements(s, part)]
-    moves = node is not None and node.op_type in ("Unsqueeze", "Squeeze", "Identity", "Reshape", "Cast")
-    if moves and s.shape(node.input[0]) in ((), (1,)) and s.folder.type_of(node.input[0], s.node).dtype.kind in "iu":
-        return _elements(s, node.input[0])
+    if node is not None and node.op_type in ("Unsqueeze", "Squeeze", "Identity", "Reshape", "Cast"):
+        source = s.folder.type_of(node.input[0], s.node)
+        if math.prod(source.shape) == 1 and source.dtype.kind in "iu":
+            return _elements(s, node.input[0])
     return [_size(s, name, i) for i in range(math.prod(s.shape(name)))]
 
 
