@@ -33,6 +33,17 @@ def made(net: Net) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def repeated(net: Net) -> tuple[str, ...]:
+    """By as many rows on either side, as often, and by as many classes as the data say."""
+    n = number(net, 3)
+    zero = np.array([0])
+    around = net("Pad", "x", net("Concat", n, zero, net("Add", n, np.array([1])), np.array([2]), axis=0), np.float32(0.5))
+    copies = net("Tile", "x", net("Concat", n, np.array([2]), axis=0))
+    classes = net("OneHot", net("Sub", n, np.array([1])), net("Add", n, np.array([1])), np.float32([0, 1]))
+    few, _ = net("TopK", "line", net("ReduceSum", net("Cast", net("Greater", "line", np.float32(0)), **TO_INT64)), outputs=2)
+    return around, copies, classes, few, net("ReduceSum", around, zero)
+
+
 def cut_out(net: Net) -> tuple[str, ...]:
     """From one computed place to another, from the end too; along two axes at once; and put between zeros again."""
     n = number(net, 6)
@@ -62,6 +73,7 @@ def resized(mode: str, how: str) -> Callable[[Net], tuple[str, ...]]:
 
 CASES: dict[str, Callable[[Net], tuple[str, ...]]] = {
     "made": made,
+    "repeated": repeated,
     "cut": cut_out,
     "linear": resized("linear", "half_pixel"),
     "linear_corners": resized("linear", "align_corners"),
@@ -79,6 +91,17 @@ def test_as_much_as_the_data_say(case: str) -> None:
     given = {"line": rng.standard_normal(6).astype(np.float32), "x": rng.standard_normal((6, 3)).astype(np.float32)}
     sizes = (1, 2, 4, 6) if case == "cut" else (0.5, 1.2, 3, 5.9, 6)
     holds(net, *({"n": np.float32([n]), **given} for n in sizes))
+
+
+def test_what_is_there_once() -> None:
+    """Words of a line, how often each is there, and that the line is made of them; then of those that are kept of it."""
+    net = Net(x=(np.int64, (7,)))
+    words, first, inverse, counts = net("Unique", "x", outputs=4)
+    kept = net("Compress", "x", net("Greater", "x", np.array(2)), axis=0)
+    again, _, places, many = net("Unique", kept, outputs=4, axis=0)
+    floats = net("Unique", net("Reshape", net("Cast", "x", to=1), np.array([7, 1])))
+    net.out(words, first, inverse, counts, net("Gather", words, inverse), again, places, many, floats)
+    holds(net, *({"x": np.array(x)} for x in ([3, 1, 3, 2, 9, 1, 3], [5] * 7, [*range(7)], [9, -4, 9, -4, 0, 1, 3])))
 
 
 def test_what_has_no_bound_takes_the_users_word() -> None:

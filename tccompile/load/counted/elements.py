@@ -8,6 +8,7 @@ import onnx
 import onnx.helper
 
 from tccompile.load.counted.begin import constant_number
+from tccompile.load.counted.late import tiled, widened
 from tccompile.load.counted.shapes import regrouped
 from tccompile.load.sizes import Axes, Rest, Sizes
 
@@ -101,6 +102,8 @@ def padded(s: Sizes, node: onnx.NodeProto) -> bool:
     """Pad along other axes; or behind what there is, as far as to an extent that is known."""
     x = node.input[0]
     shape, found = s.shape(x), s.numbers_in(node.input[1])
+    if (found is None or not any(isinstance(n, Rest) for n in found.flat)) and widened(s, node):
+        return True
     pads = None if found is None else list(found.flat)
     axes, out, whole = s.integers(3, range(len(shape))), s.of(x), list(pads or ())
     for axis, size in s.of(x).items():
@@ -123,7 +126,9 @@ def padded(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def tile(s: Sizes, node: onnx.NodeProto) -> bool:
-    """Tile along other axes."""
+    """Tile along other axes, or as often as the data say."""
+    if tiled(s, node):
+        return True
     x, repeats = node.input[0], s.integers(1)
     for axis in s.of(x):
         if repeats is None or repeats[axis] != 1:

@@ -63,6 +63,10 @@ def _of(s: Sizes, node: onnx.NodeProto, name: str, deep: int) -> Reach:
         return 0, 1
     if op in ("Concat", "Where", "Pad", "ScatterElements", "ScatterND"):
         return _union(s, node, deep)
+    if op == "ReduceSum" and node.input[0] in s.folder.types:
+        low, high = at(0)
+        terms = math.prod(s.folder.types[node.input[0]].shape)  # at most
+        return min(low * terms, 0), max(high * terms, 0)
     rule = ARITHMETIC.get(op)
     return ANY if rule is None else rule([at(i) for i in range(len(node.input))])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tccompile.load.counted.begin import choice, compress, guard, non_max_suppression, non_zero
+from tccompile.load.counted.begin import choice, compress, guard, non_max_suppression, non_zero, unique
 from tccompile.load.counted.elements import (
     along_others,
     elementwise,
@@ -30,6 +30,7 @@ COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
     "Guard": (guard, ()),
     "NonMaxSuppression": (non_max_suppression, (0, 1)),
     "NonZero": (non_zero, (0,)),
+    "Unique": (unique, (0,)),
 }
 """Operators that make as many elements as the data say, and the inputs that say it."""
 
