@@ -49,7 +49,7 @@ def test_lists_go_in_and_out(there: bool) -> None:
     plan = from_bytes(to_bytes(without_code(model(), shapes)))
     more, given = np.float32([7]), MATRIX if there else None
     with Session(plan, "cpu") as session:
-        assert [v.type for v in session.get_inputs()][0] == "seq(tensor(float))"
+        assert next(v.type for v in session.get_inputs()) == "seq(tensor(float))"
         assert [v.name for v in session.get_outputs()] == ["y", "same", "there"]
         y, same, is_there = session.run(None, {"x": [ROW, MATRIX], "o": given, "more": more})
         assert [part.tolist() for part in y] == [(-ROW).tolist(), (-MATRIX).tolist(), [7]]
@@ -68,5 +68,5 @@ def test_shapes_are_of_the_tensors_in_it() -> None:
     broken.graph.node.append(helper.make_node("OptionalGetElement", ["o"], ["there2"], "get"))
     broken.graph.output[2].name = "there2"
     broken.graph.output[2].type.tensor_type.elem_type = FLOAT
-    with pytest.raises(UnsupportedError, match="'get' .* reads 'o', an optional value that is not there: give its shape"):
+    with pytest.raises(UnsupportedError, match=r"'get' .* reads 'o', an optional value that is not there: give its shape"):
         without_code(broken, {"x[0]": (3,)})
