@@ -70,7 +70,9 @@ def _size(s: Sizes, name: str, i: int, most: float) -> Size:
 
 def parts(s: Sizes, node: onnx.NodeProto) -> bool:
     """Slice, from computed places on or to them, in steps of one: True if that was so."""
-    x, count = node.input[0], s.shape(node.input[1])[0]
+    x, (count, *more) = node.input[0], s.shape(node.input[1]) or (0,)
+    if more or s.shape(node.input[2]) != (count,):
+        return False
     axes, steps = s.integers(3, range(count)), s.integers(4, [1] * count)
     if axes is None or steps is None or any(step != 1 for step in steps):
         return False
@@ -116,7 +118,7 @@ def part(s: Sizes, x: str, axis: int, start: str | int, end: str | int) -> str:
 def tiled(s: Sizes, node: onnx.NodeProto) -> bool:
     """Tile as often as the data say: False if how often is known."""
     x, repeats = node.input[0], numbers(s, 1)
-    if repeats is None or not any(isinstance(n, Size) for n in repeats):
+    if repeats is None or len(repeats) != len(s.shape(x)) or not any(isinstance(n, Size) for n in repeats):
         return False
     for axis, n in enumerate(repeats):
         if axis in s.of(x) and n != 1:
@@ -138,7 +140,9 @@ def widened(s: Sizes, node: onnx.NodeProto) -> bool:
     axes, pads = s.integers(3, range(len(s.shape(x)))), numbers(s, 1)
     value = s.folder.values(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(())
     constant = s.attribute("mode", b"constant") == b"constant"
-    if pads is None or axes is None or value is None or not constant or not any(isinstance(n, Size) for n in pads):
+    if pads is None or not any(isinstance(n, Size) for n in pads):
+        return False
+    if axes is None or value is None or not constant or len(pads) != 2 * len(axes):
         return False
     for i, axis in enumerate(axes):
         ends = pads[i], pads[i + len(axes)]
