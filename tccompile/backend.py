@@ -11,7 +11,8 @@ again for inputs of other shapes. What decides the shape of a result (a Reshape'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ import onnx.shape_inference
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
+from tccompile.ir.metadata import part
+from tccompile.load.boundary import tensor_of
 from tccompile.load.nodes import subgraphs
 from tccompile.load.opset import NEWEST
 from tccompile.load.valid import DECIDES
@@ -48,19 +51,19 @@ class Prepared(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs, a named tuple of arrays. `inputs`: arrays in the model's order, or by name; a single array for one."""
         feeds = self._feeds(inputs)
-        bound = {name: feeds[name] for name in self.inputs if name in self._bound and name in feeds}
+        bound = {name: feeds[name] for name in self.inputs if name in self._bound and isinstance(feeds.get(name), np.ndarray)}
         rest = {name: x for name, x in feeds.items() if name not in bound}
-        shapes = {name: x.shape for name, x in rest.items()}
+        shapes = {name: x.shape for name, x in tensors_of(rest).items()}
         key = (*shapes.items(), *((name, x.dtype.str, x.shape, x.tobytes()) for name, x in bound.items()))
         if key not in self._sessions:
             if len(self._sessions) >= KEPT:
                 self._sessions.pop(next(iter(self._sessions))).close()
             self._sessions[key] = self._session(shapes, bound)
         session = self._sessions[key]
-        results = session.run(self.outputs, {name: stored(x) for name, x in rest.items()})
-        types = {v.name: v.type.tensor_type.elem_type for v in self.model.graph.output}
+        results = session.run(self.outputs, {name: each(x, stored) for name, x in rest.items()})
+        types = {v.name: tensor_of(v.type).tensor_type.elem_type for v in self.model.graph.output}
         named = namedtupledict("Outputs", self.outputs)
-        return named(*(typed(np.asarray(y), types[name]) for name, y in zip(self.outputs, results, strict=True)))
+        return named(*(each(y, partial(typed, types[name])) for name, y in zip(self.outputs, results, strict=True)))
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -75,9 +78,11 @@ class Prepared(BackendRep):
             if len(arrays) > len(self.inputs):
                 raise InputError(f"{len(arrays)} inputs; the model has {len(self.inputs)}: {', '.join(self.inputs)}")
             given = dict(zip(self.inputs, arrays, strict=False))
-        if others := [type(x).__name__ for x in given.values() if not isinstance(x, np.ndarray | np.generic)]:
+        kinds = np.ndarray | np.generic | None
+        whole = [one for x in given.values() for one in (x if isinstance(x, list | tuple) else [x])]
+        if others := [type(x).__name__ for x in whole if not isinstance(x, kinds)]:
             raise InputError(f"an input is a {others[0]}; give NumPy arrays")
-        return {name: np.asarray(x) for name, x in given.items()}
+        return {name: each(x, np.asarray) for name, x in given.items()}
 
     def _session(self, shapes: Mapping[str, tuple[int, ...]], bound: Mapping[str, np.ndarray]) -> Session:
         model = onnx.ModelProto()
@@ -193,6 +198,24 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
 
 
+def each(x: Any, of_one: Callable[[Any], Any]) -> Any:
+    """An array by a function; of a sequence, a list of what it makes of each; None of what is not there."""
+    if isinstance(x, list | tuple):
+        return [of_one(one) for one in x]
+    return None if x is None else of_one(x)
+
+
+def tensors_of(feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that inputs are made of, by the names that plans call them."""
+    out = dict[str, np.ndarray]()
+    for name, x in feeds.items():
+        if isinstance(x, list):
+            out |= {part(name, i): one for i, one in enumerate(x)}
+        elif x is not None:
+            out[name] = x
+    return out
+
+
 def stored(x: np.ndarray) -> np.ndarray:
     """What NumPy does not have as sessions take it: floats as their bits, integers as those of 8."""
     if x.dtype.isbuiltin == 1:
@@ -201,7 +224,9 @@ def stored(x: np.ndarray) -> np.ndarray:
     return x.astype(integers[x.dtype.name]) if x.dtype.name in integers else x.view(f"u{x.itemsize}")
 
 
-def typed(y: np.ndarray, elem: int) -> np.ndarray:
+def typed(elem: int, y: Any) -> np.ndarray:
+    """A session's array as NumPy has ONNX's type."""
+    y = np.asarray(y)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(elem)
     if dtype.isbuiltin == 1:
         return y

@@ -376,7 +376,7 @@ class InferenceSession:
         if name in self._maps:
             return [dict(zip(self._maps[name], row.tolist(), strict=True)) for row in np.asarray(y)]
         elem = next(v.type.tensor_type.elem_type for v in self._proto.graph.output if v.name == name)
-        return typed(np.asarray(y), elem) if elem else np.asarray(y)
+        return typed(elem, y) if elem else np.asarray(y)
 
     def _session_of(self, feeds: Mapping[str, Any]) -> Session:
         if self._plan is not None:

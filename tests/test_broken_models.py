@@ -81,7 +81,6 @@ NAMED: dict[str, tuple[Case, str]] = {
         r"'dilations': \[1048576\]\} its taps are so far apart"),
     "a stride beyond all": (
         (17, (1, 1, 1), lambda n: n("ConvTranspose", "x", n.normal(1, 1, 2), strides=[2**30])), "its taps are so far apart"),
-    "an output that is a sequence": ((17, (2, 2), lambda n: n("SequenceConstruct", "x", "x")), "is a sequence"),
     "countless neighbours": (
         (17, (1, 10**5, 1, 1), lambda n: n("LRN", "x", size=2**40)), "its size is 1099511627776, for 100000 channels"),
     "a huge image": (

@@ -413,9 +413,9 @@ def test_all_is_listed_in_one_run_each_once() -> None:
     """Beside what is masked: an operator without shapes is named, one that only lacks its input's shape is not."""
     nodes = [
         *(helper.make_node("Det", ["x"], [f"d{i}"], f"det{i}") for i in range(5)),
-        helper.make_node("Unique", ["x"], ["where"], "where"),
+        helper.make_node("Unique", ["x"], ["where"], "where", sorted=0),
         helper.make_node("Relu", ["where"], ["r"], "masked"),
-        helper.make_node("Unique", ["r"], ["u"], "unique"),
+        helper.make_node("Unique", ["r"], ["u"], "unique", sorted=0),
         helper.make_node("Transpose", ["x"], ["t"], "turn", perm=[0, 0]),
         helper.make_node("Other", ["t"], ["o"], "other", domain="own"),
         helper.make_node("Exp", ["x"], ["e"], "fine"),

@@ -147,24 +147,6 @@ def test_a_loop_that_ends_by_its_condition() -> None:
     assert [n.op for n in load(m).nodes] == ["Mul"] * 3
 
 
-@pytest.mark.parametrize("what", ["number", "condition"])
-def test_loops_by_data_are_refused(what: str) -> None:
-    nodes: list[tuple] = [("Mul", "h h", "h2"), ("ReduceSum", "h2", "s", {"keepdims": 0}), ("Less", "s n", "c2")]
-    body = graph(
-        nodes, [value("i", INT64, ()), value("c", BOOL, ()), value("h")], [value("c2", BOOL), value("h2")], {"n": np.float32(9)}
-    )
-    inputs = [value("x", shape=(3, 4)), *([value("n", INT64, ())] if what == "number" else [])]
-    m = model(
-        [("Loop", "n true x", "y", {"body": body})],
-        inputs,
-        [value("y", shape=(3, 4))],
-        {"true": np.array(True), **({} if what == "number" else {"n": np.array(3)})},
-    )
-    why = r"its number of iterations \(n\)" if what == "number" else r"whether iteration 1 takes place \(y/0/c2\)"
-    with pytest.raises(UnsupportedError, match=rf"'Loop_y' \(Loop\): {why} is computed at run time"):
-        load(m)
-
-
 def test_loops_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unroll, "MOST", 100)
     weights = {"n": np.array(1 << 40), "true": np.array(True)}

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an input or output of a model is."""
+
+    TENSOR = "tensor"
+    SEQUENCE = "sequence"
+    OPTIONAL = "optional"
+    OPTIONAL_SEQUENCE = "optional sequence"
+
+
+@dataclass(frozen=True)
+class Form:
+    """An input or output of a model. A plan has the tensors that it is made of: of a sequence, each by `part`."""
+
+    name: str
+    kind: Kind
+
+
+def part(name: str, i: int) -> str:
+    """What a plan calls tensor i of a sequence."""
+    return f"{name}[{i}]"
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """As ONNX Runtime's ModelMetadata. `custom_metadata_map` has the model's own pairs, such as a detector's class names."""
+    """As ONNX Runtime's ModelMetadata. `custom_metadata_map` has the model's own pairs, such as a detector's class names.
+
+    inputs, outputs  in the model's order; none if all are tensors, which are those of the plan
+    """
 
     producer_name: str = ""
     graph_name: str = ""
@@ -17,3 +43,5 @@ class Metadata:
     graph_description: str = ""
     version: int = 0
     custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[Form, ...] = ()
+    outputs: tuple[Form, ...] = ()

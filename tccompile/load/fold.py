@@ -25,6 +25,7 @@ import onnx.shape_inference
 from tccompile.custom.files import added
 from tccompile.errors import ModelError, UnsupportedError, blamed_on
 from tccompile.ir.extent import ceil_div
+from tccompile.ir.metadata import part
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
@@ -41,6 +42,7 @@ from tccompile.load.nodes import (
     widened,
 )
 from tccompile.load.opset import UNIFORM, Scope, upgrade_nodes
+from tccompile.load.sizes import OWN
 from tccompile.load.types import Type, static_type
 from tccompile.load.unroll import Unroller
 from tccompile.load.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type
@@ -148,6 +150,8 @@ class Folder:
         self.domains = domains
         self.alias: dict[str, str] = {}  # tensors that are the same as another
         self.sequences: dict[str, list[str]] = {}  # the tensors of each sequence
+        self.absent: set[str] = set()  # optional values that are not there
+        self.present: dict[str, str] = {}  # of those that need not be there, the tensors that say it
         self.types: dict[str, Type] = {}
         self.said = {v.name: t for v in (*graph.value_info, *graph.output) if (t := static_type(v.type))}
         self.kept: list[onnx.NodeProto] = []
@@ -173,6 +177,7 @@ class Folder:
                 raise UnsupportedError(
                     f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
                 )
+        self.open_outputs()
         self.sizes.finish()
         note_all(self.constants, self.kept)
         self.name_outputs()
@@ -305,6 +310,9 @@ class Folder:
                 del node.attribute[:], node.input[1:]
                 node.attribute.append(onnx.helper.make_attribute("to", to))
                 return self.simplify(node)
+            case "BitCast" if self.wraps(node):
+                node.op_type = "Cast"
+                return self.simplify(node)
             case "Cast" if onnx.helper.get_node_attr_value(node, "to") == x.elem:
                 self.same(node.output[0], node.input[0])
                 return True
@@ -338,6 +346,12 @@ class Folder:
                 self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
                 return True
         return False
+
+    def wraps(self, node: onnx.NodeProto) -> bool:
+        """Whether the bits of a BitCast are those of a Cast: integers of one size, and what is true as a byte."""
+        given = self.type_of(node.input[0], node).dtype
+        made = onnx.helper.tensor_dtype_to_np_dtype(onnx.helper.get_node_attr_value(node, "to"))
+        return given.kind in "biu" and made.kind in "iu" and given.itemsize == made.itemsize
 
     def empty(self, node: onnx.NodeProto) -> bool:
         """Removes the node if its outputs have no elements: True if that was so."""
@@ -373,6 +387,12 @@ class Folder:
     def take_apart(self, node: onnx.NodeProto) -> bool:
         """Removes the node if it handles a sequence whose tensors are known one by one: True if that was so."""
         y = node.output[0]
+        if node.op_type.startswith("Optional"):
+            self.optional(node)
+            return True
+        if node.op_type == "Identity" and node.input[0] in self.absent:
+            self.absent.add(y)
+            return True
         if node.op_type in ("SequenceEmpty", "SequenceConstruct"):
             self.sequences[y] = list(node.input)
             return True
@@ -381,6 +401,8 @@ class Folder:
         parts = self.sequences.get(node.input[0]) if node.input else None
         if parts is None:
             return False
+        if (flags := [self.present[part] for part in parts if part in self.present]) and self.late(node, parts, flags):
+            return True
         where = SEQUENCE_PLACES.get(node.op_type, len(node.input))
         at = self.place(node, where, len(parts)) if where < len(node.input) and node.input[where] else None
         match node.op_type:
@@ -405,6 +427,40 @@ class Folder:
                 )
         return True
 
+    def optional(self, node: onnx.NodeProto) -> None:
+        """An optional value is what it has, or nothing."""
+        x, y = next(iter(node.input), ""), node.output[0]
+        there = bool(x) and x not in self.absent
+        if node.op_type == "OptionalHasElement":
+            self.set_constant(y, literal("", there))
+        elif there:
+            self.control.bind(y, x)
+        elif node.op_type == "Optional":
+            self.absent.add(y)
+        else:
+            raise UnsupportedError(
+                f"{title(node)} reads {x!r}, an optional value that is not there: give its shape, with --shape '{x}=2x3'"
+            )
+
+    def late(self, node: onnx.NodeProto, parts: list[str], flags: list[str]) -> bool:
+        """What can be made of a sequence some of whose tensors need not be there: True if it is its length."""
+        s, y = self.sizes, node.output[0]
+        s.node = node
+        if node.op_type == "SequenceLength":
+            count = s.constant([len(parts) - len(flags)])
+            for flag in flags:
+                count = s.add("Add", [count, s.as_count(flag)])
+            s.numbers[y] = np.array(s.size(count, len(parts)), object)
+            self.instead(onnx.helper.make_node("Reshape", [count, s.constant(np.zeros(0))], [y], node.name or y))
+            return True
+        at_end = node.op_type == "SequenceInsert" and not any(node.input[2:])
+        if not at_end and node.op_type not in ("Identity", "ConcatFromSequence"):
+            raise UnsupportedError(
+                f"{title(node)}: how many tensors the sequence {node.input[0]!r} has is computed at run time; of such a sequence "
+                "all tensors can be put together, or one more be added at its end: end the model before it"
+            )
+        return False
+
     def place(self, node: onnx.NodeProto, i: int, parts: int) -> int:
         """The place in a sequence of so many parts that input i says."""
         at = self.number(node, i)
@@ -427,12 +483,12 @@ class Folder:
         self.pending.extendleft(reversed(nodes))
 
     def split_to_sequence(self, node: onnx.NodeProto) -> bool:
-        """Split in its place, if the sizes are known and the axis that is split stays."""
+        """Split in its place, if the sizes are known."""
         x, y, axis = self.type_of(node.input[0], node), node.output[0], _attribute(node, "axis", 0)
         given = len(node.input) > 1 and bool(node.input[1])
         weight = self.constants.get(node.input[1]) if given else literal("", 1, np.int64)
         stays = given or _attribute(node, "keepdims", 1)
-        if weight is None or not stays or not -len(x.shape) <= axis < len(x.shape):
+        if weight is None or not -len(x.shape) <= axis < len(x.shape):
             return False
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
         if held(weight).ndim == 0:  # of this size each, and what is left
@@ -442,23 +498,35 @@ class Folder:
                     f"{title(node)} makes {ceil_div(n, step)} tensors; at most 2^14 are supported, split larger parts"
                 )
             sizes = np.minimum(step, n - np.arange(0, n, step))
-        self.sequences[y] = [f"{y}/{i}" for i in range(len(sizes))]
-        self.instead(
+        self.sequences[y] = parts = [f"{y}/{i}" for i in range(len(sizes))]
+        made = parts if stays else [f"{name}/row" for name in parts]
+        nodes = [
             onnx.helper.make_node("Constant", [], [f"{y}/split"], value=onnx.numpy_helper.from_array(sizes)),
-            onnx.helper.make_node("Split", [node.input[0], f"{y}/split"], self.sequences[y], node.name, axis=axis),
-        )
+            onnx.helper.make_node("Split", [node.input[0], f"{y}/split"], made, node.name, axis=axis),
+        ]
+        if not stays:
+            nodes.append(onnx.helper.make_node("Constant", [], [f"{y}/axis"], value_ints=[axis]))
+            for row, name in zip(made, parts, strict=True):
+                nodes.append(onnx.helper.make_node("Squeeze", [row, f"{y}/axis"], [name], node.name))
+        self.instead(*nodes)
         return True
 
     def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
-        y, axis = node.output[0], _attribute(node, "axis")
-        before = []
-        if _attribute(node, "new_axis", 0):
-            where = onnx.numpy_helper.from_array(np.array([axis], np.int64))
-            before = [onnx.helper.make_node("Constant", [], [f"{y}/axis"], value=where)]
-            for i, part in enumerate(parts):
-                before.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [f"{y}/{i}"], node.name))
-            parts = [f"{y}/{i}" for i in range(len(parts))]
-        self.instead(*before, onnx.helper.make_node("Concat", parts, [y], node.name, axis=axis))
+        y, axis, s = node.output[0], _attribute(node, "axis"), self.sizes
+        s.node, rows = node, list[str]()
+        for one in parts:
+            row = self.resolved(one)
+            if _attribute(node, "new_axis", 0):
+                row = s.add("Unsqueeze", [row, s.constant([axis])])
+            if one in self.present:
+                shape = list(s.shape(row))
+                shape[axis] = 0
+                nothing = s.constant(np.empty(shape), self.type_of(row, node).dtype)
+                name = s.fresh(f"{y}/part")
+                self.visit(onnx.helper.make_node("Choice", [self.present[one], row, nothing], [name], node.name, domain=OWN))
+                row = self.resolved(name)
+            rows.append(row)
+        self.instead(onnx.helper.make_node("Concat", rows, [y], node.name, axis=axis))
 
     # --- types
 
@@ -684,16 +752,32 @@ class Folder:
 
     # --- the end
 
+    def open_outputs(self) -> None:
+        """Tensors in the place of the graph's outputs that are sequences or optional values."""
+        made = list[onnx.ValueInfoProto]()
+        for value in self.graph.output:
+            parts = self.sequences.get(self.resolved(value.name), self.sequences.get(value.name))
+            if parts is not None and any(name in self.present for name in parts):
+                raise UnsupportedError(
+                    f"how many tensors the model's output {value.name!r} has is computed at run time: put them together "
+                    "(ConcatFromSequence), or end the model before it"
+                )
+            if parts is not None:
+                for i, name in enumerate(parts):
+                    made.append(onnx.ValueInfoProto(name=part(value.name, i)))
+                    self.same(made[-1].name, self.resolved(name))
+            elif value.name not in self.absent:
+                made.append(onnx.ValueInfoProto(name=value.name) if value.type.HasField("optional_type") else value)
+        made = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in made]
+        del self.graph.output[:]
+        self.graph.output.extend(made)
+
     def name_outputs(self) -> None:
         """Gives the model's outputs their names back where a node that computes nothing was removed."""
         rename: dict[str, str] = {}
         inputs, outputs = {v.name for v in self.graph.input}, {v.name for v in self.graph.output}
         for name in dict.fromkeys(v.name for v in self.graph.output):
             target = self.alias.get(name)
-            if name in self.sequences or target in self.sequences:
-                raise UnsupportedError(
-                    f"the model's output {name!r} is a sequence; only tensors can be compiled: split it into outputs"
-                )
             if target is None:
                 if name not in self.types and name not in self.constants:
                     raise ModelError(f"nothing computes the model's output {name!r}")

@@ -35,7 +35,7 @@ from tccompile.ir.metadata import Metadata
 from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Source
-from tccompile.load import contrib, custom, narrow
+from tccompile.load import boundary, contrib, custom, narrow
 from tccompile.load.constants import Weight, decide_by, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
@@ -99,6 +99,7 @@ def in_memory(model: Given) -> Model:
 def metadata(model: Opened) -> Metadata:
     """What the file says of itself."""
     proto = model.proto
+    inputs, outputs = boundary.forms(proto.graph, model.weights)
     return Metadata(
         producer_name=_text(proto.producer_name),
         graph_name=_text(proto.graph.name),
@@ -107,6 +108,8 @@ def metadata(model: Opened) -> Metadata:
         graph_description=_text(proto.graph.doc_string),
         version=proto.model_version,
         custom_metadata_map={_text(p.key): _text(p.value) for p in proto.metadata_props},
+        inputs=inputs,
+        outputs=outputs,
     )
 
 
@@ -169,6 +172,7 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     opened = read(model)
     weights = opened.weights
     proto = _guard("the model is not valid ONNX", _one_opset, deepcopy(opened.proto), weights)
+    boundary.open_inputs(proto.graph, shapes or {})
     unknown = _bind(proto.graph, set(weights), shapes or {}, found)
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     domains = {o.domain: o.version for o in proto.opset_import}

@@ -28,6 +28,7 @@ OWN = "tccompile"
 """The domain of what the standard has no operators for.
 
 Choice    condition, a, b → a or b, while a graph is folded: of extents that differ the one that it says
+Guard     indices, condition → these indices, while a graph is folded: 0 if the condition is not true
 Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`
 Counted   x, counts → x, an output of the model; attributes have an axis, a limit and a node for each count
@@ -81,6 +82,7 @@ class Folding(Protocol):
     def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
     def resolved(self, name: str) -> str: ...
     def set_constant(self, name: str, weight: Weight) -> None: ...
+    def values(self, name: str) -> np.ndarray | None: ...
 
 
 Rule = Callable[["Sizes", onnx.NodeProto], bool]
@@ -90,12 +92,13 @@ Rule = Callable[["Sizes", onnx.NodeProto], bool]
 @dataclass(frozen=True)
 class Rules:
     """By operator: where such axes begin, and by which inputs; what it does to them; operators that become others that have
-    rules; and what numbers a node makes of numbers."""
+    rules; what numbers a node makes of numbers; and which inputs hold sizes that may be computed."""
 
     counts: Mapping[str, tuple[Rule, tuple[int, ...]]]
     along: Mapping[str, Rule]
     split_up: Collection[str]
     numbers: Callable[[Sizes, onnx.NodeProto], np.ndarray | None]
+    late: Mapping[str, tuple[int, ...]]
 
 
 class Sizes:
@@ -112,6 +115,8 @@ class Sizes:
         self.limited: list[Size] = []
         self.asked: set[str | None] = set()
         self.node = onnx.NodeProto()
+        self.makers: dict[str, onnx.NodeProto] = {}
+        self.seen = 0
 
     def visit(self, node: onnx.NodeProto) -> bool:
         """Notes the axes of what the node makes: True if it has been replaced, False if it is to be handled as others are."""
@@ -126,6 +131,8 @@ class Sizes:
             made, deciding = self.rules.counts[node.op_type]
             if not all(node.input[i] in self.folder.constants for i in deciding):
                 return self._by(made, node)
+        if any(node.input[i : i + 1] and self.is_late(node.input[i]) for i in self.rules.late.get(node.op_type, ())):
+            return self._by(self.rules.along[node.op_type], node)
         if not self.axes and not self.numbers:
             return False
         if (found := self.rules.numbers(self, node)) is not None:
@@ -138,7 +145,7 @@ class Sizes:
             if node.op_type in MOVES and all(x in self.safe for x in moved):
                 self.safe.update(node.output)
             return (bool(counted) or any(x in self.numbers for x in node.input)) and self._by(rule, node)
-        return node.op_type != "If" and self._refused_inside(node, node.op_type in self.rules.split_up)
+        return node.op_type not in ("If", "Loop", "Scan") and self._refused_inside(node, node.op_type in self.rules.split_up)
 
     def _known(self, node: onnx.NodeProto, numbers: np.ndarray) -> bool:
         """The node makes numbers that do not depend on the data after all."""
@@ -165,6 +172,17 @@ class Sizes:
         return done
 
     # --- what is known
+
+    def is_late(self, name: str) -> bool:
+        """Whether a tensor is computed of the data, and not of how much there is of something."""
+        return bool(name) and name not in self.folder.constants and name not in self.numbers
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node that a tensor is computed by, among those that are kept."""
+        for node in self.folder.kept[self.seen :]:
+            self.makers.update(dict.fromkeys(node.output, node))
+        self.seen = len(self.folder.kept)
+        return self.makers.get(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.folder.type_of(name, self.node).shape
@@ -208,6 +226,9 @@ class Sizes:
         if y and axes:
             self.axes[y] = dict(axes)
         return False
+
+    def axis_of(self, name: str, size: Size) -> int:
+        return next(axis for axis, found in self.of(name).items() if found == size)
 
     def refuse(self, name: str, axis: int, why: str = "") -> UnsupportedError:
         """The error that names the node and the axis."""
@@ -253,6 +274,10 @@ class Sizes:
             self.made[key] = self.fresh("sizes")
             self.folder.set_constant(self.made[key], literal("", array))
         return str(self.made[key])
+
+    def as_count(self, flag: str) -> str:
+        """One integer, which is 1 if a boolean is true, and 0 if it is not."""
+        return self.add("Reshape", [self.add("Cast", [flag], to=INT64), self.constant([1])])
 
     def instead(self, op: str, inputs: Sequence[str], **attributes: Any) -> bool:
         """The node becomes another one, with the same results, which is handled as others are."""

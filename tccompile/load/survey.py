@@ -94,10 +94,7 @@ class Survey(Folder):
         kept = []
         for value in self.graph.output:
             name = self.resolved(value.name)
-            if name in self.sequences or value.name in self.sequences:
-                way_out = "only tensors can be compiled: split it into outputs"
-                self.found.issues.append(Issue(value.name, "Output", (), "it is a sequence", way_out, outputs=(value.name,)))
-            elif name not in self.unknown and (name in self.types or name in self.constants):
+            if name not in self.unknown and (name in self.types or name in self.constants):
                 kept.append(value)
             elif name not in self.unknown:
                 self.found.issues.append(

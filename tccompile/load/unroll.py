@@ -2,12 +2,14 @@
 
 An If whose condition is known is its branch; of another both branches are computed, and Where takes from one (nodes have no
 effects but their results). A Loop or Scan whose number of iterations is known is its body, so many times one after the other.
+Where the data decide it, it is the body as often as it can be: an iteration that does not take place leaves what is carried as
+it was, and indices in it are 0, since what they are computed from was not meant for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +29,9 @@ from tccompile.load.valid import invalid, title
 MOST = 2**14
 """Nodes that all loops of a model may become."""
 
+INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
+
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
 
@@ -39,6 +44,11 @@ class Running:
     condition   the name of the value that decides, of an If or on another iteration; empty if none does
     parts       for each output that is put together of parts: their names; of an If, for each branch: those of its results
     axes        for each such output, the axis along which the parts come one after the other
+    most        the name of the number of iterations, if it is computed
+    going       the name of what says whether the iteration that comes next takes place; empty if it does in any case
+    turns       the same of each iteration that there is room for
+    bound       how many these are at most, where the data decide; `limited` if that is the user's word
+    over        what says whether there would have been more; empty if there cannot be
     """
 
     node: onnx.NodeProto
@@ -48,6 +58,12 @@ class Running:
     parts: list[list[str]] = field(default_factory=list)
     axes: list[int] = field(default_factory=list)
     done: int = 0
+    most: str = ""
+    going: str = ""
+    turns: list[str] = field(default_factory=list)
+    bound: int | None = None
+    limited: bool = False
+    over: str = ""
 
 
 class Folding(Protocol):
@@ -55,6 +71,11 @@ class Folding(Protocol):
 
     constants: dict[str, Weight]
     sequences: dict[str, list[str]]
+    present: dict[str, str]
+    absent: set[str]
+    sizes: sizes.Sizes
+
+    def visit(self, node: onnx.NodeProto) -> None: ...
 
     def instead(self, *nodes: onnx.NodeProto) -> None: ...
 
@@ -90,6 +111,8 @@ class Unroller:
                 self.loop(node)
             case "Scan":
                 self.scan(node)
+            case "SequenceMap":
+                self.map_sequence(node)
             case _:
                 return False
         return True
@@ -107,40 +130,91 @@ class Unroller:
             nodes, results = self.inlined(branches[not condition.values.item()], _prefix(node))
             self.folder.instead(*nodes, self.wait_for(Running(node, results), self.finish))
             return
+        self.check_one(node, node.input[0], "condition", onnx.TensorProto.BOOL)
+        says = self.all_of(node, [node.input[0]])
         parts = [self.inlined(graph, f"{_prefix(node)}/{which}") for graph, which in zip(branches, ("then", "else"), strict=True)]
-        running = Running(node, [], node.input[0], parts=[results for _, results in parts])
-        self.folder.instead(*parts[0][0], *parts[1][0], self.wait_for(running, self.choose))
+        running = Running(node, [], says, parts=[results for _, results in parts])
+        inner = [*self.guarded(parts[0][0], says), *self.guarded(parts[1][0], self.folder.sizes.add("Not", [says]))]
+        self.folder.instead(*inner, self.wait_for(running, self.choose))
 
     def choose(self, running: Running) -> None:
         """Where, for each result of the two branches, once they are known."""
-        f, node = self.folder, running.node
-        condition = running.condition
-        self.check_one(node, condition, "condition", onnx.TensorProto.BOOL)
-        nodes = []
-        if f.type_of(condition, node).shape:
-            shape = onnx.numpy_helper.from_array(np.empty(0, np.int64))
-            name = f"{_prefix(node)}/condition"
-            nodes.append(onnx.helper.make_node("Constant", [], [f"{name}/shape"], value=shape))
-            nodes.append(onnx.helper.make_node("Reshape", [condition, f"{name}/shape"], [name], f"{node.name}/condition"))
-            condition = name
-        for y, a, b in zip(node.output, *running.parts, strict=False):
-            a, b = f.resolved(a), f.resolved(b)
-            if a in f.sequences or b in f.sequences:
-                raise self.refusal(node, f"its output {y!r} is a sequence, and its condition is computed at run time")
-            one, other = f.type_of(a, node), f.type_of(b, node)
-            if one.elem != other.elem or len(one.shape) != len(other.shape):
-                shapes = " or ".join("×".join(map(str, t.shape)) or "scalar" for t in (one, other))
-                raise self.refusal(node, f"its output {y!r} is {shapes}, by a condition that is computed at run time")
-            nodes.append(onnx.helper.make_node("Choice", [condition, a, b], [y], node.name or y, domain=sizes.OWN))
-        f.instead(*nodes)
+        for y, a, b in zip(running.node.output, *running.parts, strict=False):
+            if y:
+                self.choice(running.node, running.condition, a, b, y)
+
+    def choice(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str) -> None:
+        """y is a or b."""
+        f = self.folder
+        a, b = f.resolved(a), f.resolved(b)
+        if a == b:
+            self.bind(y, a)
+            return
+        if a in f.sequences and b in f.sequences:
+            self.choose_sequence(node, condition, a, b, y)
+            return
+        one, other = f.type_of(a, node), f.type_of(b, node)
+        if one.elem != other.elem or len(one.shape) != len(other.shape):
+            shapes = " or ".join("×".join(map(str, t.shape)) or "scalar" for t in (one, other))
+            raise self.refusal(node, f"its output {y!r} is {shapes}, by a condition that is computed at run time")
+        f.visit(onnx.helper.make_node("Choice", [condition, a, b], [y], node.name or y, domain=sizes.OWN))
+
+    def choose_sequence(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str) -> None:
+        """y is a or b, sequences of as many tensors, or one of them with some more: those are there by the condition."""
+        f, s = self.folder, self.folder.sizes
+        s.node = node
+        one, other = f.sequences[a], f.sequences[b]
+        if len(one) < len(other):
+            one, other, condition = other, one, s.add("Not", [condition])
+        rest, made = list(other), list[str]()
+        for i, part in enumerate(one):
+            made.append(f"{y}/{i}")
+            if len(one) == len(other):
+                self.choice(node, condition, part, rest.pop(0), made[-1])
+                continue
+            f.same(made[-1], f.resolved(part))
+            flags = [flag for flag in [f.present.get(part)] if flag]
+            if rest and rest[0] == part:
+                rest.pop(0)
+            else:
+                flags.append(condition)
+            if flags:
+                f.present[made[-1]] = self.all_of(node, flags)
+        if rest:
+            raise self.refusal(
+                node, f"its output {y!r} is a sequence of other tensors by a condition that is computed at run time"
+            )
+        f.sequences[y] = made
+
+    def all_of(self, node: onnx.NodeProto, conditions: Sequence[str]) -> str:
+        """One boolean that says whether all of these are true."""
+        s, out = self.folder.sizes, ""
+        s.node = node
+        for one in conditions:
+            if s.shape(one):
+                one = s.add("Reshape", [one, s.constant(np.zeros(0))])
+            out = s.add("And", [out, one]) if out else one
+        return out
+
+    def guarded(self, nodes: list[onnx.NodeProto], condition: str) -> list[onnx.NodeProto]:
+        """Nodes that need not take place: then, indices in them are 0."""
+        if not condition:
+            return nodes
+        out = []
+        for node in nodes:
+            if node.op_type in INDEXED and node.domain in ("", "ai.onnx"):
+                name = f"{_prefix(node)}/at"
+                out.append(onnx.helper.make_node("Guard", [node.input[1], condition], [name], node.name, domain=sizes.OWN))
+                node.input[1] = name
+            out.append(node)
+        return out
 
     # --- Loop
 
-    def loop(self, node: onnx.NodeProto) -> None:
+    def loop(self, node: onnx.NodeProto, bound: int | None = None) -> None:
+        """Its iterations one after the other; `bound`, how many these are at most, if that is known."""
         body, most = _graph(node, "body"), node.input[0]
         weight = self.folder.constants.get(most)
-        if most and weight is None:
-            raise self.refusal(node, f"its number of iterations ({most}) is computed at run time")
         carried = list(node.input[2:])
         if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
             raise invalid(node, f"it carries {len(carried)} values, of {len(body.input)} inputs and {len(body.output)} outputs")
@@ -149,21 +223,16 @@ class Unroller:
         if most:
             self.check_one(node, most, "number of iterations", onnx.TensorProto.INT64)
         iterations = int(weight.values.item()) if weight is not None else None
-        running = Running(node, carried, condition, iterations, parts, [0] * len(parts))
+        running = Running(
+            node, carried, condition, iterations, parts, [0] * len(parts), most=most if weight is None else "", bound=bound
+        )
         self.folder.instead(self.wait_for(running, self.iterate))
 
     def iterate(self, running: Running) -> None:
         """One more iteration, or what comes after the last."""
         f, node, i = self.folder, running.node, running.done
         body = _graph(node, "body")
-        goes_on = running.iterations is None or i < running.iterations
-        if goes_on and running.condition:
-            weight = f.constants.get(f.resolved(running.condition))
-            if weight is None:
-                raise self.refusal(node, f"whether iteration {i} takes place ({running.condition}) is computed at run time")
-            self.check_one(node, f.resolved(running.condition), "condition", onnx.TensorProto.BOOL)
-            goes_on = bool(weight.values.all())
-        if not goes_on:
+        if not self.goes_on(running):
             self.finish(running)
             return
         name = f"{_prefix(node)}/{i}"
@@ -172,11 +241,72 @@ class Unroller:
         inputs = [f"{name}/iteration", f"{name}/condition", *running.carried]
         nodes, results = self.inlined(body, _prefix(node), i, dict(zip((v.name for v in body.input), inputs, strict=True)))
         carried = len(running.carried)
-        running.condition, running.carried = results[0], results[1 : 1 + carried]
+        before, running.condition, running.carried = running.carried, results[0], results[1 : 1 + carried]
         for parts, part in zip(running.parts, results[1 + carried :], strict=True):
             parts.append(part)
         running.done += 1
-        f.instead(*nodes, self.wait_for(running, self.iterate))
+        running.turns.append(running.going)
+        f.instead(*self.guarded(nodes, running.going), self.wait_for(running, lambda r: self.settle(r, before)))
+
+    def goes_on(self, running: Running) -> bool:
+        """Whether there is room for another iteration; `going` says whether it takes place, if the data decide."""
+        f, node, i = self.folder, running.node, running.done
+        if running.iterations is not None and i >= running.iterations:
+            return False
+        decide = [running.going] if running.going else []
+        if running.condition:
+            condition = f.resolved(running.condition)
+            self.check_one(node, condition, "condition", onnx.TensorProto.BOOL)
+            weight = f.constants.get(condition)
+            if weight is not None and not weight.values.all():
+                return False
+            decide += [condition] if weight is None else []
+        if running.most:
+            f.sizes.node = node
+            decide.append(f.sizes.add("Less", [f.sizes.constant(i), running.most]))
+        if not decide:
+            return True
+        running.going = self.all_of(node, decide)
+        if running.bound is None:
+            running.bound = self.bound(running)
+        if i >= running.bound and running.limited:
+            running.over = running.going
+        return i < running.bound
+
+    def bound(self, running: Running) -> int:
+        """How often a loop goes round at most: by what is known of how often it is to, and by the user's word."""
+        s, node = self.folder.sizes, running.node
+        s.node = node
+        said, found = s.limit(), s.number(running.most) if running.most else None
+        known = [n.limit if isinstance(n, sizes.Size) else n for n in found or ()]
+        known += [] if running.iterations is None else [running.iterations]
+        most = min([*known, *([] if said is None else [said])], default=MOST + 1)
+        running.limited = most not in known
+        if most > MOST:
+            raise UnsupportedError(
+                f"{title(node)}: how often it goes round is computed at run time: say how often at most, with "
+                f"--limit {node.name or _prefix(node)}=N; or end the model before it"
+            )
+        return most
+
+    def settle(self, running: Running, before: Sequence[str]) -> None:
+        """What is carried stays as it was if the iteration did not take place."""
+        if running.going:
+            for k, (new, old) in enumerate(zip(running.carried, before, strict=True)):
+                running.carried[k] = f"{_prefix(running.node)}/{running.done - 1}/carried_{k}"
+                self.choice(running.node, running.going, new, old, running.carried[k])
+        self.iterate(running)
+
+    def taken(self, running: Running) -> sizes.Size:
+        """How many iterations take place."""
+        s, total = self.folder.sizes, self.folder.sizes.constant([0])
+        s.node = running.node
+        for turn in [*running.turns, *filter(None, [running.over])]:
+            one = (
+                s.add("Reshape", [s.add("Cast", [turn], to=onnx.TensorProto.INT64), s.constant([1])]) if turn else s.constant([1])
+            )
+            total = s.add("Add", [total, one])
+        return s.size(total, len(running.turns), bool(running.over))
 
     # --- Scan
 
@@ -207,6 +337,13 @@ class Unroller:
         backward, steps = of("scan_input_directions", count), lengths[0]
         ahead = [*axes, *backward, *of("scan_output_axes", outputs), *of("scan_output_directions", outputs)]
         if steps and not any(ahead) and self.map(node, body, carried, scanned):
+            return
+        counted = [f.sizes.of(x).get(axis) for x, axis in zip(scanned, axes, strict=True)]
+        if (size := next(filter(None, counted), None)) is not None:
+            x = scanned[counted.index(size)]
+            if any(ahead) or any(other != size for other in counted):
+                raise f.sizes.refuse(x, f.sizes.axis_of(x, size), "the Scan goes along other axes, or backwards")
+            self.loop(_as_loop(node, size, count), size.limit)
             return
         parts: list[list[str]] = [[] for _ in range(outputs)]
         nodes: list[onnx.NodeProto] = []
@@ -251,6 +388,27 @@ class Unroller:
         pairs = [(x, y) for x, y in zip(results, node.output, strict=True) if y]
         f.instead(*made[0], *(onnx.helper.make_node("Identity", [x], [y], node.name or y) for x, y in pairs))
         return True
+
+    # --- SequenceMap
+
+    def map_sequence(self, node: onnx.NodeProto) -> None:
+        """The body for each tensor of a sequence; other sequences have as many, and tensors are the same for all."""
+        f, body = self.folder, _graph(node, "body")
+        lists = [f.sequences.get(f.resolved(x), f.sequences.get(x)) for x in node.input]
+        lengths = {len(parts) for parts in lists if parts is not None}
+        if lists[0] is None or len(lengths) > 1 or len(body.input) != len(lists) or len(body.output) < len(node.output):
+            raise invalid(node, f"it maps sequences of {sorted(lengths)} tensors by a body of {len(body.input)} inputs")
+        if any(part in f.present for parts in lists for part in parts or ()):
+            raise self.refusal(node, "how many tensors its sequences have is computed at run time")
+        nodes, results = list[onnx.NodeProto](), list[list[str]]()
+        for i in range(lengths.pop()):
+            given = [x if parts is None else parts[i] for x, parts in zip(node.input, lists, strict=True)]
+            inner, made = self.inlined(body, _prefix(node), i, dict(zip((v.name for v in body.input), given, strict=True)))
+            nodes += inner
+            results.append(made)
+        for k, y in enumerate(node.output):
+            f.sequences[y] = [made[k] for made in results]
+        f.instead(*nodes)
 
     # --- what they share
 
@@ -299,21 +457,27 @@ class Unroller:
         node, carried = running.node, len(running.carried)
         for y, name in zip(node.output, running.carried, strict=False):
             self.bind(y, name)
+        size = self.taken(running) if running.going and (running.over or any(running.turns)) else None
         for k, (y, parts) in enumerate(zip(node.output[carried:], running.parts, strict=False)):
             said = _graph(node, "body").output
             if y:
-                self.stack(node, parts, running.axes[k], y, said[len(said) - len(running.parts) + k])
+                self.stack(node, parts, running.axes[k], y, said[len(said) - len(running.parts) + k], size)
 
     def bind(self, y: str, name: str) -> None:
         """`y` is the tensor, or the sequence, `name`."""
         f, name = self.folder, self.folder.resolved(name)
         if y and name in f.sequences:
             f.sequences[y] = f.sequences[name]
+        elif y and name in f.absent:
+            f.absent.add(y)
         elif y:
             f.same(y, name)
+            f.sizes.says(y, f.sizes.of(name))
 
-    def stack(self, node: onnx.NodeProto, parts: list[str], axis: int, y: str, said: onnx.ValueInfoProto) -> None:
-        """y is the parts, along a new axis."""
+    def stack(
+        self, node: onnx.NodeProto, parts: list[str], axis: int, y: str, said: onnx.ValueInfoProto, size: sizes.Size | None
+    ) -> None:
+        """y is the parts, along a new axis, of which there are as many as the size says."""
         if not parts:
             kind = static_type(said.type)
             if kind is None:
@@ -322,12 +486,13 @@ class Unroller:
             shape.insert(axis % (len(shape) + 1), 0)
             self.folder.set_constant(y, literal("", np.empty(shape, kind.dtype)))
             return
-        where = onnx.numpy_helper.from_array(np.array([axis], np.int64))
-        nodes = [onnx.helper.make_node("Constant", [], [f"{y}/axis"], value=where)]
-        rows = [f"{y}/{i}" for i in range(len(parts))]
-        for part, row in zip(parts, rows, strict=True):
-            nodes.append(onnx.helper.make_node("Unsqueeze", [part, f"{y}/axis"], [row], node.name or y))
-        self.folder.instead(*nodes, onnx.helper.make_node("Concat", rows, [y], node.name or y, axis=axis))
+        f, s = self.folder, self.folder.sizes
+        s.node = node
+        rows = [s.add("Unsqueeze", [f.resolved(part), s.constant([axis])]) for part in parts]
+        f.visit(onnx.helper.make_node("Concat", rows, [y], node.name or y, axis=axis))
+        if size is not None:
+            made = f.resolved(y)
+            s.says(made, {**s.of(made), axis % len(s.shape(made)): size})
 
     def check_one(self, node: onnx.NodeProto, name: str, what: str, elem: int) -> None:
         """Raises ModelError unless a tensor has one element, of this type."""
@@ -338,6 +503,26 @@ class Unroller:
 
     def refusal(self, node: onnx.NodeProto, why: str) -> UnsupportedError:
         return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")
+
+
+def _as_loop(node: onnx.NodeProto, size: sizes.Size, count: int) -> onnx.NodeProto:
+    """A Scan along the first axis of its last `count` inputs, of which there are as many rows as the size says, as a Loop."""
+    body = onnx.GraphProto()
+    body.CopyFrom(_graph(node, "body"))
+    carried = len(node.input) - count
+    turn, goes_on = (f"{_prefix(node)}/{what}" for what in ("turn", "goes_on"))
+    rows = [
+        onnx.helper.make_node("Gather", [x, turn], [v.name], node.name or _prefix(node))
+        for x, v in zip(node.input[carried:], body.input[carried:], strict=True)
+    ]
+    inputs = [
+        onnx.helper.make_tensor_value_info(turn, onnx.TensorProto.INT64, ()),
+        onnx.helper.make_tensor_value_info(goes_on, onnx.TensorProto.BOOL, ()),
+    ]
+    graph = onnx.helper.make_graph(
+        [*rows, *body.node], body.name, [*inputs, *body.input[:carried]], [inputs[1], *body.output], body.initializer
+    )
+    return onnx.helper.make_node("Loop", [size.count, "", *node.input[:carried]], node.output, node.name, body=graph)
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

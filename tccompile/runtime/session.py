@@ -19,7 +19,7 @@ from tccompile.custom.files import Given, collected, using
 from tccompile.errors import DeviceError, InputError, PlanError, UsageError
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
-from tccompile.ir.metadata import Metadata
+from tccompile.ir.metadata import Form, Kind, Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.plan.format import Plan, from_bytes, read_plan
@@ -29,6 +29,7 @@ from tccompile.refit.swap import Adapters
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import Engine, Platform
+from tccompile.runtime.forms import flattened, grouped, parts
 
 if TYPE_CHECKING:
     from tccompile.runtime.profile import Profile
@@ -53,6 +54,16 @@ class Value:
     shape: tuple[int | None, ...] | None
     type: str
     dtype: np.dtype
+
+
+def value_of(form: Form, tensors: Sequence[Value]) -> Value:
+    """What a model's value is that is made of these tensors; of one without any, the type of its elements is not known."""
+    if form.kind is Kind.TENSOR:
+        return tensors[0]
+    inner, dtype = (tensors[0].type, tensors[0].dtype) if tensors else ("tensor", np.dtype(np.float32))
+    if form.kind is not Kind.OPTIONAL:
+        inner = f"seq({inner})"
+    return Value(form.name, None, inner if form.kind is Kind.SEQUENCE else f"optional({inner})", dtype)
 
 
 class Session:
@@ -162,11 +173,11 @@ class Session:
 
     def get_inputs(self) -> list[Value]:
         """The model's inputs, in its order."""
-        return self._values(self.plan.entries[0].program.inputs)
+        return self._values(self.plan.entries[0].program.inputs, self.plan.metadata.inputs)
 
     def get_outputs(self) -> list[Value]:
         """The model's outputs, in its order."""
-        return self._values(self.plan.entries[0].program.results)
+        return self._values(self.plan.entries[0].program.results, self.plan.metadata.outputs)
 
     @property
     def entries(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
@@ -181,7 +192,10 @@ class Session:
         """The device, in ONNX Runtime's words."""
         return ["CPUExecutionProvider"] if self.device == "cpu" else ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
-    def _values(self, names: Sequence[str]) -> list[Value]:
+    def _values(self, names: Sequence[str], forms: Sequence[Form]) -> list[Value]:
+        if forms:
+            made = {v.name: v for v in self._values(names, ())}
+            return [value_of(form, [made[one] for one in parts(form, made)]) for form in forms]
         out = []
         for name in names:
             entries = (*self.plan.entries, *(family.highest for family in self.plan.families))
@@ -217,6 +231,7 @@ class Session:
                  overlap another, nor on the GPU an input
         stream   the CUDA stream to run on: a CUstream as an integer, or an object of PyTorch's, CuPy's or cuda.core's
 
+        A sequence is a list of arrays, and an optional value that is not there None.
         Outputs that are not given are NumPy arrays if all inputs lie on the host, and DeviceArrays if any lies on the GPU.
         With a stream, and all inputs and outputs on the GPU, it returns at once: the results are there when the stream
         comes to them, and until then inputs and outputs must not be freed. Otherwise the results are complete, as they always
@@ -226,9 +241,22 @@ class Session:
         if not isinstance(input_feed, Mapping):
             example = ", ".join(f"{name!r}: array" for name in self.plan.entries[0].program.inputs)
             raise InputError(f"inputs are given by name, as {{{example}}}, not as a {type(input_feed).__name__}")
+        if (forms := self.plan.metadata).outputs:
+            program = self.plan.entries[0].program
+            feed = flattened(forms.inputs, program.inputs, input_feed)
+            asked = list(output_names or ()) or [form.name for form in forms.outputs]
+            called = {form.name: parts(form, program.results) for form in forms.outputs}
+            tensors = [one for name in asked for one in called.get(name, [name])]
+            made = self._run(tensors, feed, outputs or {}, stream) if tensors else []
+            return grouped(forms.outputs, asked, dict(zip(tensors, made, strict=True)))
+        return self._run(output_names, input_feed, outputs or {}, stream)
+
+    def _run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], given: Mapping[str, Any], stream: Any
+    ) -> list[Any]:
+        """The same for arrays by the names of the plan's tensors."""
         with self._lock:
             self._check_open()
-            given = outputs or {}
             names = self._output_names(output_names, given)
             queue = None if stream is None else stream_handle(stream)
             with self._platform:

@@ -251,7 +251,7 @@ REFUSED: dict[str, Callable[[Net, str, str], str]] = {
     "'n9' (Squeeze)": lambda net, b, s: net("Squeeze", s, np.array([0])),
     "'n9' (Gather)": lambda net, b, s: net("Gather", s, np.array(0)),
     "'n9' (Slice)": lambda net, b, s: net("Slice", s, np.array([-2]), np.array([2**62])),
-    "'n10' (Reshape)": lambda net, b, s: net("Reshape", net("Transpose", b, perm=[1, 0]), np.array([-1])),
+    "'n10' (Reshape)": lambda net, b, s: net("Reshape", net("Transpose", b, perm=[1, 0]), np.array([2, -1])),
     "'n9' (Pad)": lambda net, b, s: net("Pad", s, np.array([1, 0])),
     "'n9' (Einsum)": lambda net, b, s: net("Einsum", b, equation="ij->i"),
 }

@@ -81,6 +81,44 @@ def compress(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.instead("Gather", [x, first], axis=axis)
 
 
+def unique(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Those of sorted elements that differ from the one before; of all elements, or along the only axis."""
+    x, (values, *others) = node.input[0], node.output
+    own = s.of(x)
+    by_rows = len(s.shape(x)) != 1 and (own or s.attribute("axis") is not None)
+    if by_rows or not s.attribute("sorted", 1) or 0 in s.shape(x):
+        raise UnsupportedError(
+            f"{title(s.node)}: of what is computed at run time, only a vector's elements or all of a tensor's are supported, and "
+            "only sorted: end the model before it, and compute the rest in the application"
+        )
+    x = s.add("Reshape", [x, s.constant([-1])]) if len(s.shape(x)) != 1 else x
+    n, dtype = s.shape(x)[0], s.folder.type_of(x, node).dtype
+    there = s.inside(own[0], n) if own else s.constant(np.ones(n), np.bool_)
+    with s.as_bounds(there, x):
+        if own:
+            greatest = np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+            x = s.add("Where", [there, x, s.constant(greatest, dtype)])
+        ascending, order = s.add_all("TopK", [x, s.constant([n])], 2, axis=0, largest=0)
+        ends = [s.add("Slice", [ascending, s.constant([a]), s.constant([b])]) for a, b in ((1, n), (0, n - 1))]
+        new = s.add("Concat", [s.constant([True], np.bool_), s.add("Not", [s.add("Equal", ends)])], axis=0)
+        new = s.add("And", [new, there])
+        number = s.add("Sub", [s.add("CumSum", [s.add("Cast", [new], to=INT64), s.constant(0)]), s.constant([1])])
+        number = s.add("Max", [number, s.constant([0])])
+        first, size = found_places(s, new, n)
+        nothing = s.constant(np.zeros(n))
+        inverse = s.add("ScatterElements", [nothing, order, number], axis=0)
+        one = s.add("Cast", [there], to=INT64)
+        counts = s.add("ScatterElements", [nothing, number, one], axis=0, reduction="add")
+    s.says(inverse, own)
+    s.says(counts, {0: size})
+    results = [s.add("Gather", [made, first], axis=0) for made in (ascending, order)] + [inverse, counts]
+    for name, made in zip((values, *others), results, strict=False):
+        if name:
+            s.folder.visit(onnx.helper.make_node("Identity", [made], [name], node.name or name))
+            s.says(name, s.of(made))
+    return True
+
+
 def non_max_suppression(s: Sizes, node: onnx.NodeProto) -> bool:
     """Scores in order, what is kept of them, and where that lies: (image, class, box) a row."""
     boxes, scores = node.input[:2]
@@ -143,18 +181,24 @@ def choice(s: Sizes, node: onnx.NodeProto) -> bool:
             continue
         counts = [n.count if isinstance(n, Size) else s.constant([n]) for n in (one, other)]
         out[axis] = s.size(s.add("Where", [condition, *counts]), max(bounds_of((one, other))))
-    if any(0 in s.shape(x) for x in both):
-        x = next((x for x in both if 0 not in s.shape(x)), both[0])
-        s.instead("Identity", [x])
-    else:
-        bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
-        both = [_with_room(s, x, bounds) for x in both]
-        with s.as_bounds(*both):
-            s.instead("Where", [condition, *both])
+    bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
+    both = [with_room(s, x, bounds) for x in both]
+    with s.as_bounds(*both):
+        s.instead("Where", [condition, *both])
     return s.says(node.output[0], out) or True
 
 
-def _with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:
+def guard(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Indices of what need not take place, which are 0 then."""
+    x, condition = node.input
+    if x in s.folder.constants or x in s.safe:
+        s.safe.add(node.output[0])
+        s.instead("Identity", [x])
+        return s.says(node.output[0], s.of(x)) or True
+    return s.instead("Where", [condition, x, s.constant(0, s.folder.type_of(x, node).dtype)])
+
+
+def with_room(s: Sizes, x: str, bounds: Sequence[int]) -> str:
     """The tensor with zeros beyond it, up to these extents."""
     dtype = s.folder.type_of(x, s.node).dtype
     for axis, n in enumerate(bounds):

@@ -8,8 +8,9 @@ import onnx
 import onnx.helper
 
 from tccompile.load.counted.begin import constant_number
+from tccompile.load.counted.late import tiled, widened
 from tccompile.load.counted.shapes import regrouped
-from tccompile.load.sizes import Axes, Rest, Size, Sizes
+from tccompile.load.sizes import Axes, Rest, Sizes
 
 
 def elementwise(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -27,12 +28,8 @@ def elementwise(s: Sizes, node: onnx.NodeProto) -> bool:
             there = out.get(axis + rank - len(shape))
             if there is not None and n != 1 and axis not in s.of(x):  # nor is one element repeated, of which there may be none
                 other = next(y for y in names if there in s.of(y).values())
-                raise s.refuse(other, _axis_of(s, other, there), f"{x!r} has {n} elements there, as many as there may be")
+                raise s.refuse(other, s.axis_of(other, there), f"{x!r} has {n} elements there, as many as there may be")
     return s.says(node.output[0], out)
-
-
-def _axis_of(s: Sizes, name: str, size: Size) -> int:
-    return next(a for a, found in s.of(name).items() if found == size)
 
 
 def transpose(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -105,6 +102,8 @@ def padded(s: Sizes, node: onnx.NodeProto) -> bool:
     """Pad along other axes; or behind what there is, as far as to an extent that is known."""
     x = node.input[0]
     shape, found = s.shape(x), s.numbers_in(node.input[1])
+    if (found is None or not any(isinstance(n, Rest) for n in found.flat)) and widened(s, node):
+        return True
     pads = None if found is None else list(found.flat)
     axes, out, whole = s.integers(3, range(len(shape))), s.of(x), list(pads or ())
     for axis, size in s.of(x).items():
@@ -127,7 +126,9 @@ def padded(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def tile(s: Sizes, node: onnx.NodeProto) -> bool:
-    """Tile along other axes."""
+    """Tile along other axes, or as often as the data say."""
+    if tiled(s, node):
+        return True
     x, repeats = node.input[0], s.integers(1)
     for axis in s.of(x):
         if repeats is None or repeats[axis] != 1:

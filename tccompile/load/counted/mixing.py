@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.helper
 
+from tccompile.load.counted.late import numbers
 from tccompile.load.counted.parts import from_beginning, in_range
 from tccompile.load.sizes import Axes, Number, Size, Sizes
 
@@ -79,8 +80,9 @@ def softmax(s: Sizes, node: onnx.NodeProto) -> bool:
 
 def top_k(s: Sizes, node: onnx.NodeProto) -> bool:
     """As many as are asked for, or as there are; what is not there is last."""
-    x, wanted = node.input[0], s.number(node.input[1])
-    axis, largest = s.attribute("axis", -1) % len(s.shape(x)), s.attribute("largest", 1)
+    x, largest = node.input[0], s.attribute("largest", 1)
+    axis = s.attribute("axis", -1) % len(s.shape(x))
+    wanted = numbers(s, 1, s.shape(x)[axis])
     if wanted is None:
         return False
     there = s.of(x).get(axis, s.shape(x)[axis])
@@ -161,11 +163,16 @@ def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def one_hot(s: Sizes, node: onnx.NodeProto) -> bool:
-    """An axis more."""
-    x = node.input[0]
+    """An axis more, which may be as long as the data say."""
+    x, depth = node.input[0], numbers(s, 1)
     rank = len(s.shape(x)) + 1
-    kept = [a for a in range(rank) if a != s.attribute("axis", -1) % rank]
-    return s.says(node.output[0], {kept[axis]: size for axis, size in s.of(x).items()})
+    axis = s.attribute("axis", -1) % rank
+    kept = [a for a in range(rank) if a != axis]
+    out = {kept[a]: size for a, size in s.of(x).items()}
+    if depth is not None and isinstance(depth[0], Size):
+        node.input[0], node.input[1] = from_beginning(s, x, depth[0].count), s.constant(depth[0].limit)
+        out[axis] = depth[0]
+    return s.says(node.output[0], out)
 
 
 def scatter(s: Sizes, node: onnx.NodeProto) -> bool:

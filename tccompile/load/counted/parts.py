@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import onnx.helper
 
+from tccompile.load.counted.begin import with_room
 from tccompile.load.counted.elements import along_others
+from tccompile.load.counted.late import parts
 from tccompile.load.sizes import INT64, Axes, Number, Size, Sizes
 
 
@@ -15,6 +17,8 @@ def sliced(s: Sizes, node: onnx.NodeProto) -> bool:
     x = node.input[0]
     shape, own = s.shape(x), dict(s.of(x))
     starts, ends = s.number(node.input[1]), s.number(node.input[2])
+    if (starts is None or ends is None) and parts(s, node):
+        return True
     if starts is None or ends is None or (len(node.input) > 3 and node.input[3] and s.integers(3) is None):
         for axis in own:
             raise s.refuse(x, axis, "its starts or ends are computed")
@@ -60,7 +64,7 @@ def gather(s: Sizes, node: onnx.NodeProto) -> bool:
     axis, rank = s.attribute("axis", 0) % max(len(s.shape(x)), 1), len(s.shape(indices))
     own = s.of(x).get(axis)
     if own is not None:
-        if indices in s.folder.constants:
+        if indices in s.folder.constants and indices not in s.safe:
             raise s.refuse(x, axis, "its indices are constant, and there may be no such elements")
         node.input[1] = from_beginning(s, indices, own.count)
     out = {a if a < axis else a + rank - 1: size for a, size in s.of(x).items() if a != axis}
@@ -111,19 +115,32 @@ def concat(s: Sizes, node: onnx.NodeProto) -> bool:
     """Along other axes as elements are; along such an axis, one after the other."""
     rank = len(s.shape(node.input[0]))
     axis = s.attribute("axis") % max(rank, 1)
+    for a in range(rank):
+        there = [s.of(x).get(a, s.shape(x)[a]) for x in node.input]
+        known = [n for n in there if isinstance(n, int)]
+        if a != axis and known and len(known) < len(there):  # all must have as many: what is known holds for the others
+            node.input[:] = [_as_many(s, x, a, known[0]) for x in node.input]
     out = Axes()
     for x in node.input:
         for a, size in s.of(x).items():
             if a != axis and out.setdefault(a, size) != size:
                 raise s.refuse(x, a, f"{out[a].node} decides how much there is of another input")
-    for x in node.input:
-        for a, size in out.items():
-            if a not in s.of(x):
-                raise s.refuse(next(y for y in node.input if a in s.of(y)), a, f"{x!r} has {size.limit} elements there")
     s.says(node.output[0], out)
     if not any(axis in s.of(x) for x in node.input):
         return False
     return _one_after_the_other(s, list(node.input), axis)
+
+
+def _as_many(s: Sizes, x: str, axis: int, n: int) -> str:
+    """x, which has n elements along an axis."""
+    own = dict(s.of(x))
+    if own.pop(axis, None) is None:
+        return x
+    with s.as_bounds(x):
+        y = with_room(s, x, [max(n, m) if a == axis else m for a, m in enumerate(s.shape(x))])
+        y = s.add("Slice", [y, s.constant([0]), s.constant([n]), s.constant([axis])])
+    s.says(y, own)
+    return y
 
 
 def _one_after_the_other(s: Sizes, inputs: list[str], axis: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tccompile.load.counted.begin import choice, compress, non_max_suppression, non_zero
+from tccompile.load.counted.begin import choice, compress, guard, non_max_suppression, non_zero, unique
 from tccompile.load.counted.elements import (
     along_others,
     elementwise,
@@ -17,16 +17,20 @@ from tccompile.load.counted.elements import (
     transpose,
     unsqueeze,
 )
+from tccompile.load.counted.late import LATE
 from tccompile.load.counted.mixing import arg, cumulative, gemm, matmul, one_hot, reduced, roi_align, scatter, softmax, top_k
 from tccompile.load.counted.parts import concat, gather, gather_elements, gather_nd, like_first, sliced, split
+from tccompile.load.counted.resized import resize
 from tccompile.load.counted.shapes import constant_of_shape, expand, numbers_of, range_, reshape, shape_of, size_of
 from tccompile.load.sizes import Folding, Rule, Rules, Sizes
 
 COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
     "Choice": (choice, ()),
     "Compress": (compress, (1,)),
+    "Guard": (guard, ()),
     "NonMaxSuppression": (non_max_suppression, (0, 1)),
     "NonZero": (non_zero, (0,)),
+    "Unique": (unique, (0,)),
 }
 """Operators that make as many elements as the data say, and the inputs that say it."""
 
@@ -42,8 +46,7 @@ ELEMENTWISE = (
 
 OF_ROWS = (
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "Det", "GlobalAveragePool", "GlobalLpPool",
-    "GlobalMaxPool", "GridSample", "GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "Resize",
-    "SpaceToDepth",
+    "GlobalMaxPool", "GridSample", "GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "SpaceToDepth",
 )  # fmt: skip
 
 SPLIT_UP = (
@@ -78,6 +81,7 @@ RULES: dict[str, Rule] = {
     "Pad": padded,
     "Range": range_,
     "Reshape": reshape,
+    "Resize": resize,
     "RoiAlign": roi_align,
     "Shape": shape_of,
     "Size": size_of,
@@ -94,4 +98,4 @@ RULES: dict[str, Rule] = {
 
 def sizes(folder: Folding, limits: Mapping[str, int]) -> Sizes:
     """What handles such axes of the graph that is folded; `limits`, how much nodes find at most, where the user says it."""
-    return Sizes(folder, Rules(COUNTS, RULES, SPLIT_UP, numbers_of), limits)
+    return Sizes(folder, Rules(COUNTS, RULES, SPLIT_UP, numbers_of, LATE), limits)

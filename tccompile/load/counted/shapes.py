@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError
+from tccompile.load.counted.late import numbers, packed
 from tccompile.load.sizes import Axes, Number, Rest, Size, Sizes
 from tccompile.load.valid import title
 
@@ -121,7 +122,7 @@ def bounds_of(numbers: Iterable[Number]) -> list[int]:
 
 def _wanted(s: Sizes, i: int) -> tuple[Number, ...] | None:
     """The numbers that input i holds, which then holds their bounds; None where they are not known."""
-    found = s.number(s.node.input[i])
+    found = s.number(s.node.input[i]) if s.node.op_type == "Reshape" else numbers(s, i)
     if found is not None and any(isinstance(n, Size) for n in found):
         s.node.input[i] = s.constant(bounds_of(found)) if s.shape(s.node.input[i]) else s.constant(bounds_of(found)[0])
     return found
@@ -141,6 +142,7 @@ def reshape(s: Sizes, node: onnx.NodeProto) -> bool:
         if axis is None:
             return False
         raise s.refuse(x, axis, f"its shape is {list(target)}, where there is room for {list(shape)}")
+    x = node.input[0] = _together(s, x, target)
     out = regrouped(s, x, target)
     if any(isinstance(n, Size) and out.get(a) != n for a, n in enumerate(wanted)):
         raise UnsupportedError(
@@ -154,17 +156,7 @@ def reshape(s: Sizes, node: onnx.NodeProto) -> bool:
 def regrouped(s: Sizes, x: str, target: Sequence[int]) -> Axes:
     """The axes of x as the target's: those that stay, and outermost ones of a group that are merged with others or split."""
     shape, own, out = s.shape(x), s.of(x), Axes()
-    i = j = 0
-    while i < len(shape) or j < len(target):
-        first, to = i, j
-        left = right = 1
-        while True:  # the least groups of axes with as many elements
-            if i < len(shape) and (left <= right or j >= len(target)):
-                left, i = left * shape[i], i + 1
-            elif j < len(target):
-                right, j = right * target[j], j + 1
-            if (left == right and j > to and i > first) or (i == len(shape) and j == len(target)):
-                break
+    for first, i, to, j in _groups(shape, target):
         counted = [a for a in range(first, i) if a in own]
         if not counted:
             continue
@@ -175,6 +167,31 @@ def regrouped(s: Sizes, x: str, target: Sequence[int]) -> Axes:
         inner, within = math.prod(shape[lead + 1 : i]), math.prod(target[into + 1 : j])
         out[into] = _scaled(s, x, lead, inner, within)
     return out
+
+
+def _groups(shape: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """The least groups of axes with as many elements: where each begins and ends, in one shape and in the other."""
+    i = j = 0
+    while i < len(shape) or j < len(target):
+        first, to = i, j
+        left = right = 1
+        while True:
+            if i < len(shape) and (left <= right or j >= len(target)):
+                left, i = left * shape[i], i + 1
+            elif j < len(target):
+                right, j = right * target[j], j + 1
+            if (left == right and j > to and i > first) or (i == len(shape) and j == len(target)):
+                break
+        yield first, i, to, j
+
+
+def _together(s: Sizes, x: str, target: Sequence[int]) -> str:
+    """x, the elements of whose axes lie together that become one axis, and of which others than the first are counted."""
+    for first, i, to, j in reversed(list(_groups(s.shape(x), target))):
+        axes = [a for a in range(first, i) if s.shape(x)[a] != 1 or a in s.of(x)]
+        if sum(target[a] != 1 for a in range(to, j)) == 1 and any(a in s.of(x) for a in axes[1:]):
+            x = packed(s, x, list(range(first, i)))
+    return x
 
 
 def _scaled(s: Sizes, x: str, axis: int, by: int, over: int) -> Size:
@@ -213,7 +230,7 @@ def constant_of_shape(s: Sizes, node: onnx.NodeProto) -> bool:
 
 def range_(s: Sizes, node: onnx.NodeProto) -> bool:
     """From a constant on, in steps of one, to a number that is known late."""
-    start, limit, step = (s.number(x) for x in node.input)
+    start, limit, step = s.number(node.input[0]), numbers(s, 1), s.number(node.input[2])
     if start is None or limit is None or step != (1,) or not isinstance(start[0], int) or not isinstance(limit[0], Size):
         return False
     size = s.combined("Sub", limit[0], start[0])
