@@ -115,7 +115,10 @@ class CustomKernel(Kernel):
             return OperatorError("; ".join((f"{place_of(function)}{what}: {said}", *hints)))
         line = _line_in(error, function)
         where = re.sub(r":\d+: $", f":{line}: ", place_of(function)) if line else line_of(error, function)
-        return OperatorError(f"{where}{what}: {_said(error)}")
+        missing = re.search(r"name '(\w+)' is not defined", str(error))
+        plainly = missing is not None and inspect.isfunction(function.__globals__.get(missing[1]))
+        hint = '; a kernel calls functions that are decorated: @cuda.jit(device=True, inline="always")' if plainly else ""
+        return OperatorError(f"{where}{what}: {_said(error)}{hint}")
 
 
 def _line_in(error: Exception, function: Any) -> int | None:

@@ -338,7 +338,7 @@ class Compiled:
                 for y, bits in zip(made, self._bits, strict=True)
             ]
         else:
-            results = self._run_on(on_gpu, {name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+            results = self._run_on(on_gpu, {name: _plainly(tensor) for name, tensor in tensors.items()})
         if self._single:
             return results[0]
         if self._tuple:
@@ -349,7 +349,7 @@ class Compiled:
     def _run_on(self, device: torch.device, feeds: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """The outputs on a GPU: PyTorch's own memory, once it is known what they are for these shapes, which takes it less time
         than to take over arrays."""
-        stream = torch.cuda.current_stream(device)
+        stream = torch._C._cuda_getCurrentRawStream(device.index)  # its handle, without the object around it
         shapes = tuple([tensor.shape for tensor in feeds.values()])
         known = self._made.get(shapes)
         if known is not None:
@@ -414,6 +414,11 @@ def _values(tensor: torch.Tensor) -> np.ndarray:
     """A weight as `Session.refit` takes it."""
     host = tensor.detach().cpu()
     return (host.float() if host.dtype is torch.bfloat16 else host).contiguous().numpy()
+
+
+def _plainly(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on a GPU as `Session.run` takes it."""
+    return tensor if not tensor.requires_grad and tensor.is_contiguous() else tensor.detach().contiguous()
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

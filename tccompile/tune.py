@@ -375,9 +375,9 @@ def _random(t: Tensor, deviation: float) -> memoryview:
     return values.view(np.uint8).data
 
 
-def _forms(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str, bytes]:
+def _forms(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str, bytes | memoryview]:
     """The bytes of other forms of weights, which are equal in all repetitions."""
-    made: dict[tuple[int, ...], bytes] = {}
+    made: dict[tuple[int, ...], bytes | memoryview] = {}
     out = {}
     for w, forms in program.forms.items():
         source, t = program.constants[w], program.tensors[w]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,30 @@ def test_the_table_begins_with_what_is_exceeded(plan: Plan) -> None:
     assert lines[0].split() == ["budget", "of", "takes", "allowed"]
     assert lines[1].startswith("--max-plan-size  the file") and lines[1].endswith("1.0 KB      exceeded")
     assert not any(line.endswith("exceeded") for line in lines[2:])
+
+
+BUDGETS = {
+    "--max-plan-size 1MB": 0, "--max-plan-size 1KB": 9, "--max-plan-size 1 parsec": 2,
+    "--max-vram 1GB": 0, "--max-vram 100B": 9, "--max-vram lots": 2,
+    "--require-tensor-cores 95%": 0, "--require-tensor-cores 95": 2,
+    "--max-latency 2ms@sm_80": 0, "--max-latency 1us@sm_80": 9, "--max-latency 2ms@sm_90a": 2, "--max-latency 2ms": 2,
+    "--max-error 1e-2": 0, "--max-error 0": 2,
+    "--no-fp32": 0, "--no-fp32 --precision fp32": 9,
+    "--max-plan-size 1MB --max-vram 100B --no-fp32": 9,
+}  # fmt: skip
+"""Options, and what a build ends with: 0 if it keeps to them, 9 if not, 2 for what cannot be read or be known."""
+
+
+@pytest.mark.parametrize("options", BUDGETS)
+def test_good_cases_and_bad_ones(options: str, tmp_path: Path) -> None:
+    net = Net(x=(16, 64))
+    h = net("Relu", net("MatMul", "x", net.normal(64, 64)))
+    onnx.save(net.out(net("MatMul", h, net.normal(64, 32))).model(), tmp_path / "m.onnx")
+    given = [str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.plan"), "--arch", "sm_80", "-q", "-j", "1"]
+    words = re.split(r" (?=--)", options)
+    result = CliRunner().invoke(command, [*given, *(part for word in words for part in word.split(" ", 1))])
+    assert result.exit_code == BUDGETS[options], result.output
+    assert (tmp_path / "m.plan").exists() == (result.exit_code == 0), "what takes more than it may is not written"
 
 
 def test_a_build_that_exceeds_a_budget_writes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from tccompile.cli.commands import tcinspect
 from tccompile.cli.plan_diff import changes, text_of
 from tccompile.plan.format import Plan
+from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.verify.budgets import expected_time
 from tests.plans import without_code
 from tests.rewrites.common import Net
 
@@ -43,6 +46,15 @@ def test_precision_changes_what_steps_write(plan: Plan) -> None:
     first = [c for c in found if c.where == "sm_90a, x 16×64, n0 + n1" and c.what == "writes"]
     assert [(c.old, c.new) for c in first] == [("float16", "float32")]
     assert {"sm_80, x 16×64, n0 + n1", "sm_90a, x 16×64, n2 + n3"} <= {c.where for c in found}
+
+
+def test_expected_times(plan: Plan) -> None:
+    """A network of twice the rows takes longer; the same one as long."""
+    took = partial(expected_time, timings=NO_TIMINGS)
+    assert changes(plan, without_code(network(), ("sm_80", "sm_90a")), took) == []
+    found = changes(plan, without_code(network(last="Exp"), ("sm_80", "sm_90a"), precision="fp32"), took)
+    times = [c for c in found if c.what == "expected time, µs"]
+    assert [c.where for c in times] == ["sm_80, x 16×64", "sm_90a, x 16×64"] and all(c.new > c.old > 0 for c in times)
 
 
 def test_steps_are_matched_by_most_of_their_nodes(plan: Plan) -> None:

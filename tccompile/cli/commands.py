@@ -980,7 +980,17 @@ def _print_weights(plan: Plan, as_json: bool) -> int:
 def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     from tccompile.cli.plan_diff import changes, text_of
 
-    found = changes(old, new)
+    try:
+        _need_compiler("the time of an inference")
+    except UsageError:  # the rest needs none
+        found = changes(old, new)
+    else:
+        from functools import partial
+
+        from tccompile.schedule.timings import timings
+        from tccompile.verify.budgets import expected_time
+
+        found = changes(old, new, partial(expected_time, timings=timings(None, ())))
     say(json_text({"changes": [c.to_json() for c in found]}) if as_json else text_of(found))
     return 0
 

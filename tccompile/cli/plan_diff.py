@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tccompile.cli.report import Json, explain, inspect, size_text
-from tccompile.plan.format import Entry, Plan, encoded_size
+from tccompile.plan.format import Entry, Plan, Section, encoded_size
 from tccompile.terminal import plain
 
 
@@ -26,9 +26,13 @@ class Change:
         return dict(vars(self))
 
 
-def changes(old: Plan, new: Plan) -> list[Change]:
+Estimate = Callable[[Entry, Section], float | None]
+"""The microseconds that an inference is expected to take; None where nobody knows."""
+
+
+def changes(old: Plan, new: Plan, estimate: Estimate = lambda entry, section: None) -> list[Change]:
     """All that differs, sizes first. Entries are matched by the shapes of their inputs, steps by their nodes."""
-    return [*_sizes(old, new), *_notes(old, new), *_entries(old, new), *_weights(old, new)]
+    return [*_sizes(old, new), *_notes(old, new), *_entries(old, new, estimate), *_weights(old, new)]
 
 
 def text_of(found: list[Change]) -> str:
@@ -81,8 +85,8 @@ def _notes(old: Plan, new: Plan) -> Iterator[Change]:
             yield Change("notes", "note", None, note)
 
 
-def _entries(old: Plan, new: Plan) -> Iterator[Change]:
-    told = [_by_entry(plan) for plan in (old, new)]
+def _entries(old: Plan, new: Plan, estimate: Estimate) -> Iterator[Change]:
+    told = [_by_entry(plan, estimate) for plan in (old, new)]
     for key in dict.fromkeys((*told[0], *told[1])):
         sections = [t.get(key) for t in told]
         if None in sections:
@@ -121,7 +125,7 @@ def _paired(old: Sequence[Json], new: Sequence[Json]) -> Iterator[tuple[Json | N
         yield old[i], None
 
 
-def _by_entry(plan: Plan) -> dict[str, Json]:
+def _by_entry(plan: Plan, estimate: Estimate) -> dict[str, Json]:
     """For each entry and generation, its sizes and its steps."""
     out = {}
     for told in explain(plan):
@@ -134,6 +138,8 @@ def _by_entry(plan: Plan) -> dict[str, Json]:
             "on Tensor Cores": sum(s["tensor_cores"] for s in told["steps"]),
             "arena, bytes": section.arena,
         }
+        if (us := estimate(entry, section)) is not None:
+            sizes["expected time, µs"] = round(us, 1)
         out[f"{told['arch']}, {_inputs(entry)}"] = {"sizes": sizes, "steps": steps}
     return out
 

@@ -74,7 +74,7 @@ def pack(
     Raises UnsupportedError for weights that float16 cannot hold.
     """
     index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
-    weights: dict[str, bytes] = {}
+    weights: dict[str, bytes | memoryview] = {}
     known: dict[str, Held] = {}
     packed: list[Entry] = []
     for number, (program, builds) in enumerate(entries):
@@ -119,7 +119,7 @@ class _Constants:
         self.users, self.terms = _users(program), summed(program)
 
 
-def _packed(of: _Constants, constant: str) -> tuple[bytes | None, Held | None]:
+def _packed(of: _Constants, constant: str) -> tuple[bytes | memoryview | None, Held | None]:
     """A constant as it lies in memory, unless it is left out, and what it is, if that is told.
 
     Raises UnsupportedError for weights that float16 cannot hold.

@@ -423,7 +423,7 @@ class Plan:
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 
-def pack_constant(tensor: Tensor, values: np.ndarray) -> bytes:
+def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
     """Logical values as the bytes of `tensor`'s storage: its dtype, its order of axes, zeros in the padding.
 
     Raises ValueError if they have another shape.
@@ -432,7 +432,7 @@ def pack_constant(tensor: Tensor, values: np.ndarray) -> bytes:
         raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
     buffer = np.zeros(tensor.span, tensor.dtype.numpy)
     store(buffer, tensor, to_storage(values, tensor.dtype))
-    return buffer.tobytes()
+    return buffer.view(np.uint8).data  # of gigabytes there need not be a copy
 
 
 def fill(plan: Plan, sources: Mapping[str, np.ndarray]) -> Plan:

@@ -50,7 +50,7 @@ def sources(plan: Plan) -> dict[str, Source]:
 
 def refitted_constants(
     plan: Plan, given: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray] = MappingProxyType({})
-) -> dict[str, bytes]:
+) -> dict[str, memoryview]:
     """The bytes of each constant that is made of a weight that is given, by name.
 
     others  what weights are that are not given, where constants are made of both
@@ -75,7 +75,7 @@ def refitted_constants(
                 raise UsageError(f"{whole} are one constant of the plan: give {', '.join(map(repr, missing))} too")
             todo[name] = _Constant(name, entry.program.tensors[name], recipe, terms.get(name)), names
 
-    def made(constant: _Constant, names: set[str]) -> bytes:
+    def made(constant: _Constant, names: set[str]) -> memoryview:
         return constant.refitted(plan, {n: given[n] if n in given else others[n] for n in names})
 
     threads = ThreadPoolExecutor(THREADS)
@@ -123,7 +123,7 @@ class _Constant:
     recipe: Recipe
     terms: int | None
 
-    def refitted(self, plan: Plan, given: Mapping[str, np.ndarray]) -> bytes:
+    def refitted(self, plan: Plan, given: Mapping[str, np.ndarray]) -> memoryview:
         """Its bytes, if the plan's choices hold for them."""
         old = plan.origin.held.get(self.name)
         if old is None:

@@ -10,6 +10,7 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.kernels import kernel
 from tccompile.kernels.rates import MEASURED
 from tccompile.plan.format import Entry, Plan, Section, encoded_size
@@ -201,9 +202,16 @@ def estimate(program: Program, section: Section, arch: Arch, timings: Timings) -
     return max((t.begin + t.us for t in found), default=0.0), sum(t.measured for t in found), launched
 
 
+def expected_time(entry: Entry, section: Section, timings: Timings) -> float | None:
+    """The same microseconds; None for a generation of which nothing is known, as the CPU."""
+    return estimate(entry.program, section, ARCHS[section.arch], timings)[0] if section.arch in ARCHS else None
+
+
 def _in_fp32(number: int, program: Program) -> Iterator[Finding]:
     outside = {*program.inputs, *program.outputs}
-    kept = [(n, s.reason) for n, s in program.storage.items() if n not in outside and s.reason.startswith("fp32")]
+    written = dict.fromkeys(op.y for op in program.ops if op.y not in outside)
+    in_fp32 = [n for n in written if program.tensors[n].dtype is DType.F32]
+    kept = [(n, program.storage[n].reason if n in program.storage else "fp32, as all is") for n in in_fp32]
     for name, reason in kept:
         yield Finding("--no-fp32", name, reason, "fp16", False)
     if not kept:

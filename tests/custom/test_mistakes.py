@@ -62,14 +62,15 @@ def test_in_functions_of_values(tmp_path: Path, text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("y[0, 0] = undefined", "name 'undefined' is not defined"),
+        ("y[0, 0] = undefined", "name 'undefined' is not defined$"),
+        ("y[0, 0] = plain(by)", "name 'plain' is not defined; a kernel calls functions that are decorated"),
         ("y[0, 0] = x.nothing", "Unknown attribute 'nothing' of type"),
         ("x[0, 0] = by", "Cannot modify readonly array"),
         ("y[0, 0, 0] = by", "cannot index array"),
     ],
 )
 def test_in_kernels(tmp_path: Path, text: str, message: str) -> None:
-    path, line = file(tmp_path, KERNEL.format("", text))
+    path, line = file(tmp_path, "def plain(a):\n    return a\n" + KERNEL.format("", text))
     program = program_of(net(), path)
     with using(collected([path])):
         work = CustomKernel().work(program.ops[-1], program, {}, ARCHS["sm_80"])

@@ -44,9 +44,10 @@ Ask = Callable[[Example], Sequence[np.ndarray]]
 
 @dataclass
 class Client:
-    """What one thread saw: seconds of each request, and how many went wrong."""
+    """What one thread saw: seconds of each request and of all, and how many went wrong."""
 
     took: list[float] = field(default_factory=list)
+    all: float = 0.0
     failed: list[str] = field(default_factory=list)
     wrong: int = 0
 
@@ -89,7 +90,7 @@ def bare(rows: Rows, given: Sequence[Example], seconds: float) -> dict[int, floa
 
 def client(ask: Ask, given: Sequence[Example], right: Sequence[Sequence[np.ndarray]], until: float, seed: int) -> Client:
     """Ask for one example after the other until a time."""
-    seen, number = Client(), seed
+    seen, number, start = Client(), seed, time.perf_counter()
     while time.time() < until:
         which = number % len(given)
         begin = time.perf_counter()
@@ -102,6 +103,7 @@ def client(ask: Ask, given: Sequence[Example], right: Sequence[Sequence[np.ndarr
         close = (np.allclose(np.ravel(y), np.ravel(r), 1e-3, 1e-4) for y, r in zip(made, right[which], strict=True))
         seen.wrong += not all(close)
         number += 1
+    seen.all = time.perf_counter() - start
     return seen
 
 
@@ -297,8 +299,9 @@ def load(door: Door, args: argparse.Namespace, given: Sequence[Example], right: 
         seen = [one for work in works for one in work.result()]
     took = [t for one in seen for t in one.took]
     failed = [why for one in seen for why in one.failed]
+    speed = sum(len(one.took) / one.all for one in seen)
     return {
-        "clients": share * args.processes, "examples": len(took), "each second": round(len(took) / args.seconds, 1),
+        "clients": share * args.processes, "examples": len(took), "each second": round(speed, 1),
         "failed": len(failed), "reasons": sorted(set(failed))[:3], "wrong": sum(one.wrong for one in seen),
         "took": times(took), "reloads": reloads,
         "memory": [round(m, 1) for m in (memory[len(memory) // 4], memory[len(memory) // 2], memory[-3])],
