@@ -229,6 +229,8 @@ def _shape(graph: Open, point: tuple[int, ...] | list[int]) -> tuple[int, ...]:
 def main(first: int, last: int) -> None:
     refused = 0
     for seed in range(first, last):
+        if seed % 20 == 0:
+            print(f"# {seed}", flush=True)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -25,6 +25,9 @@ COMPARED = 24
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
 
+FAR = 2
+"""Points besides that differ from the first one in several sizes: a product of sums is a sum where only one of them changes."""
+
 BOXES = 24
 """Parts of a range that are made at most."""
 
@@ -142,8 +145,8 @@ def first_of(box: Box) -> Point:
 
 
 def star(box: Box, fixed: Collection[int]) -> list[Point]:
-    """A first point, others that differ from it in one size each, near it and far, and the greatest one; generic ones, if there
-    are enough."""
+    """A first point, others that differ from it in one size each, near it and far, and some that differ in several, the greatest
+    one last; generic ones, if there are enough."""
     first = next((p for p in (first_of(box), *scattered(box, COMPARED)) if is_generic(p, box, fixed)), first_of(box))
     out = [first]
     for i, size in enumerate(box):
@@ -153,7 +156,8 @@ def star(box: Box, fixed: Collection[int]) -> list[Point]:
         generic = [point for point in line if is_generic(point, box, fixed)]
         out += generic if len(generic) > 3 else line
     greatest = tuple(size.all[-1] for size in box)
-    return list(dict.fromkeys([*out, greatest] if is_generic(greatest, box, fixed) else out))
+    far = [point for point in (greatest, *scattered(box, COMPARED)) if is_generic(point, box, fixed)]
+    return list(dict.fromkeys([*out, *reversed(far[:FAR])]))
 
 
 def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | None], path: tuple[str, ...]) -> Any:

@@ -50,3 +50,9 @@ def test_formulas_are_found(name):
 def test_what_is_no_formula_is_none(form):
     seen = star(ONE, ())
     assert fit([form(*p) for p in seen], [{"n": p[0]} for p in seen], dict(zip("n", opened(ONE), strict=True))) is None
+
+
+def test_some_points_differ_in_all_sizes():
+    """Beside a first point a sum looks as a product of sums does, which the greatest one, being no generic one, does not tell."""
+    first, *others = star(TWO, {size.all[-1] for size in TWO})
+    assert any(all(a != b for a, b in zip(first, point, strict=True)) for point in others)
