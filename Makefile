@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all doors fuzz check extents gpu-test backend-test bench bench-models kernels dump clean
+.PHONY: help demo test test-all doors fuzz site check extents gpu-test backend-test bench bench-models kernels reference dump clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +29,7 @@ doors:  ## tests of what takes PyTorch, Ray, OpenSSF's signatures or NVIDIA's se
 	$(PYTHON) -m venv $(DOORS)
 	$(DOORS)/bin/python -m pip install --quiet 'torch==2.13.0'
 	$(DOORS)/bin/python -m pip install --quiet --editable '.[dev,torch,sign,ray]'
-	$(DOORS)/bin/python -m pytest tests/doors
+	$(DOORS)/bin/python -m pytest tests/doors tests/test_guide.py
 	$(DOORS)/bin/python -m tests.doors.triton_plans out/triton
 	$(PYTHON) -m venv $(DOORS)-triton
 	$(DOORS)-triton/bin/python -m pip install --quiet --editable . nvidia-pytriton 'tritonclient[all]' 'numpy<2' pytest
@@ -38,6 +38,12 @@ doors:  ## tests of what takes PyTorch, Ray, OpenSSF's signatures or NVIDIA's se
 fuzz: $(READY)  ## 100,000 changed plans and as many models: none may be taken wrongly
 	$(BIN)/python -m tests.fuzz.plans
 	$(BIN)/python -m tests.fuzz.models
+
+SITE := .venv-docs
+site:  ## the pages of docs as a site in out/site, links checked; Sphinx has an environment of its own
+	test -x $(SITE)/bin/sphinx-build || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet '.[docs]'
+	$(SITE)/bin/sphinx-build -W --keep-going -q -b html -d out/doctrees docs out/site
 
 check: $(READY)  ## lint and types
 	$(BIN)/ruff check .
@@ -59,7 +65,7 @@ kernels: $(READY)  ## compile every config of every kernel for every generation
 bench-models: $(READY)  ## whole networks on a GPU beside PyTorch, and ONNX Runtime's CUDA provider if it is installed; needs PyTorch
 	$(BIN)/python -m tests.bench.networks --peers eager,compiled,onnxruntime
 
-bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks.md; needs PyTorch
+bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a GPU: the tables of docs/benchmarks; needs PyTorch
 	$(BIN)/python -m tests.bench.networks
 	$(BIN)/python -m tests.bench.layers
 	$(BIN)/python -m tests.bench.recurrent
@@ -70,6 +76,9 @@ bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a 
 	$(BIN)/python -m tests.bench.float8
 	$(BIN)/python -m tests.bench.attention8
 	$(BIN)/python -m tests.bench.quantized
+
+reference: $(READY)  ## the pages of docs/reference, from what the code says
+	$(BIN)/python -m tests.reference
 
 dump: $(READY)  ## every stage of compiling MODEL, as files in out/
 	mkdir -p out

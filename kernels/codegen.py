@@ -104,9 +104,9 @@ class _Lift:
     def of(self, expr: Expr, args: list[Expr]) -> Expr:
         if expr.fn == "cast" and expr.dtype is DType.F32 and args[0].fn == "const" and args[0].dtype is DType.I64:
             value = args[0].value or 0
-            if abs(value) <= 1 << 24:  # as a float it is the same number
+            if not isinstance(value, Open) and abs(value) <= 1 << 24:  # as a float it is the same number
                 return const(float(value))
-        if all(a.fn == "const" for a in args):
+        if all(a.fn == "const" and not isinstance(a.value, Open) for a in args):
             return replace(expr, args=tuple(args))
         return replace(expr, args=tuple(self.scalar(a) if _lifts(expr.fn, a) and len(self.args) < SCALARS else a for a in args))
 
@@ -119,11 +119,9 @@ class _Lift:
 def _lifts(fn: str, leaf: Expr) -> bool:
     """Whether an operand of `fn` is a constant that becomes an argument."""
     value: Any = leaf.value
-    if leaf.fn != "const" or fn not in LIFTED[leaf.dtype]:
-        return False
-    if isinstance(value, Open):
+    if leaf.fn == "const" and isinstance(value, Open):
         return True
-    if not value:
+    if leaf.fn != "const" or fn not in LIFTED[leaf.dtype] or not value:
         return False
     if leaf.dtype is DType.I64:
         return -(2**31) <= value < 2**31

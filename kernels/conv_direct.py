@@ -15,6 +15,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
+from tccompile.kernels.depthwise import BYTES
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
@@ -24,17 +25,17 @@ THREADS = 128
 
 
 class ConvDirect(TextKernel):
-    """Every Conv of floats whose output can be stored in rows of channels."""
+    """Every Conv of floats, or of bytes by weights in floats, whose output can be stored in rows of channels."""
 
     name = "conv_direct"
     realises = Conv
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        for name in op.operands:
-            dtype = program.tensors[name].dtype
-            if not dtype.is_float:
-                return f"{name} is {dtype.value}, which is no float type"
+        x, w = (program.tensors[name] for name in op.operands)
+        for t in (x, w):
+            if not (t.dtype.is_float or (t is x and t.dtype in BYTES)):
+                return f"{t.name} is {t.dtype.value}, which is no float type"
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
@@ -91,7 +92,7 @@ class ConvDirect(TextKernel):
         stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
         scope = {
             "store": stored.function,
-            "read_x": intrinsic("ptx.memory.load", x, vector, True, "global.nc"),
+            "read_x": intrinsic("ptx.memory.load" if x.is_float else "ptx.memory.load_floats", x, vector, True, "global.nc"),
             "read_w": intrinsic("ptx.memory.load", w, vector, False, "global.nc"),
         }
         signature = {**parameters("address", "x, w"), **parameters("int", f"{SIZES}, {STEPS}"), "e": stored.kinds}

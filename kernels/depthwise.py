@@ -23,10 +23,11 @@ from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, pa
 
 LANES = 8
 THREADS = 128
+BYTES = (DType.I8, DType.U8)
 
 
 class Depthwise(TextKernel):
-    """Conv with as many groups as input and output channels, NHWC or NWC, in fp16 or fp32."""
+    """Conv with as many groups as input and output channels, NHWC or NWC, of fp16, fp32 or bytes by weights in fp16 or fp32."""
 
     name = "depthwise"
     realises: type[Op] = Conv
@@ -38,8 +39,10 @@ class Depthwise(TextKernel):
         x, w = program.tensors[op.x], program.tensors[op.w]
         if not op.groups == x.shape[1] == w.shape[0]:
             return "it is no depthwise convolution: groups, input channels and output channels differ"
-        if not (is_vector_type(x) and is_vector_type(w)):
-            return f"its input is {x.dtype.value} and its weights {w.dtype.value}; both must be float16 or float32"
+        if not (is_vector_type(x) or x.dtype in BYTES) or not is_vector_type(w):
+            return (
+                f"its input is {x.dtype.value} and its weights {w.dtype.value}; these must be float16 or float32, that bytes too"
+            )
         if not vectors(x, 1, LANES):
             return "its input's channels do not lie in aligned vectors of 8"
         if not vectors(w, 0, LANES):
@@ -64,8 +67,11 @@ class Depthwise(TextKernel):
         else:
             x, w = columns * r * s, r * s
         # Instructions: a vector costs some to address and load and one a lane to convert; a multiply-add is one a lane.
+        # Bytes take more: two to convert one, and some to round and pack one.
         outputs = rows * columns
+        of_x, of_y = (program.tensors[name].dtype.size == 1 for name in (op.x, op.y))
         instructions = (5 + lanes) * (x + w) + lanes * outputs * r * s + (20 + 2 * lanes) * outputs + 60
+        instructions += own.of_byte * lanes * of_x * x + own.to_byte * lanes * of_y * outputs
         blocks = TILES.get(unrolled(op, program)[0], LINES)[rows, columns, lanes]
         issue = threads * instructions / (arch.fp32_tflops * 1e6 / 2 * own.busy[blocks])
         sizes = (program.tensors[name].dtype.size for name in (op.x, op.w))

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
+from tccompile.ir.expr import walk
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -434,6 +435,7 @@ class Hopper(OneWay):
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
+        erfs = sum(e.fn in ("erf", "gelu") for e in walk(way.epilogue.expr))
         moving = traffic_us(way, program, arch)
 
         sparse = self._compressed(way, program)
@@ -443,7 +445,7 @@ class Hopper(OneWay):
             read = sparse if sparse and config.get("sparse") else how
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
-            computing = time_us(problem, read, t, arch, loads, biased, constant)
+            computing = time_us(problem, read, t, arch, loads, biased, constant, erfs)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
             apart = 0.32 * min(shorter, 15) + 0.15 * max(shorter - 15, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt

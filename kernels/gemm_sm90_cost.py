@@ -28,11 +28,12 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
-def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool) -> float:
+def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool, erfs: int = 0) -> float:
     """Microseconds from the first block's start to the last one's end, if memory is fast enough.
 
     loads   of the epilogue by row; what they cost is from ResNet-50's layers
     biased  whether it loads by column too, as convolutions do and most products of the benchmarks do not
+    erfs    how often it computes erf
 
     Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
@@ -45,36 +46,40 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     waves = ceil_div(blocks, sms * together)
     tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
-    row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else own.narrow_cycles
+    narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
+    row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
-    if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count: not measured yet
+    if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count
         multiplying *= 1.25 if left * together == 64 else 1.1
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
-    busy = 1 + own.power * max(
-        sharing / multiplying - 1, 0
-    )  # what reads more for each multiplication takes more power: a lower clock
+    busy = 1 + own.power * max(sharing / multiplying - 1, 0)
     alone = own.alone if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
-    latency = (
-        own.latency_us + own.queue * copying / own.copy_cycles_us
-    ) / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
+    # Of a copy: from the L2 cache, if another block has the same columns
+    latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
+    if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
+        step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
-    tail = max((t.bm + t.bn) * own.beyond_cycles / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
+    few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
+    row = (own.few_cycles if few else own.beyond_cycles) / own.copy_cycles_us
+    tail = max((t.bm + t.bn) * row * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
     early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
     inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
-    return waves * (steps * step + tail + _storing_us(t, own, results, inside, loads, biased)) - early * step
+    storing = _storing_us(t, own, results, inside, loads, biased)
+    storing += erfs * own.erf * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
+    return waves * (steps * step + tail + storing) - early * step
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:

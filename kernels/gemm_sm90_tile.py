@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
@@ -206,13 +206,20 @@ def tile(
     result: int = RESULT,
 ) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
-    bm, bn, split = config["bm"], config["bn"], config["split"]
-    each = ceil_div(steps, split)
-    for stages in range(2 if each <= 2 else 4 if each <= 4 else 8, 1, -1):
-        t = Tile(bm, bn, stages, split, config.get("swapped", False), boxed, added, kinds, result, config.get("sparse", False))
-        if t.smem <= arch.smem_block:
+    each = ceil_div(steps, config["split"])
+    most = 2 if each <= 2 else 4 if each <= 4 else 8
+    shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
+    return _fitting(Tile(*shape, boxed, added, kinds, result, config.get("sparse", False)), arch.smem_block)
+
+
+@cache
+def _fitting(most: Tile, room: int) -> Tile:
+    """The tile with as many stages as so many bytes of shared memory hold, and no more than it has."""
+    for stages in range(most.stages, 1, -1):
+        t = replace(most, stages=stages)
+        if t.smem <= room:
             return t
-    raise AssertionError(f"{bm}×{bn} does not fit {arch.smem_block} bytes of shared memory")
+    raise AssertionError(f"{most.bm}×{most.bn} does not fit {room} bytes of shared memory")
 
 
 def resident(t: Tile, arch: Arch) -> int:

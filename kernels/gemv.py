@@ -1,14 +1,15 @@
 """Matrix products with few rows or few columns, whose time is that of reading the other operand once.
 
-That operand streams from memory into registers, in vectors of 8 elements and without a detour through shared memory; the small
-one is read again by every block, from a cache. A warp follows `rows` rows of the streamed operand; the warps of a block have
+That operand streams from memory into registers, in vectors and without a detour through shared memory; the small one is read
+again by every block, from a cache. A warp follows `rows` rows of the streamed operand; the warps of a block have
 other rows (`across`) or other parts of K (`along`), and K is split between blocks where there are too few rows to fill the GPU.
 Warps, then blocks add their parts in a fixed order.
 
 plain         a lane takes every 32nd vector of its warp's four rows, so that a warp reads 512 neighbouring bytes of fp16; float32
               multiply-adds, then a sum over the warp
 Tensor Cores  the warp's 16 rows are an mma's rows, the small operand its columns. Both operands may permute K alike, so a lane
-              takes as fragments what one vector holds: elements 8t … 8t + 7 of 32 for lane t of four
+              takes as fragments what one vector of 16 bytes holds: halves 8t … 8t + 7 of 32 for lane t of four, or 16 bytes of
+              64; sums of integers are int32, and those of floats of 8 bits are added up in float32 vector by vector
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.implicit_gemm import CHUNK, MOST_SCRATCH, Problem, describe, unaligned, unfit
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.implicit_gemm import CHUNK, CHUNK_BYTES, MOST_SCRATCH, OPERANDS, Problem, describe, unaligned, unfit
+from tccompile.kernels.ptx.atoms import Atom, warp_atom
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
@@ -49,7 +50,7 @@ class Shape:
     """What a warp computes at once.
 
     rows     rows of the streamed operand
-    vectors  vectors of 8 elements that a warp reads of a row in one turn: `lanes` neighbouring lanes read one each, `turns` times
+    vectors  vectors that a warp reads of a row in one turn: `lanes` neighbouring lanes read one each, `turns` times
     few      rows of the small operand, padded
     """
 
@@ -117,7 +118,11 @@ class _Gemv(TextKernel):
         if problem.batches > 65535:
             return f"it has {problem.batches} batches; a grid has 65535 layers"
         if self.tensor_cores:
-            return unfit(problem)
+            if (reason := unfit(problem, MULTIPLIED)) is not None:
+                return reason
+            if _atom(arch, problem.x.dtype, problem.w.dtype) is None:
+                return f"{arch.name} has no Tensor Core instruction of 16 rows for {problem.x.dtype.value}"
+            return None
         for t in (problem.x, problem.w):
             if t.dtype not in (DType.F16, DType.BF16, DType.F32):
                 return f"{t.name} is {t.dtype.value}; it multiplies float16, bfloat16 and float32"
@@ -131,7 +136,7 @@ class _Gemv(TextKernel):
         for across in (1, 2, 4, 8):
             if across * warp.rows < LANES:
                 continue
-            most = max(1, _chunks(problem) // (WARPS // across * warp.vectors))
+            most = max(1, _vectors(problem) // (WARPS // across * warp.vectors))
             for wanted in (1, 2, 3, 4, 6, 8, 12, 16, 24, 33, 48, 66):
                 splits, _ = _share(problem, wanted)
                 config: Config = {"across": across, "splits": splits}
@@ -154,7 +159,7 @@ class _Gemv(TextKernel):
         turns = ceil_div(each, WARPS // across * warp.vectors)
         slots = arch.sms * resident(self.tensor_cores, s.few)
         waves = ceil_div(blocks, slots)
-        vector = CHUNK * s.streamed.dtype.size
+        vector = width(s.streamed.dtype) * s.streamed.dtype.size
         # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
         # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
@@ -162,7 +167,9 @@ class _Gemv(TextKernel):
         rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / own.latency_us)  # as measured on an H200
         rate /= 1 + 0.015 * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
-        again = blocks * s.few * each * CHUNK * s.small.dtype.size / (arch.gbps * 6e3)  # from L2, which also gives what streams
+        again = (
+            blocks * s.few * each * width(s.small.dtype) * s.small.dtype.size / (arch.gbps * 6e3)
+        )  # from L2, which also gives what streams
         # A streamed vector takes, beside its load, 8 conversions and 8 multiply-adds for each row of the small operand; of that
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
@@ -190,10 +197,10 @@ class _Gemv(TextKernel):
         rows = across * warp.rows
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), LANES)
         tiles = ceil_div(problem.rows if s.swapped else problem.stored, rows)
-        numbers = [s.many, s.few, _chunks(problem), each, problem.rows, problem.stored, ceil_div(problem.stored, LANES)]
+        numbers = [s.many, s.few, _vectors(problem), each, problem.rows, problem.stored, ceil_div(problem.stored, LANES)]
         numbers += [problem.row_batch, problem.batch[1], *divider(problem.batch[1])]
         for pitch, batch in zip(s.pitches, s.batches, strict=True):
-            numbers += [v // CHUNK for v in (pitch, *batch)]
+            numbers += [v // width(s.streamed.dtype) for v in (pitch, *batch)]
         launch = Launch(
             code(
                 _PLAIN if not self.tensor_cores else _MMA,
@@ -216,15 +223,18 @@ class _Gemv(TextKernel):
     def source(self, arch: Arch, **params: Value) -> KernelText:
         stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]))
         streamed, small = DType(params["streamed"]), DType(params["small"])
+        sums = DType.I32 if streamed.size == 1 and not streamed.is_float else DType.F32
         scope: dict[str, Called] = {
             "store": stored.function,
-            "read_part": intrinsic("ptx.memory.load", DType.F32),
-            "store_part": intrinsic("ptx.memory.store", DType.F32),
+            "read_part": intrinsic("ptx.memory.load", sums),
+            "store_part": intrinsic("ptx.memory.store", sums),
             "last_to_arrive": intrinsic("parts.split.last_to_arrive", arch.has(Feature.FENCES)),
         }
         if self.tensor_cores:
             scope["read"] = intrinsic("ptx.mma.load_chunk")
-            scope["multiply"] = intrinsic("ptx.mma.warp_multiply", warp_atom(arch))
+            atom = _atom(arch, streamed, small)
+            assert atom is not None
+            scope["multiply"] = intrinsic("ptx.mma.warp_multiply", atom.name, OPERANDS[streamed], OPERANDS[small])
         else:
             scope["shuffle"] = intrinsic("ptx.simt.shuffle")
             scope["dot"] = intrinsic("ptx.simt.dot", CHUNK)
@@ -236,15 +246,30 @@ class _Gemv(TextKernel):
         return KernelText(signature, lines(self.tensor_cores, params), scope, THREADS, blocks)
 
 
-def _chunks(problem: Problem) -> int:
+MULTIPLIED = (DType.F16, DType.I8, DType.U8, DType.E4M3, DType.E5M2)
+"""What Tensor Cores multiply here."""
+
+
+def _atom(arch: Arch, streamed: DType, small: DType) -> Atom | None:
+    """The instruction of 16 rows that multiplies these, if the generation has one."""
+    atom = warp_atom(arch, OPERANDS[streamed], OPERANDS[small])
+    return atom if atom is not None and atom.m == 16 else None
+
+
+def width(dtype: DType) -> int:
+    """Elements of a vector."""
+    return max(CHUNK, CHUNK_BYTES // dtype.size)
+
+
+def _vectors(problem: Problem) -> int:
     """Vectors of a row."""
-    return ceil_div(problem.channels, CHUNK)
+    return ceil_div(problem.channels, width(problem.x.dtype))
 
 
 def _share(problem: Problem, splits: int) -> tuple[int, int]:
-    """(splits, vectors of each) that cover K with at most `splits` parts; a part begins at a multiple of 128 bytes of fp16."""
-    each = max(8, round_up(ceil_div(_chunks(problem), splits), 8))
-    return max(1, ceil_div(_chunks(problem), each)), each
+    """(splits, vectors of each) that cover K with at most `splits` parts; a part begins at a multiple of 8 of them."""
+    each = max(8, round_up(ceil_div(_vectors(problem), splits), 8))
+    return max(1, ceil_div(_vectors(problem), each)), each
 
 
 def _scratch(problem: Problem, rows: int, few: int, splits: int) -> int:
@@ -267,10 +292,13 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
     warp, across, few = shape_of(tensor_cores, params["few"]), params["across"], params["few"]
     along, rows = WARPS // across, across * warp.rows
     count = rows * few
-    s_bytes, t_bytes = (CHUNK * DType(params[name]).size for name in ("streamed", "small"))
+    streamed, small = (DType(params[name]) for name in ("streamed", "small"))
+    s_bytes, t_bytes = (width(dtype) * dtype.size for dtype in (streamed, small))
+    integers, taken = not streamed.is_float, epilogue.Form.decoded(params["epilogue"]).taken
+    kind, total, result = ("i32", "i64", "i64" if taken is DType.I64 else "f32") if integers else ("f32",) * 3
     out = [
         "tid, tile, part, batch = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)",
-        f"shared = cuda.shared.array({along * count}, f32)",
+        f"shared = cuda.shared.array({along * count}, {kind})",
         "lane, warp = tid & i32(31), tid >> i32(5)",
         f"at_k, at_row = warp // i32({across}), warp % i32({across})",
         "outer = divide(batch, inner_m, inner_s)",
@@ -280,15 +308,15 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
         "end = min(chunks, i32((part + i32(1)) * each))",
         f"row = (tile * i32({across}) + at_row) * i32({warp.rows})",
         f"begin = i32(part * each + at_k * i32({warp.vectors}))",
-        *(_mma_loop if tensor_cores else _plain_loop)(warp, s_bytes, t_bytes, along),
+        *(_mma_loop(warp, s_bytes, along, streamed) if tensor_cores else _plain_loop(warp, s_bytes, t_bytes, along)),
         "cuda.syncthreads()",
         # A thread adds the parts of some results: of the block's warps, then of all blocks.
         "at = tid",
         f"while at < {count}:",
-        "    total = shared[at]",
+        f"    total = {total}(shared[at])",
         f"    for i in range(1, {along}):",
-        f"        total += shared[at + i * {count}]",
-        "    shared[at] = total",
+        f"        total += {total}(shared[at + i * {count}])",
+        f"    shared[at] = {kind}(total)",
     ]
     if params["split"]:
         size = 4 * count
@@ -303,7 +331,7 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
             "at = tid",
             f"while at < {count}:",
             f"    first = scratch + number * i64(parts) * i64({size}) + i64(at) * i64(4)",
-            "    total = f32(0)",
+            f"    total = {total}(0)",
             "    i = i32(0)",
             "    while i + i32(4) <= parts:",  # four loads at once
             *(f"        v{j} = read_part(first + i64(i + i32({j})) * i64({size}))" for j in range(4)),
@@ -312,13 +340,13 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
             "    while i < parts:",
             f"        total += read_part(first + i64(i) * i64({size}))",
             "        i += i32(1)",
-            "    shared[at] = total",
+            f"    shared[at] = {kind}(total)",
         ]
     out += [f"    at += i32({THREADS})", "cuda.syncthreads()", "at = tid"]
     # Each thread stores groups of 8 neighbouring columns.
     if params["swapped"]:
         # y's padding may reach further than the small operand's; what it is given does not matter.
-        values = [f"shared[r * i32({few}) + min(c + i32({i}), i32({few - 1}))]" for i in range(LANES)]
+        values = [f"{result}(shared[r * i32({few}) + min(c + i32({i}), i32({few - 1}))])" for i in range(LANES)]
         out += [
             f"while at < i32({rows}) * groups:",
             "    r, g = at // groups, at % groups",
@@ -327,7 +355,7 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
         ]
     else:
         groups = rows // LANES
-        values = [f"shared[(g * i32({LANES}) + i32({i})) * i32({few}) + m]" for i in range(LANES)]
+        values = [f"{result}(shared[(g * i32({LANES}) + i32({i})) * i32({few}) + m])" for i in range(LANES)]
         out += [
             f"while at < i32({groups}) * few:",
             f"    m, g = at // i32({groups}), at % i32({groups})",
@@ -370,41 +398,43 @@ def _plain_loop(warp: Shape, s_bytes: int, t_bytes: int, along: int) -> list[str
     return out + [f"    shared[to + i32({r * warp.few + j})] = a{r}_{j}" for r in rows for j in few]
 
 
-def _mma_loop(warp: Shape, s_bytes: int, t_bytes: int, along: int) -> list[str]:
-    """Lane (g, t) reads vectors t, t + 4 … of rows g and g + 8, and of rows g (and g + 8) of the small operand.
+def _mma_loop(warp: Shape, size: int, along: int, streamed: DType) -> list[str]:
+    """Lane (g, t) reads vectors of `size` bytes, t, t + 4 … of rows g and g + 8, and of rows g (and g + 8) of the small operand.
 
     One turn's vectors are read while those of the turn before are multiplied.
     """
     blocks = range(warp.few // 8)
-    step = along * warp.vectors
+    step, zero, rough = along * warp.vectors, "f32(0)" if streamed.is_float else "i32(0)", streamed in FLOAT8
     out = ["g, t = lane >> i32(2), lane & i32(3)"]
-    out += [f"a{b}_{i} = f32(0)" for b in blocks for i in range(4)]
+    out += [f"a{b}_{i} = {zero}" for b in blocks for i in range(4)]
     for r in range(2):
-        out.append(f"s{r} = s_base + i64(row + g + i32({8 * r})) * (i64(s_row) * i64({s_bytes}))")
+        out.append(f"s{r} = s_base + i64(row + g + i32({8 * r})) * (i64(s_row) * i64({size}))")
         out.append(f"s_end{r} = end if row + g + i32({8 * r}) < many else i32(0)")
     for b in blocks:
-        out.append(f"t{b} = t_base + i64(g + i32({8 * b})) * (i64(t_row) * i64({t_bytes}))")
+        out.append(f"t{b} = t_base + i64(g + i32({8 * b})) * (i64(t_row) * i64({size}))")
         out.append(f"t_end{b} = end if g + i32({8 * b}) < few else i32(0)")
 
     def read(turn: int, at: str) -> list[str]:
         text = []
         for u in range(warp.turns):
             text.append(f"k = i32({at} + t + i32({u * warp.lanes}))")
-            for name, bytes_, n in (("s", s_bytes, 2), ("t", t_bytes, len(blocks))):
+            for name, n in (("s", 2), ("t", len(blocks))):
                 for r in range(n):
                     words = ", ".join(f"{name}{turn}{u}_{r}_{i}" for i in range(4))
-                    text.append(f"{words} = read(u64({name}{r} + i64(k) * i64({bytes_})), i32(k < {name}_end{r}))")
+                    text.append(f"{words} = read(u64({name}{r} + i64(k) * i64({size})), i32(k < {name}_end{r}))")
         return text
 
     def multiply(turn: int) -> list[str]:
         text = []
         for u in range(warp.turns):
             for b in blocks:
-                acc = ", ".join(f"a{b}_{i}" for i in range(4))
-                for i in (0, 2):  # words i and i + 1 of a vector are 4 elements of K, 16 over the four lanes
+                acc = ", ".join(f"{'p' if rough else 'a'}{b}_{i}" for i in range(4))
+                text += [f"{acc} = {', '.join([zero] * 4)}"] if rough else []
+                for i in (0, 2):  # words i and i + 1 of a vector are 8 bytes of K, 32 over the four lanes
                     words = [f"s{turn}{u}_{r}_{j}" for j in (i, i + 1) for r in range(2)]
                     words += [f"t{turn}{u}_{b}_{j}" for j in (i, i + 1)]
                     text.append(f"{acc} = multiply({acc}, {', '.join(words)})")
+                text += [f"a{b}_{i} += p{b}_{i}" for i in range(4)] if rough else []
         return text
 
     out += [*read(0, "begin"), "first = begin", "while first < end:"]
@@ -437,7 +467,7 @@ class ConvGemv(Gemv):
 
 
 class GemvMma(_Gemv):
-    """Gemm with at most 16 rows or columns, fp16, from sm_75 on."""
+    """Gemm with at most 16 rows or columns: fp16 from sm_75 on, integers of 8 bits from sm_80, floats of 8 bits from sm_89."""
 
     name = _MMA
     realises: type[Op] = Gemm

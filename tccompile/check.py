@@ -103,7 +103,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Report:
-    """What is missing, once each, and the way round it if a cut is one."""
+    """What of a model is missing, each thing once, and the cut that goes round it if there is one."""
 
     missing: tuple[Missing, ...]
     cut: Cut | None
@@ -120,6 +120,7 @@ class Report:
 
     @property
     def text(self) -> str:
+        """What `tccompile --check` prints: a line for each thing that is missing, and the way round."""
         if not self.missing:
             return "every node is supported"
         missing = [m for m in self.missing if not m.issue.open]
@@ -137,6 +138,7 @@ class Report:
         return as_python(self.text)
 
     def to_json(self) -> list[dict[str, Any]]:
+        """What `tccompile --check --json` prints: the node, the operator, the reason, the way out of each thing."""
         command = self.cut.command if self.cut else None
         return [{**m.to_json(), "cut": command} for m in self.missing]
 

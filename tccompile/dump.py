@@ -1,13 +1,13 @@
 """A numbered dump of every stage: ONNX files while the graph is still ONNX, text afterwards, and each kernel's code.
 
-00-load.onnx  01-rewrite.onnx  02-lower.txt  03-fuse.txt  04-precision.txt  05-layout.txt
+00-load.onnx  01-rewrite.onnx  01-rewrite.txt  02-lower.txt  03-fuse.txt  04-precision.txt  05-layout.txt
 06-schedule.sm_90a.txt …       07-place.sm_90a.txt …      kernels/NAME-DIGEST.sm_90a.cubin …
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,11 @@ class Dump:
                 if len(tensor.raw_data) >= 1024:
                     set_external_data(tensor, weights.name)
             onnx.save(model, path)
+
+    def rewrites(self, number: int, stage: str, applied: Mapping[str, Collection[str]]) -> None:
+        """What each rewrite did: its equation, and the nodes that computed what it replaced."""
+        lines = [f"{equation}\n" + "".join(f"    {name}\n" for name in names) for equation, names in applied.items()]
+        self._text(f"{number:02}-{stage}{self.suffix}.txt", "".join(lines))
 
     def program(self, number: int, stage: str, program: Program) -> None:
         self._text(f"{number:02}-{stage}{self.suffix}.txt", program_text(program))

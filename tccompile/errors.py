@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 class TccompileError(Exception):
-    """A failure that the user can do something about; the command line prints it without a traceback."""
+    """A failure that the user can do something about. Of this class itself it is a bug of tccompile's."""
 
     exit_code = 70
 
 
 class UsageError(TccompileError):
-    """Options or arguments that do not make sense."""
+    """Options or arguments that do not make sense, or a file that cannot be read or written."""
 
     exit_code = 2
 
@@ -50,19 +50,19 @@ def blamed_on(what: str) -> Iterator[None]:
 
 
 class PlanError(TccompileError):
-    """A plan file that is corrupt, or of another format version."""
+    """A plan file that is damaged, or of another format version."""
 
     exit_code = 5
 
 
 class DeviceError(TccompileError):
-    """No device can run the plan."""
+    """There is no device that can run the plan."""
 
     exit_code = 6
 
 
 class InputError(TccompileError):
-    """An input that does not fit the plan."""
+    """An input whose name, shape or type does not fit the plan, or an output array."""
 
     exit_code = 7
 
@@ -74,13 +74,13 @@ class LaunchError(TccompileError):
 
 
 class VerificationError(TccompileError):
-    """Results are not what they should be."""
+    """A verification failed, a plan is none of those to trust, takes more than a budget, or does not hold for new weights."""
 
     exit_code = 9
 
 
 class OperatorError(TccompileError):
-    """Python of the user's that says what a custom operator is, and fails: the message begins with its file and line."""
+    """Python of the user's that says what a custom operator is fails. The message begins with its file and line."""
 
     exit_code = 10
 

@@ -109,7 +109,7 @@ class SessionOptions:
 
 
 class RunOptions:
-    """Taken, and without effect."""
+    """Options of a run, which are taken and change nothing."""
 
     def __init__(self) -> None:
         self.entries: dict[str, str] = {}
@@ -165,6 +165,7 @@ class OrtValue:
             self._array.fill(np.ascontiguousarray(array, self._array.dtype))
 
     def shape(self) -> list[int]:
+        """Its extents."""
         return list(self._array.shape)
 
     def data_type(self) -> str:
@@ -184,9 +185,11 @@ class OrtValue:
         return self._array.ctypes.data if isinstance(self._array, np.ndarray) else self._array.address
 
     def has_value(self) -> bool:
+        """Always true: there are no optional values."""
         return True
 
     def is_tensor(self) -> bool:
+        """Always true: there are no sequences."""
         return True
 
 
@@ -315,13 +318,14 @@ class InferenceSession:
         return {name: {"device_id": str(self._gpu)} if name == CUDA else {} for name in self.get_providers()}
 
     def get_session_options(self) -> SessionOptions:
+        """Those that it was made with."""
         return self._options
 
     def disable_fallback(self) -> None:
-        """Nothing falls back."""
+        """No effect: nothing falls back to another device."""
 
     def enable_fallback(self) -> None:
-        """Nothing falls back."""
+        """No effect: nothing falls back to another device."""
 
     def _args(self, values: Sequence[onnx.ValueInfoProto]) -> list[NodeArg]:
         return [NodeArg(v.name, _kind(v.type), list(self._shape(v) or ())) for v in values]
@@ -465,6 +469,7 @@ class IOBinding:
         self._inputs[name] = _memory(device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """An input from where an OrtValue lies."""
         self._inputs[name] = ortvalue._array
 
     def bind_output(
@@ -481,6 +486,7 @@ class IOBinding:
         self._outputs[name] = _memory(device_type, device_id, element_type, shape or (), buffer_ptr or 0) if given else None
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """An output to compute, into where an OrtValue lies."""
         self._outputs[name] = ortvalue._array
 
     def synchronize_inputs(self) -> None:
@@ -503,9 +509,11 @@ class IOBinding:
         return [OrtValue(y if isinstance(y, np.ndarray | _OnGpu) else np.asarray(y)) for y in self._results.values()]
 
     def clear_binding_inputs(self) -> None:
+        """No input is bound any more."""
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
+        """No output is bound any more."""
         self._outputs.clear()
 
 

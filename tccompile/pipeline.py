@@ -49,6 +49,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import deciding
 from tccompile.ir.feeds import read_arrays, samples, seeded
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
@@ -59,10 +60,12 @@ from tccompile.load.classical import is_classical
 from tccompile.load.constants import decisive
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
+from tccompile.load.late import computing
 from tccompile.load.model import Tuned, in_memory, load, metadata, read
+from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
-from tccompile.plan.format import Origin, Plan, Section, Step, is_plan
+from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
 from tccompile.precision.error_budget import Raised, within
 from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
@@ -82,14 +85,16 @@ from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
+from tccompile.ranges.late import Trace, late, traced
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
+from tccompile.rewrites.rule import Applied
 from tccompile.runtime.generations import Named, archs_of
-from tccompile.schedule.choose import Candidate, schedule
+from tccompile.schedule.choose import Candidate, Choice, schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.tune import gpu_to_measure, tune
@@ -161,7 +166,7 @@ def compile(
     ranges        sizes that are known when the plan runs: {"batch": (1, 64), "h": (64, 2160, 8)}, by the model's names of
                   dimensions, the last number saying how far sizes are apart, or {"x": ((1, 64), 3, 224, 224)}, by the input
     archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
-    precision     "mixed", "fp16", "bf16" or "fp32" (see Options)
+    precision     "mixed", "fp16", "bf16" or "fp32": how tensors are stored (mixed: fp16, where that loses nothing)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
     input_ranges  of inputs, by name: the least and the greatest value, where the model does not tell them
     max_error     what outputs may be off by, relative to fp32, on the inputs that are measured with: precision rises for it
@@ -227,7 +232,7 @@ def adapted(model: Model, options: Options) -> Model:
         if options.ranges:
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, shapes)
             shapes = inputs.shapes(tuple(size.low for size in inputs.box))
-        known = places([lower(rewrite(load(opened, shapes)))])
+        known = places([lower(rewrite(load(opened, shapes)))], exported(opened))
     called = read_map(options.lora_names) if options.lora_names is not None else {}
     return Tuned(model, merged(opened.weights, known, read_adapters(options.lora), options.lora_scale, called))
 
@@ -305,7 +310,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     origin = replace(origin_of(opened, told), model=_digest_of(whole) if isinstance(whole, str | Path) else "")
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
     plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
-    return replace(plan, metadata=metadata(opened))
+    return replace(plan, metadata=metadata(opened), rewrites=told.rewrites)
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -323,6 +328,7 @@ class Told:
     factor   how much larger or smaller constants may be, as precision was chosen by what values tensors take; 0 if not
     formats  chooses the formats of the last program's tensors for the same nodes at other shapes
     calibration  what is multiplied in bytes at all sizes of a range
+    applied  what rewrites did
     """
 
     notes: list[str] = field(default_factory=list)
@@ -331,13 +337,24 @@ class Told:
     factor: float = 0.0
     formats: Callable[[Program], Program] | None = None
     calibration: Chosen | None = None
+    applied: Applied = field(default_factory=dict)
+
+    @property
+    def rewrites(self) -> tuple[Rewritten, ...]:
+        return tuple(Rewritten(equation, tuple(names)) for equation, names in self.applied.items())
 
 
 def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
     with ThreadPoolExecutor() as threads:
         weights = dict(zip(model.weights, threads.map(digest, model.weights.values()), strict=True))
-    return Origin(weights, tuple(sorted(told.decided)), tuple(sorted({*digests(model).values()})), factor=told.factor)
+    return Origin(
+        weights,
+        tuple(sorted(told.decided)),
+        tuple(sorted({*digests(model).values()})),
+        factor=told.factor,
+        exported=exported(model),
+    )
 
 
 def _digest_of(path: str | Path) -> str:
@@ -373,7 +390,7 @@ def without_code(
     plan = pack("cpu", producer, entries, {}, opened.weights, False, origin=origin, rooms=told.rooms)
     sections = [_for_the_cpu(program, greatest) for _, program, greatest in programs]
     whole = [replace(e, sections=(section,)) for e, section in zip(plan.entries, sections, strict=True)]
-    plan = replace(plan, entries=tuple(whole), metadata=metadata(opened))
+    plan = replace(plan, entries=tuple(whole), metadata=metadata(opened), rewrites=told.rewrites)
     return with_families(plan, [box for box, _, _ in programs])
 
 
@@ -404,11 +421,13 @@ def to_program(
     dump.graph(0, "load", graph)
 
     progress("rewrite", 1, 5)
-    graph, floats = rewrite(graph), None
+    applied: Applied = {}
+    graph, floats = rewrite(graph, applied), None
     if calibration is not None:
         floats = lower(graph) if options.max_error is not None else None
-        graph = rewrite(calibration.applied(graph))
+        graph = rewrite(calibration.applied(graph), applied)
     dump.graph(1, "rewrite", graph)
+    dump.rewrites(1, "rewrite", applied)
 
     progress("lower", 2, 5)
     program = lower(graph)
@@ -439,6 +458,8 @@ def to_program(
     dump.program(5, "layout", program)
     if told is not None:
         told.formats = formats
+        for equation, names in applied.items():
+            told.applied.setdefault(equation, {}).update(names)
         if spreads:
             told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
         for name, room in rooms(program, spreads).items():
@@ -563,7 +584,8 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
             known = kept.known
             if real is not None:
                 measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights, metric)
-        times = partial(_times, archs=options.archs, known=timings(options.timing_cache, options.archs), ranked={})
+        known_times = timings(options.timing_cache, options.archs)
+        times = partial(_times, archs=options.archs, known=known_times, ranked={}, ratios={})
         usable = known.within(graphs, options.fp32, purpose.formats)
         chosen, tried = choose(usable, graphs, purpose.bound, times, measure)
     if file is not None and kept is None:
@@ -651,20 +673,50 @@ def _saved(found: Chosen, options: Options) -> str:
     return ", ".join(f"{b:.0f} µs in place of {a:.0f} on {arch}" for arch, (a, b) in found.times.items()) + entries
 
 
+UNSURE = 1.05
+"""What a step that reads or writes 8 bits is taken to take, in its estimate: so fp16 is left for what is surely faster."""
+
+
 def _times(
-    graph: gs.Graph, archs: Sequence[str], known: Timings, ranked: dict[str, dict[Hashable, list[Candidate]]]
+    graph: gs.Graph,
+    archs: Sequence[str],
+    known: Timings,
+    ranked: dict[str, dict[Hashable, list[Candidate]]],
+    ratios: dict[str, dict[type[Op], float]],
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and estimates of their times in
-    microseconds.
+    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and their times in microseconds,
+    measured ones where a table has the op.
 
     ranked  candidates that were found for other graphs; more are added
+    ratios  what times of ops of a kind are in their estimates, by those of the first graph, the model in floats, that are
+            measured: what is not measured is compared with them
     """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
-    found = {}
+    found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
     for name in archs:
         choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
-        found[name] = [(op.nodes, choice.cost) for op, choice in zip(program.ops, choices, strict=True)]
+        steps = list(zip(program.ops, choices, strict=True))
+        off = ratios.setdefault(name, _ratios(steps))
+        found[name] = []
+        for op, choice in steps:
+            sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
+            found[name].append((op.nodes, choice.cost * sure))
     return found
+
+
+def _ratios(steps: Sequence[tuple[Op, Choice]]) -> dict[type[Op], float]:
+    sums: dict[type[Op], list[float]] = {}
+    for op, choice in steps:
+        if choice.measured:
+            both = sums.setdefault(type(op), [0.0, 0.0])
+            both[0] += choice.cost
+            both[1] += choice.estimate
+    return {kind: took / said for kind, (took, said) in sums.items()}
+
+
+def _margin(op: Op, program: Program) -> float:
+    tensors = (program.tensors[name] for name in (*op.inputs, op.y))
+    return UNSURE if any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors) else 1.0
 
 
 def _cost_of(raised: Raised, options: Options, known: float) -> str:
@@ -798,12 +850,18 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
         return lambda point: held[lowest].shared_by(formed(point))
 
-    def fused(point: Point) -> Program:
+    def loaded(point: Point) -> gs.Graph:
         progress("load", 0, 5)
-        graph = rewrite(load(opened, inputs.shapes(point)))
+        return load(opened, inputs.shapes(point))
+
+    def to_fused(graph: gs.Graph) -> Program:
+        graph = rewrite(graph)
         if calibration is not None:
             graph = rewrite(calibration.applied(graph))
-        program = fuse(lower(graph))
+        return fuse(lower(graph))
+
+    def fused(point: Point) -> Program:
+        program = to_fused(loaded(point))
         if program.counts:
             raise UnsupportedError(
                 "the data decide how much there is of some results, which is compiled for fixed shapes only: "
@@ -811,7 +869,12 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             )
         return program
 
-    return patterns(inputs.box, program_of), replace(options, entries=(inputs.shapes(lowest),), ranges={})
+    def traced_at(point: Point) -> Trace:
+        return traced(partial(loaded, point), to_fused)
+
+    with computing(late(traced_at, inputs.box, opened.weights)):
+        found = patterns(inputs.box, program_of)
+    return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 
 def to_parts(

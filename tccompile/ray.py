@@ -79,7 +79,7 @@ def service(
 
     plan        the path of a plan, on every node
     wait        how long a replica gathers requests for a batch, in seconds; a full one starts at once. They are as large as the
-                plan's largest entry
+                plan's largest entry or the end of its range
     deployment  options of Ray Serve's: num_replicas, autoscaling_config; `num_gpus` is for a replica's actor
     """
     with extra("ray"):
@@ -96,6 +96,7 @@ def service(
 
         def __init__(self) -> None:
             self.rows = Rows(Session(plan, _device(device), trust=trust))
+            self.rows.warm()
 
         async def __call__(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
             answer = await self.batch(example)

@@ -37,6 +37,7 @@ with extra("torch"):
     from torch.export import ExportedProgram
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
     from torch.utils import _pytree as pytree
+    from torch.utils._sympy.numbers import int_oo
 
 __all__ = ["Compiled", "compile"]
 
@@ -55,7 +56,8 @@ def compile(
 
     example_inputs  what the module is called with: tensors, or lists, tuples and dictionaries of them; `example_keywords`, by
                     name. Calls take the same, in the same shapes. Numbers, strings and None become part of the plan
-    dynamic_shapes  which extents the example leaves open, as for torch.export; `entries` or `shapes` then say what they are
+    dynamic_shapes  which extents the example leaves open, as for torch.export. The plan is for all sizes that there are in
+                    `torch.export.Dim(name, min=1, max=64)`, or for those that `entries`, `shapes` or `ranges` say
     device          where it runs, as for `Session`: "auto" is the CPU, with a warning, where there is no GPU
     archs           GPU generations to build for; by default that of the GPU here, and where it runs on the CPU, none: such a plan
                     runs on no GPU, and takes no options but shapes and precision
@@ -71,6 +73,8 @@ def compile(
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{type(module).__name__}.onnx"
         inputs, outputs = _exported(captured, path)
+        if dynamic_shapes is not None and not options.keys() & {"entries", "shapes", "ranges"}:
+            options["ranges"] = _ranges(captured)
         plan = _plan(path, _archs(device) if archs is None else archs, options)
         own = _weights(module).keys() & plan.origin.weights
         constants = {name: sources(path)[name] for name in _whole(plan, own) - own}
@@ -102,11 +106,22 @@ def _archs(device: str) -> Sequence[str]:
 def _plan(path: Path, archs: Sequence[str], options: Mapping[str, Any]) -> Plan:
     if archs:
         return pipeline.compile(path, archs=archs, **options)
-    if others := sorted(options.keys() - {"shapes", "precision"}):
+    if others := sorted(options.keys() - {"shapes", "precision", "ranges"}):
         raise UsageError(
             f"{others[0]} is for building machine code, and there is no GPU here to build for: give archs, as ['sm_90a']"
         )
     return pipeline.without_code(path, **options)
+
+
+def _ranges(captured: ExportedProgram) -> dict[str, tuple[int, int]]:
+    """The sizes that are open, by the names that the exporter gives them."""
+    for symbol, bounds in captured.range_constraints.items():
+        if bounds.upper >= int_oo:
+            raise UsageError(
+                f"the size {symbol} has no end: give it one, as torch.export.Dim(name, min=1, max=64), or say which sizes the "
+                "plan is for (entries)"
+            )
+    return {str(symbol): (max(int(b.lower), 1), int(b.upper)) for symbol, b in captured.range_constraints.items()}
 
 
 def _captured(module: torch.nn.Module, arguments: tuple, keywords: dict, dynamic_shapes: Any) -> ExportedProgram:
@@ -253,6 +268,10 @@ def _plain(tree: Any) -> str:
     return str(tree).replace("'…'", "…")
 
 
+SHAPES = 256
+"""Of inputs, for which a callable knows what its outputs are."""
+
+
 class Compiled:
     """A module as a plan: it is called as the module is.
 
@@ -284,9 +303,13 @@ class Compiled:
         self._bits = [program.tensors[name].dtype is DType.BF16 for name in program.outputs]
         plain = pytree.tree_structure((("…",) * len(self._inputs), {}))
         self._plain = all(self._inputs) and signature.taken == plain
-        self._single = signature.returned.is_leaf() and signature.results == [*program.outputs]
+        plainly = signature.results == [*program.outputs]
+        self._single = plainly and signature.returned.is_leaf()
+        self._tuple = plainly and signature.returned == pytree.tree_structure(("…",) * len(self._outputs))
         self._digests = {name: digest(_values(t)) for name, t in _weights(module).items() if name in plan.origin.weights}
         self._same = _aliases(module, self._digests)
+        self._made: dict[tuple[torch.Size, ...], list[tuple[str, torch.Size, torch.dtype]]] = {}
+        """What outputs are for the shapes of inputs."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """What the module returns for these arguments.
@@ -315,13 +338,29 @@ class Compiled:
                 for y, bits in zip(made, self._bits, strict=True)
             ]
         else:
-            stream = torch.cuda.current_stream(on_gpu)
-            feeds = {name: tensor.detach() for name, tensor in tensors.items()}
-            results = [torch.from_dlpack(y) for y in self.session.run(None, feeds, stream=stream)]
+            results = self._run_on(on_gpu, {name: tensor.detach().contiguous() for name, tensor in tensors.items()})
         if self._single:
             return results[0]
+        if self._tuple:
+            return tuple(results)
         given = dict(zip(self._signature.names, leaves, strict=True))
         return self._signature.made(given | dict(zip(self._outputs, results, strict=True)))
+
+    def _run_on(self, device: torch.device, feeds: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs on a GPU: PyTorch's own memory, once it is known what they are for these shapes, which takes it less time
+        than to take over arrays."""
+        stream = torch.cuda.current_stream(device)
+        shapes = tuple([tensor.shape for tensor in feeds.values()])
+        known = self._made.get(shapes)
+        if known is not None:
+            outputs = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in known}
+            return self.session.run(None, feeds, outputs, stream)
+        made = [torch.from_dlpack(y) for y in self.session.run(None, feeds, stream=stream)]
+        if not self.plan.entries[0].program.counts:
+            if len(self._made) >= SHAPES:
+                self._made.clear()
+            self._made[shapes] = [(name, y.shape, y.dtype) for name, y in zip(self._outputs, made, strict=True)]
+        return made
 
     def refit(self) -> None:
         """Take the weights of the module as they are now: those that have changed, as `Session.refit` does.

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tccompile.runtime.session import Session
 
 __all__ = ["Model", "write_repository"]
 
-PLAN = "model.plan"
+PLAN, CONFIGURATION = "model.plan", "config.pbtxt"
 TYPES = {
     DType.F32: "FP32", DType.F16: "FP16", DType.F64: "FP64", DType.BOOL: "BOOL", DType.I8: "INT8", DType.I16: "INT16",
     DType.I32: "INT32", DType.I64: "INT64", DType.U8: "UINT8", DType.U16: "UINT16", DType.U32: "UINT32", DType.U64: "UINT64",
@@ -36,22 +37,31 @@ BACKEND = (
 # --- The repository --------------------------------------------------------------------------------------------------
 
 
-def write_repository(plan: Path, repository: Path, name: str, *, cpu: bool = False, wait_us: int = 1000) -> Path:
+def write_repository(
+    plan: Path, repository: Path, name: str, *, cpu: bool = False, wait_us: int = 0, update: bool = False
+) -> Path:
     """Write a model of the server's into a repository; its folder.
 
     cpu      an instance on the CPU engine; else one for each GPU
-    wait_us  how long the server gathers requests for a batch, if the plan's examples are rows
+    wait_us  how long the server gathers requests for a batch while the instance has nothing to do, if examples are rows
+    update   the model may be there: the plan becomes its next version, which the server takes in the place of the one before
     Raises UsageError for types that the server's Python backend does not have, and for a model that is there.
     """
     loaded = read_plan(plan)
     folder = repository / name
-    if folder.exists():
-        raise UsageError(f"{folder} is there already: delete it, or give another name")
+    if folder.exists() and not update:
+        raise UsageError(f"{folder} is there already: give --update for another version of it, or --name for another model")
     text = configuration(loaded, name, cpu, wait_us)
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
-    (folder / "1" / "model.py").write_text(BACKEND, encoding="utf-8")
-    shutil.copyfile(plan, folder / "1" / PLAN)
+    folder.mkdir(parents=True, exist_ok=True)
+    version = 1 + max((int(p.name) for p in folder.iterdir() if p.name.isdecimal()), default=0)
+    with TemporaryDirectory(dir=repository, prefix=".") as made:  # a server that polls never sees half a version
+        whole = Path(made) / "whole"
+        whole.mkdir()
+        (whole / "model.py").write_text(BACKEND, encoding="utf-8")
+        shutil.copyfile(plan, whole / PLAN)
+        (Path(made) / CONFIGURATION).write_text(text, encoding="utf-8")
+        (Path(made) / CONFIGURATION).replace(folder / CONFIGURATION)
+        whole.rename(folder / str(version))
     return folder
 
 
@@ -68,7 +78,7 @@ def configuration(plan: Plan, name: str, cpu: bool, wait_us: int) -> str:
 
 
 def _largest(plan: Plan) -> int:
-    """How many rows the largest entry has; 0 for a plan whose first axes are not those of rows."""
+    """How many rows the plan takes at once; 0 for a plan whose first axes are not those of rows."""
     try:
         return row_sizes(plan)[-1]
     except UsageError:
@@ -76,7 +86,8 @@ def _largest(plan: Plan) -> int:
 
 
 def _value(plan: Plan, name: str, rows: bool) -> str:
-    tensors = [entry.program.tensors[name] for entry in plan.entries]
+    entries = (*plan.entries, *(family.highest for family in plan.families))
+    tensors = [entry.program.tensors[name] for entry in entries]
     first = tensors[0]
     if first.dtype not in TYPES:
         raise UsageError(
@@ -109,6 +120,8 @@ class Model:
         path = Path(args["model_repository"]) / args["model_version"] / PLAN
         self.session = Session(path, f"gpu:{args['model_instance_device_id']}" if gpu else "cpu")
         self.rows = Rows(self.session) if _largest(self.session.plan) else None
+        if self.rows is not None:
+            self.rows.warm()
         program = self.session.plan.entries[0].program
         self.inputs, self.outputs = program.inputs, program.outputs
 

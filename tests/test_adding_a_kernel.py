@@ -22,7 +22,7 @@ def added(path: Path, after: str, line: str) -> None:
 
 @thorough
 def test_the_whole_kernel(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "adding-a-kernel.md").read_text(encoding="utf-8").partition("\n## A whole kernel\n")[2]
+    page = (ROOT / "docs" / "contributing" / "a-whole-kernel.md").read_text(encoding="utf-8")
     module, case, test = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     listed, smallest = re.findall(r"`(\w+\(\),)` in `KERNELS`", page), re.findall(r"`CASES` of `\S+` `(.*?)`;", page)
     assert len(listed) == len(smallest) == 1

@@ -1,8 +1,9 @@
-"""ONNX's backend API, and ONNX's own node cases through it on the CPU engine."""
+"""ONNX's backend API, and ONNX's own node cases through it on the CPU engine; the page of operators that they make."""
 
 from __future__ import annotations
 
 import fnmatch
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +17,10 @@ from tccompile.errors import InputError, UnsupportedError, UsageError
 from tccompile.plan.format import Plan
 from tests.backend import DIFFERENT, LISTED, OUT_OF_RANGE, REFUSED, cases, reason, verdict
 from tests.networks import reference, relative_error
+from tests.reference import ANEW, committed, operators
+from tests.reference.operators import CLASSICAL, SEQUENCES, STANDARD
 from tests.rewrites.common import Net
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 PASSING = 1749
 """Of 1884 cases in onnx 1.23: they must not disappear unseen."""
@@ -131,3 +134,41 @@ def test_what_it_cannot_do_is_said() -> None:
         backend.run_model(model, [[1.0]])
     with pytest.raises(InputError, match="2 inputs; the model has 1: x"):
         backend.run_model(model, [np.zeros((2, 3), np.float32)] * 2)
+
+
+# --- The page of operators: docs/reference/operators.md ----------------------------------------------------------------
+
+of_this_release = pytest.mark.skipif(not LISTED, reason="the page is of another release of ONNX")
+
+
+@thorough
+@of_this_release
+def test_the_page_of_operators() -> None:
+    """All of it, but the types of four operators in five: `python -m tests.reference` tries each type of each."""
+    page, ops = committed("operators.md"), operators.listed(STANDARD)
+    rows = [line for line in page.splitlines() if re.match(r"\| \w+ \| \d+–\d+ \|", line)]
+    assert [row.split()[1] for row in rows] == ops, ANEW
+    without = "\n".join(line for line in page.splitlines() if line not in rows)
+    assert without + "\n" == operators.with_rows(()), ANEW
+    made = [*operators.table([operators.row(op) for op in ops[::5]])][2:]
+    assert made == rows[::5], ANEW
+
+
+@thorough
+@of_this_release
+def test_every_operator_that_is_listed_checks_out() -> None:
+    rows = {line.split()[1]: line for line in committed("operators.md").splitlines() if re.match(r"\| \w+ \| \d+–", line)}
+    for op in operators.listed(STANDARD):
+        if SEQUENCES not in rows[op]:  # a node of these alone is no model
+            assert isinstance(operators.checked(STANDARD, op), tuple), op
+
+
+@thorough
+@of_this_release
+@pytest.mark.parametrize("domain", [STANDARD, CLASSICAL, "ai.onnx.preview", "ai.onnx.preview.training"])
+def test_every_operator_that_is_not_listed_is_refused(domain: str) -> None:
+    known = {*operators.listed(domain)} if domain in (STANDARD, CLASSICAL) else set()
+    others = sorted({*operators.schemas(domain)} - known)
+    assert others
+    for op in others:
+        assert operators.not_listed(domain, op), f"{op} is taken, and not listed"

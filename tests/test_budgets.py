@@ -114,7 +114,7 @@ def test_the_table_begins_with_what_is_exceeded(plan: Plan) -> None:
     found = findings(plan, Budgets(vram=10**9, plan_size=1000), NO_TIMINGS)
     lines = text_of(found).splitlines()
     assert lines[0].split() == ["budget", "of", "takes", "allowed"]
-    assert lines[1].startswith("--max-plan-size  the file") and lines[1].endswith("exceeded")
+    assert lines[1].startswith("--max-plan-size  the file") and lines[1].endswith("1.0 KB      exceeded")
     assert not any(line.endswith("exceeded") for line in lines[2:])
 
 

@@ -138,6 +138,9 @@ def test_errors_are_json_where_results_are(
         ("tccompile", "--onnx=m.onnx --saveEngine=m.plan", "tccompile MODEL.onnx"),
         ("tccompile", "m.onnx --optShapes=x:1x3", "--entry"),
         ("tccompile", "run m.plan", "There are no subcommands: tcrun MODEL.plan"),
+        ("tccompile", "cache", "There are no subcommands: tccompile --cache"),
+        ("tccompile", "cache --size", "here it is tccompile --cache"),
+        ("tccompile", "cache --clear", "here it is tccompile --clear-cache"),
         ("tcrun", "--loadEngine=m.plan", "tcrun MODEL.plan"),
         ("tcrun", "m.plan --nonsense", "No such option '--nonsense'"),
     ],
@@ -167,6 +170,8 @@ def test_tcrun_says_what_it_wrote_and_measured(run: Any, models: Path) -> None:
     wrote = run("tcrun", models / "net.plan", models / "x.npy", "-o", "y.npy", "--device", "CPU")
     assert wrote.out == "y.npy: y 1x32x8x8\n" and np.load("y.npy").shape == (1, 32, 8, 8)
     assert run("tcrun", models / "net.plan", models / "x.npy", "-o", "y.npy", "--device", "cpu", "-q").out == ""
+    told = run("tcrun", models / "net.plan", models / "x.npy", "-o", "y.npy", "--device", "cpu", "--json").out
+    assert json.loads(told)["wrote"] == "y.npy"
     bench = "--device", "cpu", "--bench", "--iterations", 1
     assert run("tcrun", models / "net.plan", *bench).out.endswith("of entry 0: x 1x3x8x8\n")
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 import tccompile
 from tccompile.arch import ARCHS, PTX, TEGRA, arch_named, what_runs_on
-from tccompile.errors import DeviceError, PlanError, TccompileError, UnsupportedError, UsageError
+from tccompile.errors import DeviceError, InputError, PlanError, TccompileError, UnsupportedError, UsageError
 from tccompile.load.model import plausible
 from tccompile.pipeline import without_code
 from tccompile.plan.format import Plan, from_bytes, to_bytes
@@ -146,6 +146,18 @@ def test_bytes_of_no_plan() -> None:
 
 
 # --- The session -----------------------------------------------------------------------------------------------------
+
+
+def test_a_binary_file_that_is_open_as_text(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xe9\xff\x00")  # as text it cannot even be read
+    for take in (tccompile.Session, tccompile.check):
+        with open(tmp_path / "file", encoding="utf-8") as file, pytest.raises(UsageError, match="open as text: open it"):
+            take(file)
+
+
+def test_the_way_to_other_shapes_is_said_for_commands_and_for_python(plan: Plan) -> None:
+    with pytest.raises(InputError, match=r"got 3x4\..* tccompile --shape x=3x4, in Python shapes=\{'x': \(3, 4\)\}$"):
+        tccompile.Session(plan, "cpu").run(None, {"x": np.zeros((3, 4), np.float32)})
 
 
 def test_runs_as_onnx_runtimes_do(plan: Plan) -> None:

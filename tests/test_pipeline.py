@@ -121,11 +121,14 @@ def test_every_stage_is_dumped(tmp_path):
     from tccompile.pipeline import compile_model
 
     net = Net(x=(4, 40))
-    model = net.out(net("Relu", net("Gemm", "x", net.normal(24, 40), net.normal(24), transB=1))).model()
-    compile_model(model, Options(archs=("sm_80",), dump=tmp_path))
+    h = net("Gemm", "x", net.normal(24, 40), net.normal(24), transB=1)
+    model = net.out(net("Clip", net("Relu", h), np.float32(-1), np.float32(6))).model()
+    plan = compile_model(model, Options(archs=("sm_80",), dump=tmp_path))
     names = {p.name for p in tmp_path.iterdir()}
     assert {"00-load.onnx", "01-rewrite.onnx", "02-lower.txt", "03-fuse.txt", "04-precision.txt", "05-layout.txt"} <= names
     assert {"06-schedule.sm_80.txt", "07-place.sm_80.txt", "kernels"} <= names
+    (done,) = plan.rewrites
+    assert (tmp_path / "01-rewrite.txt").read_text() == f"{done.equation}\n    n2\n" and done.nodes == ("n2",)
     inputs = feeds(model, 5)
     (expected,) = reference(model, inputs).values()
     (got,) = reference(onnx.load(tmp_path / "01-rewrite.onnx"), inputs).values()

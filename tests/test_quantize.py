@@ -19,16 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tccompile import pipeline
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
-from tccompile.ir.ops import Mlp, Pointwise
+from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.weights import TRANSFORMS, byte_scales
+from tccompile.kernels import KERNELS
+from tccompile.kernels.spec import Work
 from tccompile.layout import lay_out
 from tccompile.load.constants import decisive
 from tccompile.load.model import load as load_model
@@ -46,14 +49,15 @@ from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, WAYS, Activation, Known, Off, find
+from tccompile.quantize.known import ALL, ELSEWHERE, FLOATS, NAMED, OPERANDS, WAYS, Activation, Known, Off, find, made, stored
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import observe, outputs
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
-from tccompile.schedule.choose import schedule
+from tccompile.schedule.choose import Choice, schedule
+from tccompile.schedule.timings import NO_TIMINGS
 from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
@@ -145,14 +149,15 @@ def test_products_that_may_be_in_bytes_and_why_others_may_not() -> None:
     found, refused = layers(graph)
     assert [(layer.name, layer.columns, layer.channels) for layer in found] == [
         ("n0", 0, 1),
+        ("n1", 0, 1),
         ("n3", 0, 1),
         ("n4", 1, 1),
         ("n9", 1, 1),
     ]
-    assert [layer.not_in_integers for layer in found] == [None] * 3 + ["its sums of 40960 products may exceed int32"]
+    assert [layer.name for layer in found if layer.not_in_float8] == ["n1"]
+    assert [layer.not_in_integers for layer in found] == [None] * 4 + ["its sums of 40960 products may exceed int32"]
     reasons = {name: reason.split(",")[0] for name, reason in refused.items()}
     assert reasons == {
-        "n1": "it is a depthwise convolution",
         "n2": "it has 8 input channels; bytes are multiplied from 16 on",
         "n5": "its weights are computed",
         "n6": "its weights are several matrices",
@@ -167,6 +172,25 @@ def test_convolutions_that_no_tensor_core_multiplies_in_bytes_are_not_named_as_i
     assert [layer.name for layer in found] == ["n2"]
     assert refused["n0"] == "its groups have 24 input channels; bytes are multiplied in multiples of 16"
     assert refused["n3"] == "it is a convolution of volumes"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool) -> None:
+    """No zero point, which its padding would stand for; the scale is behind its sum."""
+    net = Net(x=(1, 32, 8, 8))
+    h = net("Conv", "x", net.normal(48, 32, 1, 1, scale=0.2))
+    h = net("Mul", h, net("Sigmoid", h)) if signed else net("Relu", h)
+    h = net("Relu", net("Conv", h, net.normal(48, 1, 3, 3), net.normal(48), pads=[1, 1, 1, 1], group=48))
+    model = net.out(net("Conv", h, net.normal(32, 48, 1, 1, scale=0.2))).model()
+    graph, runs = rewrite(load_model(model)), [feeds(model, seed) for seed in range(3)]
+    known, _ = find(graph, runs, sources(model), lambda done, total: None)
+    found = known.within([graph], (), ("int8",)).alone
+    program = fuse(lower(rewrite(made(graph, *stored(found, {a.name: OPERANDS for a in found})))))
+    first, op, _ = (op for op in program.ops if isinstance(op, Conv))
+    read = DType.I8 if signed else DType.U8
+    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.F32, DType.U8]
+    assert known.tried[0][1] < 0.1
+    assert known.no_float8.keys() == known.within([graph], (), ("fp8",)).floats.keys()
 
 
 def test_half_precision_is_refused_with_a_way_out() -> None:
@@ -731,7 +755,7 @@ def test_random_graphs_are_off_by_what_is_stated(seed: int, monkeypatch: Any) ->
     graph, runs = rewrite(load_model(model)), [feeds(model, 100 * seed + i) for i in range(4)]
     known, measure = find(graph, runs, sources(model), lambda done, total: None)
     found, _ = choose(known.within([graph], (), ("int8",)), [graph], 0.1, on_one(lambda g: steps(g, 2.0, 1.0)), measure)
-    assert len(found.layers) + len(found.floats) == sum(n.op in OPS for n in graph.nodes)
+    assert len(found.layers) + len(found.floats) == sum(n.op in (*OPS, "Attention") for n in graph.nodes)
     made = gs.export_onnx(found.applied(graph))
     errors = [0.0]
     for run in runs:
@@ -996,7 +1020,7 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
 
 def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch: Any) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, known, ranked: {archs[0]: steps(graph, 2.0, 1.0)})
+    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: steps(graph, 2.0, 1.0)})
     net, kept, told = perceptron(64, 256), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
@@ -1134,7 +1158,7 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     """What is known is not run again; what is chosen is for all that is built, and says that its error is an estimate."""
     net, times = perceptrons("n"), list[str]()
 
-    def steps_of(graph: gs.Graph, archs: Sequence[str], known: object, ranked: object) -> dict[str, Steps]:
+    def steps_of(graph: gs.Graph, archs: Sequence[str], **_: object) -> dict[str, Steps]:
         """Bytes are faster for more than a hundred rows, by as much as they are more."""
         rows = graph.inputs[0].shape[0]
         times.append(f"{rows} on {', '.join(archs)}")
@@ -1225,6 +1249,24 @@ def test_images_padded_by_a_zero_point_find_kernels() -> None:
     program = lay_out(precision(program, "fp16", {}, ()))
     for arch in ("sm_75", "sm_90a"):
         assert len(schedule(program, ARCHS[arch])) == len(program.ops)
+
+
+def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
+    """Of the model in floats one product took three times its estimate: so do others, and those of bytes a little more."""
+    net = perceptron()
+    graph = rewritten(net)
+
+    def choices(program: Program, arch: Arch, refused: object, timings: object, ranked: object) -> list[Choice]:
+        known = [i for i, op in enumerate(program.ops) if isinstance(op, Gemm) and program.tensors[op.a].dtype is DType.F16][:1]
+        return [Choice(KERNELS[0], {}, Work(()), *((3.0, "", 1.0) if i in known else (1.0, ""))) for i in range(len(program.ops))]
+
+    monkeypatch.setattr(pipeline, "schedule", choices)
+    ratios: dict[str, Any] = {}
+    how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
+    floats = pipeline._times(graph, **how)["sm_90a"]
+    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {Gemm: 3.0}}
+    bytes_ = pipeline._times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
+    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * pipeline.UNSURE)] * 2
 
 
 # --- Formats, new inputs, and users' own measures ------------------------------------------------------------------------
@@ -1337,7 +1379,7 @@ def error(found, exact, inputs):
 
 def test_a_users_own_measure_is_held_to_the_bound(tmp_path: Path, monkeypatch: Any) -> None:
     """By it all may be in bytes, whose relative error is far above that number."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, known, ranked: {archs[0]: eight(graph)})
+    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: eight(graph)})
     net, script, told = perceptron(8, 64), tmp_path / "same.py", Told()
     script.write_text(SCRIPT)
     data = saved(net, tmp_path / "d.npz")

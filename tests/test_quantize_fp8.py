@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 
 from tccompile.dump import Dump
 from tccompile.errors import InputError
 from tccompile.fuse import fuse
-from tccompile.ir.ops import Conv, Gemm
+from tccompile.ir.ops import Attention, Conv, Gemm
 from tccompile.ir.program import Program
+from tccompile.ir.reference import evaluate
 from tccompile.ir.types import DType
 from tccompile.ir.weights import float8_scales
 from tccompile.load.model import load, sources
@@ -21,13 +23,14 @@ from tccompile.options import Options
 from tccompile.pipeline import calibrated, compile, quantization_notes, read, to_program
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.choose import choose
 from tccompile.quantize.grid import grid_of, rounded, weight_error
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import Off
+from tccompile.quantize.known import Off, find
 from tccompile.quantize.observe import observe, outputs
 from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session
-from tests.networks import relative_error
+from tests.networks import feeds, relative_error
 from tests.rewrites.common import Net, check_recipes
 from tests.tiers import thorough
 
@@ -35,7 +38,7 @@ E4M3 = DType.E4M3
 
 
 def perceptron() -> Net:
-    net = Net(x=(256, 512))
+    net = Net(x=(1024, 512))
     h = net("Relu", net("Gemm", "x", net.normal(512, 512, scale=0.04), net.normal(512), transB=1))
     return net.out(net("MatMul", h, net.normal(512, 512, scale=0.04)))
 
@@ -142,3 +145,54 @@ def test_a_plan_computes_what_was_measured(tmp_path: Path) -> None:
     with Session(compile(model, **how), "cpu") as session:
         (exact,) = session.run(None, {"x": x[-1]})
     assert 1e-2 < relative_error(found, exact) < 1e-1
+
+
+def attention(**attrs: float) -> Net:
+    """Attention between products, 2 heads of 16 elements."""
+    net, to = Net(x=(2, 24, 32)), np.array([2, 24, 2, 16])
+    q, k, v = (
+        net("Transpose", net("Reshape", net("MatMul", "x", net.normal(32, 32, scale=0.2)), to), perm=[0, 2, 1, 3]) for _ in "qkv"
+    )
+    y = net("Attention", q, k, v, **attrs)
+    y = net("Reshape", net("Transpose", y, perm=[0, 2, 1, 3]), np.array([2, 24, 32]))
+    y = net("MatMul", y, net.normal(32, 32, scale=0.2))
+    return net.out(y)
+
+
+def chosen_for(net: Net, wanted: str, formats: tuple[str, ...]) -> tuple[Chosen, gs.Graph, list[dict[str, np.ndarray]]]:
+    """What is chosen where steps of nodes of this kind are faster in 8 bits, and no others."""
+    model = net.model()
+    graph, runs = rewrite(load(model)), [feeds(model, seed) for seed in range(4)]
+
+    def times(graph: gs.Graph) -> dict[str, list[tuple[list[str], float]]]:
+        found = {node.name: node.inputs[0].inputs[0].name for node in graph.nodes if node.op == wanted}
+        return {"sm_90a": [([name], 1.0 if by.endswith("/DequantizeLinear") else 2.0) for name, by in found.items()]}
+
+    known, measure = find(graph, runs, sources(model), lambda done, total: None, ("fp8",))
+    return choose(known.within([graph], (), formats), [graph], 0.2, times, measure)[0], graph, runs
+
+
+def test_attention_is_in_float8_where_that_is_faster() -> None:
+    """Its operands are stored so by what makes them, and what is stated is off by its weights' rounding, too."""
+    net = attention()
+    chosen, graph, runs = chosen_for(net, "Attention", ("fp8",))
+    (name,) = chosen.layers
+    assert chosen.float8 == (name,) and len(chosen.tensors) == 3
+    program = fuse(lower(rewrite(chosen.applied(graph))))
+    (op,) = (op for op in program.ops if isinstance(op, Attention))
+    assert all(program.tensors[t].dtype is E4M3 for t in (op.q, op.k, op.v))
+    exact, weights = outputs(lower(graph), runs, sources(net.model())), sources(net.model())
+    without = [evaluate(program, feed, weights) for feed in runs]
+    (y,) = program.outputs
+    errors = [relative_error(got[y], own[y]) for got, own in zip(without, exact, strict=True)]
+    assert max(errors) < chosen.off.largest < 0.08
+
+
+@pytest.mark.parametrize(
+    ("attrs", "formats", "reason"),
+    [({"softcap": 2.0}, ("fp8",), "it is attention with softcap"), ({}, ("int8",), "not multiplied in integers")],
+)
+def test_attention_that_stays_in_floats(attrs: dict[str, float], formats: tuple[str, ...], reason: str) -> None:
+    chosen, graph, _ = chosen_for(attention(**attrs), "Attention", formats)
+    (name,) = (node.name for node in graph.nodes if node.op == "Attention")
+    assert not chosen.layers and reason in chosen.floats[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tccompile.cli.report_page import BOX, _places, report_page
-from tccompile.plan.format import Plan, write_plan
+from tccompile.plan.format import Plan, Rewritten, write_plan
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import estimate, step_times
 from tests.commands import Run
@@ -30,7 +31,9 @@ def plan() -> Plan:
     left, right = n("Relu", n("Conv", h, n.normal(16, 8, 1, 1))), n("MaxPool", h, kernel_shape=[3, 3], pads=[1] * 4)
     net = n.out(n("Softmax", n("Concat", left, right, axis=1), axis=1))
     net.nodes[0].name = HOSTILE
-    return replace(without_code(net.model(), ("sm_80", "sm_90a")), name=HOSTILE, notes=("decided <b>so</b>",))
+    rewrites = (Rewritten("conv(x, w) * s <b> => conv(x, w * s)", ("one", HOSTILE)), Rewritten("x\x1b[2J => x", ("two",)))
+    plan = without_code(net.model(), ("sm_80", "sm_90a"))
+    return replace(plan, name=HOSTILE, notes=("decided <b>so</b>",), rewrites=rewrites)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,12 @@ def test_it_loads_nothing_and_runs_nothing_of_the_plan_s(page: str) -> None:
     assert sum(tag == "script" for tag, _ in tags) == 2 and "http" not in page.replace("http-equiv", "").replace(
         "http://www.w3.org/2000/svg", ""
     )
+
+
+def test_what_rewrites_did_is_there_as_text(page: str) -> None:
+    text = html.unescape(page)
+    assert "conv(x, w) * s <b> => conv(x, w * s): at 2 nodes" in text and f"<li>{HOSTILE}</li>" in text
+    assert "<li>two</li>" in page and "\x1b" not in page
 
 
 def test_every_step_of_every_generation_is_there(plan: Plan, page: str) -> None:

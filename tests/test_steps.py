@@ -66,6 +66,7 @@ DIVIDED = {
     "with relu": quantized(call("relu", SCALED), 0.37),
     "relu, and a zero point": quantized(call("relu", SCALED), 0.37, 4.0),
     "a limit": quantized(call("min", call("relu", SCALED), 6.0), 0.037),
+    "limits beyond the type's": quantized(call("min", call("max", SCALED, 0.0), 100.0), 0.37),
     "a residual": quantized(call("relu", call("add", SCALED, BYTES)), 1.1108),
     "a residual in halves": quantized(call("add", call("add", SCALED, BYTES), load(3)), 0.37),
     "bytes, and bytes of these": quantized(call("relu", call("mul", cast(quantized(SCALED, 0.37, 128.0), F32), 0.37)), 0.21),
@@ -81,6 +82,7 @@ def test_quotients_are_products_by_other_constants(case: str) -> None:
     assert functions(before).count("ratio") == left + 1 and functions(after).count("ratio") == left
     assert len(functions(after)) < len(functions(before)) + ("in halves" in case)
     assert ("relu" in functions(after)) == (case in ("relu, and a zero point", "a limit", "bytes, and bytes of these"))
+    assert ("min" in functions(after)) == (case == "a limit") and "max" not in functions(after)
     wanted, found = results(before), results(after)
     assert len(np.unique(wanted)) > 20 and (found == wanted).mean() > 0.995 and abs(found - wanted).max() <= 1
 

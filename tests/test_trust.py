@@ -180,9 +180,9 @@ def test_a_bill_of_materials(tmp_path: Path, run: Run) -> None:
 
 
 def test_the_page_of_checks_names_tests_that_there_are() -> None:
-    """docs/trust.md says which test breaks each rule: file::function."""
+    """docs/guide/trust.md says which test breaks each rule: file::function."""
     root = Path(__file__).parents[1]
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs/trust.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs/guide/trust.md").read_text(encoding="utf-8"))
     assert len(named) > 30
     for file, function in named:
         assert f"def {function}(" in (root / file).read_text(encoding="utf-8"), f"{file} has no {function}"

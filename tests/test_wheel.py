@@ -150,7 +150,7 @@ def test_newer_pythons_read_it(version: str, installed: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:running on the CPU:RuntimeWarning")
-@pytest.mark.parametrize("page", [TOLD["readme"], "docs/python.md"])
+@pytest.mark.parametrize("page", [TOLD["readme"], "docs/guide/python.md"])
 def test_programs_on_pages_run(page: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, but that they compile for one generation that is not here."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)

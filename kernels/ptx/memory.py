@@ -160,15 +160,16 @@ def load_words(words: int, space: str = "global") -> Any:
 
 @cache
 def floats(dtype: DType, n: int) -> Any:
-    """The device function (words…) → tuple of n float32, of a float type of up to 4 bytes."""
+    """The device function (words…) → tuple of n float32, of a float type of up to 4 bytes or of integers of 8 bits."""
     words = n * dtype.size // 4
     per_word = n // words
+    convert = unpack if dtype.is_float else _bytes_to_floats
 
     def text() -> str:
-        body = []
+        body = [] if dtype.is_float else [".reg .b32 t; .reg .f32 u;"]
         for k in range(words):
             body += [f".reg .b32 w{k};", f"mov.b32 w{k}, ${n + k};"]
-            body += unpack(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
+            body += convert(dtype, f"w{k}", [f"${k * per_word + j}" for j in range(per_word)])
         return _block(body, "")
 
     return instruction(_made(dtype, text), (f32,) * n, *(u32,) * words, pure=True)

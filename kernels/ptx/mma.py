@@ -138,16 +138,19 @@ _A, _B = ["$8", "$9", "$10", "$11"], ["$12", "$13"]
 
 
 @cache
-def warp_multiply(atom: Atom) -> Any:
-    """The device function (acc, a, b) → acc of one 16×8×16 product in registers: four float32, four words, two words.
+def warp_multiply(name: str, a: str | None = None, b: str | None = None) -> Any:
+    """The device function (acc, a, b) → acc of the 16 rows and 8 columns that a warp multiplies 32 bytes of each of: four sums,
+    four words, two words.
 
     Of K a lane t of four has words 0 and 1 of a (rows g and g + 8) and 0 of b, then words 2 and 3, and 1.
+    name  the atom's; a, b: types of the operands, where its row stands for several
     """
-    text, acc = "", "$4, $5, $6, $7"
-    for a, b in zip(batched(_A, atom.words_a), batched(_B, atom.words_b), strict=True):
-        text += f"{atom.text()} {{$0, $1, $2, $3}}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {{{acc}}};"
+    atom = ATOMS[name]
+    text, acc, kind = "", "$4, $5, $6, $7", SUMS[atom.acc][0]
+    for of_a, of_b in zip(batched(_A, atom.words_a), batched(_B, atom.words_b), strict=True):
+        text += f"{atom.text(a=a, b=b)} {{$0, $1, $2, $3}}, {{{', '.join(of_a)}}}, {{{', '.join(of_b)}}}, {{{acc}}};"
         acc = "$0, $1, $2, $3"
-    return instruction(text, (f32,) * 4, *(f32,) * 4, *(u32,) * 6, pure=True)
+    return instruction(text, (kind,) * 4, *(kind,) * 4, *(u32,) * 6, pure=True)
 
 
 @cache

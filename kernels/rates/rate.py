@@ -109,6 +109,10 @@ class Depthwise:
     """A launch that starts before those before it have ended."""
     l1_bytes: Rate
     """What a multiprocessor reads of its L1 cache."""
+    of_byte: Rate
+    """A byte of x, more than a half takes."""
+    to_byte: Rate
+    """A result in bytes, more than one in halves."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +249,20 @@ class GemmSm90:
     """The copy engine's, for a row of a tiled box of 128 bytes."""
     narrow_cycles: Rate
     """The same of 64 or 32 bytes."""
+    byte_cycles: Rate
+    """The same of 32 bytes, of numbers of 8 bits."""
     box_cycles: Rate
     """A box, at least: asking for it is one thread's work."""
     beyond_cycles: Rate
     """A row of a box that reaches beyond the tensor, on average; up to 12 where less than half lies inside."""
+    few_cycles: Rate
+    """The same of numbers of 8 bits, where less than half lies inside."""
     together: Table[int]
     """What clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
+    rough_us: Rate
+    """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    erf: Rate
+    """Slots of instructions that erf of a result takes."""
 
 
 @dataclass(frozen=True)

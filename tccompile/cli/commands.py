@@ -788,6 +788,8 @@ def tcrun(
         with whole_file(page) as file:
             file.write(profile_page(steps).encode())
     result: Json = {"device": where, "outputs": summaries, "entry": number, "inputs": {n: list(s) for n, s in ran.items()}}
+    if output is not None:
+        result["wrote"] = str(output)
     _print_result(result, times, steps, as_json, quiet=output is not None)
     return 0
 

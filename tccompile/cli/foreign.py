@@ -51,6 +51,8 @@ SAID = {
     "--threads": "--jobs N",
     "--refit": "tcrefit MODEL.plan NEW.onnx -o NEW.plan",
     "--providers": "tcrun --device gpu or cpu",
+    "--size": "tccompile --cache",
+    "--clear": "tccompile --clear-cache",
 }
 """Options of trtexec, polygraphy and of tools like them."""
 

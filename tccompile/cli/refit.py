@@ -47,7 +47,7 @@ def refitted_as(plan: Plan, asked: Asked) -> tuple[Plan, Model | None]:
         of_new = by_content(plan, _arrays(asked.was)) | of_new
     weights = named(plan, arrays, of_new, whole=model is not None)
     if asked.lora is not None:
-        known = places(entry.program for entry in plan.entries)
+        known = places((entry.program for entry in plan.entries), plan.origin.exported)
         changed = merged(weights, known, read_adapters(asked.lora), asked.scale, called)
         weights |= changed
         model = None if model is None else _tuned(model, changed, of_new)

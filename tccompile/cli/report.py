@@ -11,8 +11,10 @@ from typing import Any
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.weights import sources_of
-from tccompile.plan.format import Certificate, Entry, Plan, Step
+from tccompile.plan.format import Certificate, Entry, Family, Plan, Step
+from tccompile.plan.formulas import Slot
 from tccompile.refit.constants import sources
+from tccompile.sizes import Size
 from tccompile.terminal import plain
 
 Json = dict[str, Any]
@@ -24,7 +26,9 @@ def inspect(plan: Plan) -> Json:
         "name": plan.name,
         "producer": dict(plan.producer),
         "notes": list(plan.notes),
+        "rewrites": [{"equation": r.equation, "nodes": list(r.nodes)} for r in plan.rewrites],
         "certificates": [_certificate(c) for c in plan.certificates],
+        **({"ranges": _ranges(plan)} if plan.families else {}),
         "entries": [_entry(plan, entry, sizes) for entry, sizes in zip(plan.entries, _sizes(plan), strict=True)],
         "weights": {
             "constants": len({n for e in plan.entries for n in e.program.constants}),
@@ -49,6 +53,46 @@ def _sizes(plan: Plan) -> list[Json]:
     fixed = len(plan.entries) - len(plan.families)
     families = [{size.name: [size.low, size.all[-1], size.step] for size in family.sizes} for family in plan.families]
     return [{} for _ in range(fixed)] + families
+
+
+def _ranges(plan: Plan) -> Json:
+    """What holds for all parts of a range together."""
+    parts = [[e] for e in plan.entries[: -len(plan.families)]] + [[f.lowest, f.highest] for f in plan.families]
+    ends: dict[str, list[int]] = {}
+    for family in plan.families:
+        for size in family.sizes:
+            name, axis = _place(family, size)
+            extents = [entry.program.tensors[name].shape[axis] for part in parts for entry in part]
+            ends[size.name] = [min(extents), max(extents), size.step]
+    images = [{code.image for s in part[0].sections for step in s.steps for code in step.launches} for part in parts]
+    p = plan.entries[0].program
+    return {
+        "sizes": ends,
+        "parts": len(parts),
+        "inputs": [_open(parts, name) for name in p.inputs],
+        "outputs": [_open(parts, name) for name in p.results],
+        "images": len(set().union(*images)),
+        "images_in_all_parts": len(set.intersection(*images)),
+    }
+
+
+def _place(family: Family, size: Size) -> tuple[str, int]:
+    """An input that has the size as an extent, and the axis."""
+    program, number = family.entry.program, family.sizes.index(size)
+    return next(
+        (name, axis)
+        for name in program.inputs
+        for axis, n in enumerate(program.tensors[name].shape)
+        if isinstance(n, Slot) and family.formulas[n.number][:2] == ("size", number)
+    )
+
+
+def _open(parts: Sequence[Sequence[Entry]], name: str) -> Json:
+    """An input or output with the least and the greatest extent of each axis, where these differ."""
+    shapes = [entry.program.tensors[name].shape for part in parts for entry in part]
+    axes = [(min(axis), max(axis)) for axis in zip(*shapes, strict=True)]
+    shape = [low if low == high else f"{low}..{high}" for low, high in axes]
+    return {"name": name, "shape": shape, "dtype": parts[0][0].program.tensors[name].dtype.value}
 
 
 def _entry(plan: Plan, entry: Entry, sizes: Json) -> Json:
@@ -182,17 +226,14 @@ def inspect_text(data: Json) -> str:
     lines = [f"{data['plan']}: {size_text(data['bytes'])}"]
     lines.append(f"  model    {data['name'] or 'without a name'}")
     lines.append(f"  made by  {', '.join(f'{k} {v}' for k, v in data['producer'].items())}")
-    for number, entry in enumerate(data["entries"]):
-        if len(data["entries"]) > 1:
-            of = ", ".join(f"{plain(name)} {low} to {high}" for name, (low, high, _) in entry.get("sizes", {}).items())
-            lines.append(f"  entry {number}" + (f", for {of}; at the least of them:" if of else ""))
-        for kind in ("inputs", "outputs"):
-            lines += [f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]" for v in entry[kind]]
-        lines.append("  target           steps  launches  on Tensor Cores  arena (alive at once)")
-        for s in entry["sections"]:
-            target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
-            cores, arena = s["tensor_core_steps"], f"{size_text(s['arena_bytes'])} ({size_text(s['live_bytes'])})"
-            lines.append(f"  {target:15}  {s['steps']:5}  {s['launches']:8}  {cores:15}  {arena}")
+    if data.get("ranges"):
+        lines += _range_lines(data)
+    else:
+        for number, entry in enumerate(data["entries"]):
+            lines += [f"  entry {number}"] if len(data["entries"]) > 1 else []
+            lines += _value_lines(entry)
+            lines.append("  target           steps  launches  on Tensor Cores  arena (alive at once)")
+            lines += map(_section_line, entry["sections"])
     w, c = data["weights"], data["code"]
     left = f", {w['left_out']} left out (tcrun --weights MODEL.onnx fills them in)" if w["left_out"] else ""
     lines.append(f"  weights  {size_text(w['bytes'])} in {w['constants']} constants{left}")
@@ -207,6 +248,45 @@ def inspect_text(data: Json) -> str:
             errors += f" (on {sets} held back from calibration {real})"
         lines.append(f"  verified {entry}beside {made['oracle']}, error of {errors} allowed; tcrun --selftest does so again")
     return "\n".join(map(plain, lines))
+
+
+def _value_lines(of: Json) -> list[str]:
+    return [
+        f"  {kind[:-1]:7}  {v['name']}: {v['dtype']}[{', '.join(map(str, v['shape']))}]"
+        for kind in ("inputs", "outputs")
+        for v in of[kind]
+    ]
+
+
+def _section_line(s: Json) -> str:
+    target = s["arch"] + (" (PTX)" if s["code"] == "ptx" else "")
+    cores, arena = s["tensor_core_steps"], f"{size_text(s['arena_bytes'])} ({size_text(s['live_bytes'])})"
+    return f"  {target:15}  {s['steps']:5}  {s['launches']:8}  {cores:15}  {arena}"
+
+
+def _range_lines(data: Json) -> list[str]:
+    """What there is to say of a range: its sizes and, for each generation, between what the parts are."""
+    of, entries = data["ranges"], data["entries"]
+    sizes = [
+        f"{plain(name)} {low} to {high}" + (f" in steps of {step}" if step > 1 else "")
+        for name, (low, high, step) in of["sizes"].items()
+    ]
+    lines = [f"  range    {', '.join(sizes)}", *_value_lines(of)]
+    shared = f"{of['images']} kernels, {of['images_in_all_parts']} of them in all parts"
+    lines.append(f"  parts    {of['parts']}, run by {shared}" + ("; --json lists them" if of["parts"] > 1 else ""))
+    lines.append("  target           steps     launches  on Tensor Cores  arena")
+    targets = dict.fromkeys((s["arch"], s["code"]) for entry in entries for s in entry["sections"])
+    for arch, code in targets:
+        own = [s for entry in entries for s in entry["sections"] if (s["arch"], s["code"]) == (arch, code)]
+        steps, launches, cores = (_between([s[key] for s in own]) for key in ("steps", "launches", "tensor_core_steps"))
+        target = arch + (" (PTX)" if code == "ptx" else "")
+        lines.append(f"  {target:15}  {steps:8}  {launches:8}  {cores:15}  {size_text(max(s['arena_bytes'] for s in own))}")
+    return lines
+
+
+def _between(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def weights(plan: Plan) -> list[Json]:

@@ -56,12 +56,23 @@ def report_page(plan: Plan, timings: Timings) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(plain(plan.name))}</title><style>{PAGE}</style><h1>{escape(plain(plan.name)) or 'a plan'}</h1>"
         f"<p>{escape(_summary(plan))}</p><h2>What was decided</h2><ul>{notes}</ul>"
+        f"{_rewrites(plan)}"
         f'<p><select id="part" aria-label="part">{options}</select> <input id="search" type="search" '
         'placeholder="node, kernel, type or reason" aria-label="search"> <span id="found"></span></p>'
         f'<p>{KEY}</p><svg id="graph" role="img" aria-label="graph"></svg><div id="detail">Point at a step: its nodes, kernel, '
         f"formats and times. The wheel zooms, dragging moves.</div>{sections}"
         f'<script type="application/json" id="data">{data}</script><script>{SCRIPT}</script></html>\n'
     )
+
+
+def _rewrites(plan: Plan) -> str:
+    """What each rewrite did to the model's graph, those that did most first; the nodes are there when it is opened."""
+    rows = []
+    for r in sorted(plan.rewrites, key=lambda r: -len(r.nodes)):
+        names = "".join(f"<li>{escape(plain(name))}</li>" for name in r.nodes)
+        at = f"{len(r.nodes)} node{'s' if len(r.nodes) != 1 else ''}"
+        rows.append(f"<details><summary>{escape(plain(r.equation))}: at {at}</summary><ul>{names}</ul></details>")
+    return f"<h2>What rewrites did</h2>{''.join(rows) or '<p>nothing</p>'}"
 
 
 def _summary(plan: Plan) -> str:

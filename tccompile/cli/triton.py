@@ -28,14 +28,15 @@ from tccompile.terminal import say
 @click.option(
     "--wait-us",
     type=click.IntRange(0),
-    default=1000,
+    default=0,
     show_default=True,
     metavar="N",
-    help="Microseconds for which the server gathers requests for a batch.",
+    help="Microseconds for which an idle instance waits for more requests, beside those that came while it was busy.",
 )
+@click.option("--update", is_flag=True, help="The model may be there: the plan becomes its next version.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.version_option(__version__)
-def tctriton(plan: Path, repository: Path, name: str | None, cpu: bool, wait_us: int, quiet: bool) -> int:
+def tctriton(plan: Path, repository: Path, name: str | None, cpu: bool, wait_us: int, update: bool, quiet: bool) -> int:
     """Write a model repository for NVIDIA's Triton Inference Server: configuration, the plan, and its Python backend's model.
 
     Where examples are rows, along the first axis of all inputs and outputs, the server gathers requests for batches. The server's
@@ -46,7 +47,7 @@ def tctriton(plan: Path, repository: Path, name: str | None, cpu: bool, wait_us:
     name = name or plan.stem
     if not re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
         raise UsageError(f"{name!r} is no name for a model: letters, digits, _, - and . may be in it; give --name")
-    folder = write_repository(plan, repository, name, cpu=cpu, wait_us=wait_us)
+    folder = write_repository(plan, repository, name, cpu=cpu, wait_us=wait_us, update=update)
     if not quiet:
         say(f"{folder}: for tritonserver --model-repository {repository}")
     return 0

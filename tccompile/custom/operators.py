@@ -252,7 +252,7 @@ def op(
     """Makes an operator of a model, "domain::Name", of the function that it decorates.
 
     out          a function of the operator's tensors and attributes, or some of them, by name: what its outputs are, as x.like()
-    elementwise  the function takes values and numbers, and gives the outputs' (see `values.py`); else it is a Numba-CUDA kernel
+    elementwise  the function takes values and numbers, and gives the outputs' (as by `tc.exp`); else it is a Numba-CUDA kernel
     grid         of a kernel: its blocks, 1 to 3 numbers or a function as `out`, which also may ask for outputs
     reference    of a kernel: a function of arrays that gives what the kernel writes. Its parameters are the operator's
     threads      of a block; shared: bytes of dynamic shared memory; scratch: working memory, as x.like(…). Both may be functions

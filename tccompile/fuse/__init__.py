@@ -10,6 +10,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     leave_gaps            conv(concat(x, y), w)          =>  conv(z, w'), z with zeros after x: a part fills vectors
     into_parts            f(concat(x, y), z)             =>  concat(f(x, z), f(y, z))
     finish_sums           s · product(x, w) + b          =>  product(x, w) with that epilogue, where the product is of bytes
+    read_bytes            conv(s · x, w)                 =>  s · conv(x, w), x bytes, w a filter for each channel
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     masks_once            attention(…, mask = f(x))      =>  f(x) for one row, if it is the same for all
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
@@ -28,6 +29,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
 from __future__ import annotations
 
 from tccompile.fuse.alias import alias
+from tccompile.fuse.bytes import read_bytes
 from tccompile.fuse.compose import compose
 from tccompile.fuse.concat import elide_concat, into_parts
 from tccompile.fuse.editor import canonical, without_dead_code
@@ -56,6 +58,7 @@ def fuse(program: Program) -> Program:
         leave_gaps,
         into_parts,
         finish_sums,
+        read_bytes,
         compose,
         masks_once,
         epilogues,

@@ -1,7 +1,8 @@
 """What rounds a product to bytes divides its scales and constants by the step in place of every result.
 
 round((s · acc + b + c · r) / k)  =>  round(s/k · acc + b/k + c/k · r), which is the same but for the last bit of a float
-saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …)
+saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …), and so of other bounds beyond the type's
+saturate(round(x) + 0, …)         =>  saturate(round(x), …)
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Steps:
                 if now is None:
                     del self.views[before:]
                 else:
-                    return self.of(_without_relu(substitute(expr, {rounded: call("round", now)})))
+                    return self.of(_without_limits(substitute(expr, {rounded: call("round", now)})))
         return expr, tuple(self.views)
 
     def divided(self, x: Expr, step: float) -> Expr | None:
@@ -57,6 +58,8 @@ class _Steps:
             case "mul":
                 for k, factor in enumerate(x.args):
                     if factor.fn in ("const", "load") and (of := self.divided(factor, step)) is not None:
+                        if of.fn == "const" and of.value == 1:
+                            return x.args[1 - k]
                         return call("mul", *(of if j == k else a for j, a in enumerate(x.args)))
                 return None
             case "add" | "sub":
@@ -84,14 +87,27 @@ class _Steps:
         return load(len(self.views) - 1)
 
 
-def _without_relu(expr: Expr) -> Expr:
-    """The expression without what raises to 0 a number that is rounded and then raised to 0 by the limit of a type."""
+def _without_limits(expr: Expr) -> Expr:
+    """The expression without what bounds a number that is rounded and then bounded more closely by the limits of a type, and
+    without a zero point of 0."""
     found = {}
     for x in walk(expr):
         if x.fn == "saturate":
-            rounded, least = x.args[0], x.args[1].value
-            moved = rounded.args[1].value if rounded.fn == "add" and rounded.args[1].fn == "const" else 0
-            inner = rounded.args[0] if rounded.fn == "add" else rounded
-            if inner.fn == "round" and inner.args[0].fn == "relu" and least == moved:
-                found[inner] = call("round", *inner.args[0].args)
+            rounded, least, most = x.args[0], float(x.args[1].value), float(x.args[2].value)  # type: ignore[arg-type]
+            moved = 0.0
+            if rounded.fn == "add" and rounded.args[1].fn == "const":
+                rounded, moved = rounded.args[0], float(rounded.args[1].value)  # type: ignore[arg-type]
+            if rounded.fn == "round":
+                within = call("round", _unbounded(rounded.args[0], least - moved, most - moved))
+                found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
     return substitute(expr, found) if found else expr
+
+
+def _unbounded(x: Expr, least: float, most: float) -> Expr:
+    """A number without bounds at or beyond these two."""
+    while x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
+        bound = 0.0 if x.fn == "relu" else float(x.args[1].value)  # type: ignore[arg-type]
+        if bound < most if x.fn == "min" else bound > least:
+            break
+        x = x.args[0]
+    return x

@@ -111,4 +111,20 @@ def store(buffer: np.ndarray, tensor: Tensor, values: np.ndarray) -> None:
     for axis, (n, padded) in enumerate(zip(tensor.shape, tensor.padded, strict=True)):
         if padded > n:
             whole[(slice(None),) * axis + (slice(n, None),)] = 0
-    elements(buffer, tensor)[...] = values
+    _copy(elements(buffer, tensor), values)
+
+
+def _copy(into: np.ndarray, values: np.ndarray) -> None:
+    """into[...] = values. Where these lie in another order, in tiles: NumPy would go through all memory for every line."""
+    a, b = (min(range(x.ndim), key=lambda axis: abs(x.strides[axis]), default=0) for x in (into, values))
+    if a == b or into.nbytes < WORTH_TILES:
+        into[...] = values
+        return
+    into, values = (np.moveaxis(x, (a, b), (0, 1)) for x in (into, values))
+    for i in range(0, into.shape[0], TILE):
+        for j in range(0, into.shape[1], TILE):
+            into[i : i + TILE, j : j + TILE] = values[i : i + TILE, j : j + TILE]
+
+
+TILE, WORTH_TILES = 256, 1 << 20
+"""Elements of a tile's sides, and from how many bytes on it takes less time."""

@@ -83,6 +83,8 @@ def _rounded(x: np.ndarray, terms: int) -> np.ndarray:
 
     To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up.
     """
+    if x.dtype == np.float16:
+        return x
     k = math.prod(x.shape[x.ndim - terms :])
     lines, out = x.reshape(-1, k), np.empty((x.size // max(k, 1), k), np.float16)
     turns = (np.arange(k) * GOLDEN % 1).argsort(kind="stable")  # any first part of it is spread evenly: for equal elements

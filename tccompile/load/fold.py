@@ -29,6 +29,7 @@ from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
 from tccompile.load.counted.rules import sizes
+from tccompile.load.late import is_late, note, note_all
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -173,6 +174,7 @@ class Folder:
                     f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
                 )
         self.sizes.finish()
+        note_all(self.constants, self.kept)
         self.name_outputs()
         self.drop_unused()
         del self.graph.node[:], self.graph.value_info[:]
@@ -208,10 +210,14 @@ class Folder:
         if self.empty(node):
             return
         inputs = [self.constants.get(name) for name in node.input if name]
+        if standard and is_late(*node.output) and (node.op_type != "Range" or all(c is not None for c in inputs)):
+            self.kept.append(node)
+            return
         if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
             self.work -= self.work_of(node, inputs)  # type: ignore[arg-type]
             result = self.evaluate(node)
             if result is not None:
+                note(node)
                 for name, weight in zip(node.output, result, strict=False):
                     if name:
                         del self.types[name]
@@ -353,6 +359,7 @@ class Folder:
         """`name` is another name of the tensor `as_name`."""
         if as_name in self.constants:
             self.set_constant(name, self.constants[as_name])
+            note(onnx.helper.make_node("Identity", [as_name], [name]))
         else:
             self.alias[name] = as_name
 

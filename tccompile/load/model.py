@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -85,9 +86,10 @@ def in_memory(model: Given) -> Model:
         return model
     if isinstance(model, os.PathLike):
         return Path(model)
-    data = model.read() if hasattr(model, "read") else model
+    text = isinstance(model, io.TextIOBase)  # which, of other bytes than text, cannot even be read
+    data = model.read() if hasattr(model, "read") and not text else model
     if not isinstance(data, bytes | bytearray | memoryview):
-        what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
+        what = "a file that is open as text: open it with 'rb'" if text else f"a {type(data).__name__}"
         raise UsageError(f"a model is a path, an onnx.ModelProto, bytes or an open file, not {what}")
     proto = onnx.ModelProto()
     _guard("the bytes are not an ONNX file", proto.ParseFromString, bytes(data))
@@ -200,7 +202,10 @@ def with_small_weights(model: Model) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def sources(model: Model) -> Mapping[str, np.ndarray]:
-    """The model's weights by the names that recipes call them: they fill a plan, of all or of a part, made without."""
+    """A model's weights, arrays by their names: for `Session.refit`, and for what was left out of a plan (`--strip-weights`).
+
+    model  its file, or an onnx.ModelProto; of it nothing else is checked. Raises ModelError for a file that is no model
+    """
     proto, path = parsed(model)
     return _guard("the model is not valid ONNX", _hold_aside, proto.graph, path)
 

@@ -17,6 +17,7 @@ from tccompile.lower import (
     norm,
     pointwise,
     pool,
+    positions,
     quantized,
     reduce,
     resize,
@@ -104,6 +105,7 @@ CONVERTERS: dict[str, Converter] = {
     "BitShift": pointwise.bit_shift,
     **dict.fromkeys(("Cast", "CastLike"), pointwise.cast_to),
     "Trilu": pointwise.trilu,
+    "Range": positions.range_,
 }
 """By ONNX op, at the opset that `load` gives."""
 

@@ -14,7 +14,9 @@ from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Resize
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
+from tccompile.load.late import is_late
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
+from tccompile.lower.resize_late import late_axis, late_resize
 
 NARROW = (DType.I8, DType.U8, DType.I16, DType.U16, DType.BOOL)
 """Integers that floats hold exactly."""
@@ -41,6 +43,9 @@ class Axis:
 
 def resize(node: gs.Node, b: Builder) -> None:
     x, y = node.inputs[0], node.outputs[0]
+    if any(is_late(late_axis(y.name, a)) for a in range(len(y.shape))):
+        late_resize(node, b)
+        return
     axes = _axes(node, b)
     if b.attr("mode", "nearest") == "nearest" and all(a.inside.all() for a in axes):
         view = nearest_view(b.value(x).name, {a.axis: a.index[:, 0] for a in axes}, shape_of(x), shape_of(y))

@@ -41,7 +41,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -294,6 +294,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """What the exporter that wrote the model told of weights of products.
+
+    modules  the module that a weight is part of, by the weight's name
+    folded   weights that are no module's own: a normalization behind it was folded into them
+    """
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    folded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a plan knows of the model that it was made from, such that other weights can take the place of the model's.
 
@@ -303,6 +315,7 @@ class Origin:
     held      what constants were that are made of initializers
     factor    how much larger or smaller constants may be, where precision was chosen by what values tensors take; 0 elsewhere
     model     SHA-256 of the model's file, in hexadecimal; empty if it was compiled from memory
+    exported  by which adapters find their weights
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -311,22 +324,33 @@ class Origin:
     held: Mapping[str, Held] = field(default_factory=dict)
     factor: float = 0.0
     model: str = ""
+    exported: Exported = field(default_factory=Exported)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What one rewrite did to the model's graph, for people: its `equation`, and the nodes that computed what it replaced."""
+
+    equation: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A compiled model.
 
-    name     the model's
-    producer the tools and versions that made it, by name
-    entries  those for fixed shapes, and then of each family the one for its least sizes
-    weights  the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
-             were left out of a stripped plan are missing. Entries with a constant of the same name share it
-    notes    what a person may want to know of the whole model, one line each
+    name          the model's name, as its file or its graph has it
+    producer      the tools and versions that made it, by name
+    entries       those for fixed shapes, and then of each family the one for its least sizes
+    images        machine code, as cubins or PTX
+    weights       the bytes of each constant tensor in the layout its entry in `tensors` says (all of `span`); constants that
+                  were left out of a stripped plan are missing. Entries with a constant of the same name share it
+    notes         what a person may want to know of the whole model, one line each
     certificates  what `tcrun --selftest` holds the plan to
-    origin   what `refit` holds other weights to
-    families entries for whole ranges of sizes
-    metadata what the model's file says of itself
+    origin        what `refit` holds other weights to
+    families      entries for whole ranges of sizes
+    metadata      what the model's file says of itself
+    rewrites      what was done to the model's graph before it was lowered
     """
 
     name: str
@@ -339,6 +363,7 @@ class Plan:
     origin: Origin = field(default_factory=Origin)
     families: tuple[Family, ...] = ()
     metadata: Metadata = field(default_factory=Metadata)
+    rewrites: tuple[Rewritten, ...] = ()
     digests: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"stored": False})
     """The SHA-256 of weights that lie in a file; checked by `weight`."""
     identity: str = field(init=False, default="", compare=False, repr=False, metadata={"stored": False})
@@ -386,12 +411,12 @@ class Plan:
         return from_bytes, (to_bytes(self),)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file: see `write_plan`."""
+        """Write the plan to a file, whole or not at all: where writing fails, what was there before stays. Raises OSError."""
         write_plan(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """The plan in a file: see `read_plan`."""
+        """The plan in a file. Raises PlanError if it is damaged or of another format version; runs none of its code."""
         return read_plan(path)
 
 

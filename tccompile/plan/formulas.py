@@ -5,12 +5,15 @@ A plan for a range of sizes holds such a tree for its steps. Nothing here knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tccompile.errors import PlanError
 from tccompile.ir.extent import Extent, Open, greatest, least
+from tccompile.ir.types import DType
 
 LIMIT = 1 << 62
 """What formulas compute is smaller than this, and not smaller than its negative."""
@@ -113,22 +116,24 @@ def filler(tree: Any) -> Maker:
 
 def _maker(tree: Any) -> Maker | None:
     """None for a tree without slots."""
+    if type(tree) in PLAIN:
+        return None
     if type(tree) is Slot:
         number = tree.number
         return lambda numbers: numbers[number]
     if isinstance(tree, tuple | list):
-        return _many(list(enumerate(tree)), list, tuple, tree)
+        return _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
-        return _many(list(tree.items()), dict, None, tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        own, cls = {f.name: getattr(tree, f.name) for f in fields(tree)}, type(tree)
-        whole = _many(list(own.items()), dict, None, own)
+        return _many(tree.items(), dict, None, tree)
+    if names := _names(type(tree)):
+        own, cls = {name: getattr(tree, name) for name in names}, type(tree)
+        whole = _many(own.items(), dict, None, own)
         return whole and (lambda numbers: cls(**whole(numbers)))
     return None
 
 
 def _many(
-    parts: list[tuple[Any, Any]], copied: Callable[[Any], Any], kept: Callable[[Any], Any] | None, whole: Any
+    parts: Iterable[tuple[Any, Any]], copied: Callable[[Any], Any], kept: Callable[[Any], Any] | None, whole: Any
 ) -> Maker | None:
     """The maker of something with these parts: a copy of it in which those with slots are replaced."""
     makers = [(key, maker) for key, part in parts if (maker := _maker(part)) is not None]
@@ -146,15 +151,34 @@ def _many(
 
 def slots(tree: Any) -> int:
     """One more than the largest slot of a tree; 0 without any."""
-    if type(tree) is Slot:
-        return tree.number + 1
-    if isinstance(tree, tuple | list):
-        return max(map(slots, tree), default=0)
-    if isinstance(tree, Mapping):
-        return max(map(slots, tree.values()), default=0)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return max((slots(getattr(tree, f.name)) for f in fields(tree)), default=0)
-    return 0
+    most, left = 0, [tree]
+    while left:
+        part = left.pop()
+        if type(part) in PLAIN:
+            continue
+        if type(part) is Slot:
+            most = max(most, part.number + 1)
+        elif isinstance(part, tuple | list):
+            left += part
+        elif isinstance(part, Mapping):
+            left += part.values()
+        else:
+            left += [getattr(part, name) for name in _names(type(part))]
+    return most
+
+
+PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
+"""Types that hold no other parts of a tree; most parts are of these."""
+
+
+_fields: dict[type, tuple[str, ...]] = {}
+
+
+def _names(cls: type) -> tuple[str, ...]:
+    """The fields of a class of dataclasses; none of others."""
+    if cls not in _fields:
+        _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
+    return _fields[cls]
 
 
 # --- From open extents -------------------------------------------------------------------------------------------------

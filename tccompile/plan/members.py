@@ -38,6 +38,7 @@ class Bounds:
         self._offsets = self._table([(t.offset,) for t in tensors])[:, 0]
         self._bits = np.array([t.dtype.bits for t in tensors])
         self._bases = np.array([place[t.storage] for t in tensors])
+        self._spaces = self._table([(step.scratch[1], step.counters[1]) for step in section.steps], 2)
         launches = [launch for step in section.steps for launch in step.launches]
         args = [arg for launch in launches for arg in launch.args]
         self._grids = self._table([launch.grid for launch in launches if any(isinstance(n, Slot) for n in launch.grid)], 3)
@@ -56,7 +57,8 @@ class Bounds:
         self._end = np.array([ends.get(a.space, 0) for a, _ in addresses], np.int64)
         self._values = np.array(self._constants, np.int64)
         self._most = np.full(len(tensors), SIZE, np.int64)
-        self._most = self._bytes(self._all(computed(family.formulas, [size.all[-1] for size in family.sizes])))
+        values = self._all(computed(family.formulas, [size.all[-1] for size in family.sizes]))
+        self._most, self._most_space = self._bytes(values), values[self._spaces]
 
     def check(self, numbers: Sequence[Any]) -> None:
         """Raises PlanError for the member whose numbers these are, as `computed` gives them, if it breaks a rule."""
@@ -64,6 +66,8 @@ class Bounds:
         sizes = self._bytes(values)
         if (over := sizes > self._most).any():
             raise PlanError(f"tensor {self._names[int(np.argmax(over))]!r} has more bytes than at the greatest sizes")
+        spaces = values[self._spaces]
+        require((spaces >= 0).all() and (spaces <= self._most_space).all(), "a workspace larger than at the greatest sizes")
         grids = values[self._grids]
         require((grids >= 1).all() and (grids <= GRID).all(), "a grid that there is not")
         told = values[self._ints]

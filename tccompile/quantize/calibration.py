@@ -19,11 +19,11 @@ import onnx_graphsurgeon as gs
 from tccompile.errors import InputError
 from tccompile.plan.codec import Codec, CodecError, loads
 from tccompile.quantize.insert import Tensor
-from tccompile.quantize.known import ALL, FLOAT8_ALL, FLOATS, FORMATS, WAYS, Activation, Known, Off, made
-from tccompile.quantize.products import layers
+from tccompile.quantize.known import ALL, FLOAT8_ALL, FLOAT8_OPERANDS, FLOATS, FORMATS, WAYS, Activation, Known, Off, made
+from tccompile.quantize.products import products
 from tccompile.quantize.smooth import smoothed
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,15 @@ class Chosen:
 
     def applied(self, graph: gs.Graph) -> gs.Graph:
         """A copy of the model's rewritten graph with what is in bytes. Raises InputError if it is of another model."""
-        known = {layer.name: layer for layer in layers(graph)[0]}
+        known, tensors = products(graph), graph.tensors()
         for name in self.layers:
             layer = known.get(name)
-            if layer is None or layer.x.name not in self.tensors:
+            if layer is None or not layer.reads.keys() <= self.tensors.keys():
                 raise InputError(f"the calibration is of another model: this one has no product {name!r} that it could be for")
-            channels = layer.x.shape[layer.channels]
-            if len(self.tensors[layer.x.name].means) != channels:
-                raise InputError(f"the calibration is of another model: {layer.x.name!r} has {channels} channels in this one")
+            for read, axis in layer.reads.items():
+                channels = tensors[read].shape[axis]
+                if len(self.tensors[read].means) != channels:
+                    raise InputError(f"the calibration is of another model: {read!r} has {channels} channels in this one")
         return made(smoothed(graph, self.smooth), self.tensors, self.layers)
 
 
@@ -133,7 +134,7 @@ def _check(c: Calibration) -> None:
         _require(len(set(names)) == len(names), "two activations for one product")
         for a in part:
             _require(bool(a.layers), f"{a.name!r} has no products")
-            _check_activation(a, tuple(w for w in WAYS if w not in (ALL, FLOAT8_ALL)), tuple(WAYS))
+            _check_activation(a, tuple(w for w in WAYS if w not in (ALL, FLOAT8_ALL)), tuple(WAYS), (FLOATS, FLOAT8_OPERANDS))
     for a in known.added:
         _check_activation(a, (FLOATS, ALL, FLOAT8_ALL))
     for name, tensor in chosen.tensors.items():

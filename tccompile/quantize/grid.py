@@ -63,10 +63,11 @@ def _rounded(x: np.ndarray, scale: float, zero: int, signed: bool) -> np.ndarray
     return (np.clip(q, limits.min, limits.max) - np.float32(zero)) * np.float32(scale)
 
 
-def grid_of(sample: np.ndarray, float8: bool = False) -> Grid:
+def grid_of(sample: np.ndarray, float8: bool = False, centred: bool = False) -> Grid:
     """The grid of least error for values of which these are some, the least and the greatest among them; or that of float8.
 
-    Values of both signs get signed bytes without a zero point, unless one would leave less than half of the error's square.
+    Values of both signs get signed bytes without a zero point, unless one would leave less than half of the error's square, and
+    they need not be `centred`: what reads them may take none.
     """
     low, high = min(float(sample.min()), 0.0), max(float(sample.max()), 0.0)
     most = max(high, -low)
@@ -91,6 +92,8 @@ def grid_of(sample: np.ndarray, float8: bool = False) -> Grid:
     if -low <= high * NEGATIVE:
         return least(high * CUTS / 255, none, signed=False)
     symmetric = least(most * CUTS / 127, none, signed=True)
+    if centred:
+        return symmetric
     steps = (high - low) * CUTS / 255
     shifted = least(steps, np.clip(np.rint(-low * CUTS / steps), 0, 255).astype(int), signed=False)
     return shifted if shifted.error**2 < BETTER * symmetric.error**2 else symmetric

@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from tccompile.errors import InputError
 from tccompile.load.constants import Weight, derived, literal
 from tccompile.quantize.grid import Grid
-from tccompile.quantize.products import Layer, layers
+from tccompile.quantize.products import Layer, products
 from tccompile.rewrites.rule import Editor
 
 
@@ -42,21 +42,23 @@ def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[
     """
     graph = graph.copy()
     edit = Editor(graph)
-    found = {layer.name: layer for layer in layers(graph)[0] if layer.name in names}
+    found = {name: layer for name, layer in products(graph).items() if name in names}
     for layer in found.values():
+        if not isinstance(layer, Layer) or layer.depthwise:
+            continue  # attention has no weights, and those of a channel's own filter are as they were
         x = tensors[layer.x.name]
         if x.grid.float8:
             _in_float8(edit, layer)
         else:
             _in_bytes(edit, layer, x, Rounded() if weights is None else weights)
-    known, products = graph.tensors(), {id(layer.node) for layer in found.values()}
-    read = {layer.x.name for layer in found.values()}
+    known, nodes = graph.tensors(), {id(layer.node) for layer in found.values()}
+    read = {name for layer in found.values() for name in layer.reads}
     for name, how in sorted(tensors.items()):  # in which order they were found, a file does not say
         if name in read or (how.tied and name in known):
             t = known[name]
             if not isinstance(t, gs.Variable) or np.dtype(t.dtype) != np.float32:
                 raise InputError(f"the calibration is of another model: {name!r} is no activation of float32 in this one")
-            _stored(edit, t, how, products)
+            _stored(edit, t, how, nodes)
     return graph
 
 

@@ -21,7 +21,7 @@ from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_erro
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
-from tccompile.quantize.products import OPS, Layer, layers
+from tccompile.quantize.products import IN_FLOATS, OPS, Attended, Layer, attentions, layers, products
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ties import begins, ties
 from tccompile.rewrites import tidy
@@ -47,8 +47,14 @@ HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormaliza
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
 """Operators that do not read bytes but by way of floats that are stored for them."""
 
+WEIGHTS_OFF = 2.6e-2
+"""What attention is off by whose weights are rounded to E4M3, relative to it, where values average to nothing."""
+
 NAMED = "--fp32 names it"
 """Why a product is not in bytes that the user wants in fp32."""
+
+NOT_FINITE = "its input is not finite, or too large to be squared"
+"""Why a product is not in bytes whose input has no scale."""
 
 ELSEWHERE = "the model has it at some shapes only"
 """Why a product is not in bytes that other shapes do not have, or have as another."""
@@ -79,7 +85,7 @@ class Known:
     added   results of products that only sums with results of others read
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
-    long    products that are not in integers, and why
+    long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
     tried   what was run in bytes: how far estimates have the outputs off, and how far they were
     """
 
@@ -89,6 +95,7 @@ class Known:
     smooth: Mapping[str, np.ndarray]
     floats: Mapping[str, str]
     long: Mapping[str, str]
+    no_float8: Mapping[str, str]
     tried: tuple[tuple[float, float], ...]
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
@@ -97,16 +104,17 @@ class Known:
 
         Raises InputError if it is of another model.
         """
-        found = [{layer.name: layer for layer in layers(graph)[0]} for graph in graphs]
+        found = [(products(graph), graph.tensors()) for graph in graphs]
         names = [name for a in self.alone for name in a.layers]
         out = {name: NAMED for name in names if named(name, fp32)}
         for a in (*self.alone, *self.tied):
             for name in a.layers:
-                if not all(name in there and _fits(there[name], a) for there in found):
+                if not all(name in there and _fits(there[name], tensors, a) for there, tensors in found):
                     out.setdefault(name, ELSEWHERE)
         if names and all(out.get(name) == ELSEWHERE for name in names):
             raise InputError(f"the calibration is of another model: this one has no product {min(names)!r} that it could be for")
-        out |= {} if "fp8" in formats else {name: why for name, why in self.long.items() if name not in out}
+        for format, others in (("fp8", self.long), ("int8", self.no_float8)):
+            out |= {} if format in formats else {name: why for name, why in others.items() if name not in out}
         alone, tied = (
             tuple(self._in(b, formats) for a in part if (b := _without(a, out)) is not None) for part in (self.alone, self.tied)
         )
@@ -114,8 +122,9 @@ class Known:
         return replace(self, alone=alone, tied=tied, added=added, floats={**self.floats, **out})
 
     def _in(self, a: Activation, formats: Collection[str]) -> Activation:
-        """The activation as it may be stored in these formats: in integers only if all of its products may be."""
-        usable = [f for f in formats if f == "fp8" or not any(name in self.long for name in a.layers)]
+        """The activation as it may be stored in these formats: in those in which all of its products may be."""
+        without = {"int8": self.long, "fp8": self.no_float8}
+        usable = [f for f in formats if not any(name in without[f] for name in a.layers)]
         ways = {FLOATS, *(way for f in usable for way in FORMATS[f])}
         return replace(a, ways=tuple(way for way in a.ways if way in ways))
 
@@ -125,9 +134,9 @@ def named(node: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(node, pattern) for pattern in patterns)
 
 
-def _fits(layer: Layer, a: Activation) -> bool:
-    stored = [a.how[way].get(layer.x.name) for way in a.ways if way != FLOATS]
-    return all(t is not None and len(t.means) == layer.x.shape[layer.channels] for t in stored)
+def _fits(layer: Layer | Attended, tensors: Mapping[str, gs.Tensor], a: Activation) -> bool:
+    stored = [(a.how[way].get(name), tensors[name].shape[axis]) for way in a.ways if way for name, axis in layer.reads.items()]
+    return all(t is not None and len(t.means) == channels for t, channels in stored)
 
 
 def _without(a: Activation, out: Collection[str]) -> Activation | None:
@@ -159,22 +168,26 @@ def find(
     smooth = factors(graph, begun.values)
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
+    attended, refused = attentions(graph, {layer.x.name for layer in found})
     ran = len(program.ops) * len(first)
     added = _added(graph)
-    wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found)
+    wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found) | _channels(attended)
     observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
     by_name = _by_name(found, observed, floats)
     alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
+    alone += [a for one in attended if (a := _attention(one, observed, refused)) is not None]
     tied, left = [], {a.name: a for a in alone}
     for members in ties(graph, observed.values, HEAVY):
         operands = [left.pop(t.name) for t in members if t.name in left]
         if operands:
             tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
     long = {layer.name: why for layer in found if (why := layer.not_in_integers) is not None}
+    long |= {one.name: IN_FLOATS for one in attended}
+    no_float8 = {layer.name: why for layer in found if (why := layer.not_in_float8) is not None}
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, sums, smooth, floats, long, ())
+    known = Known(tuple(alone), others, sums, smooth, floats | refused, long, no_float8, ())
     measure = Measure(graph, runs, sources, metric)
     tried = []
     for name in formats:
@@ -261,9 +274,9 @@ def predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> f
     return float(np.sqrt(sum(a.squares[choice.get(a.name, FLOATS)] for a in activations)))
 
 
-def _channels(found: Sequence[Layer]) -> dict[str, int]:
+def _channels(found: Sequence[Layer | Attended]) -> dict[str, int]:
     """Which axis of each operand its channels go along: as the first product has it that reads it."""
-    return {layer.x.name: layer.channels for layer in reversed(found)}
+    return {name: axis for layer in reversed(found) for name, axis in layer.reads.items()}
 
 
 def _moved_with(graph: gs.Graph) -> dict[str, int]:
@@ -284,7 +297,7 @@ def _by_name(found: Sequence[Layer], observed: Observed, floats: dict[str, str])
         elif values is not None and values.low == values.high == 0:
             floats[layer.name] = "its input is zero in all that it was calibrated with"
         else:
-            floats[layer.name] = "its input is not finite, or too large to be squared"
+            floats[layer.name] = NOT_FINITE
     return by_name
 
 
@@ -317,9 +330,10 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.all(), float8), values.means, shared=True)
+        one = Tensor(grid_of(values.all(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
-        by_weights = sum((g * weight_error(layer.rows(), float8)) ** 2 for g, layer in zip(gains, own, strict=True))
+        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
+        by_weights = sum((g * weight_error(rows, float8)) ** 2 for g, rows in rounded)
         rounding = _rounding(values, one.grid) ** 2
         as_operand = sum(g**2 for g in gains) * rounding
         whole = _gain(observed, name) ** 2 * rounding
@@ -328,13 +342,28 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     return Activation(name, _names(own), tuple(how), ways, tuple(squares))
 
 
+def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Activation | None:
+    """An attention's operands as one; None where they have no scales, which goes to `refused`."""
+    if not all(_is_usable(observed, name) for name in one.reads):
+        refused[one.name] = NOT_FINITE
+        return None
+    how, moved = dict[str, Tensor](), (_gain(observed, one.node.outputs[0].name) * WEIGHTS_OFF) ** 2
+    for name in one.reads:
+        values = observed.values[name]
+        how[name] = Tensor(grid_of(values.all(), float8=True), values.means, shared=False)
+        moved += (_gain(observed, name) * _rounding(values, how[name].grid)) ** 2
+    ways = [how if way == FLOAT8_OPERANDS else {} for way in WAYS]
+    squares = tuple(moved if way == FLOAT8_OPERANDS else 0.0 for way in WAYS)
+    return Activation(next(iter(one.reads)), (one.name,), tuple(ways), (FLOATS, FLOAT8_OPERANDS), squares)
+
+
 def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
     sample = np.concatenate([v.all() for v in seen])
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
-        grid = grid_of(sample, way == FLOAT8_OPERANDS)
+        grid = grid_of(sample, way == FLOAT8_OPERANDS, any(layer.depthwise for layer in own))
         moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
         alone = sum(a.squares[way] for a in operands)
         apart = {name: t for a in operands for name, t in a.how[way].items()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 
 import numpy as np
 
-from tccompile.ir.ops import Op
+from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate, rounded_before
+from tccompile.ir.storage import nearest
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.precision.sensitivity import Sensitivity
 
 SAMPLE = 1 << 17
@@ -125,8 +127,21 @@ def observe(
     return Observed({name: v for name, v in values.items() if name not in wrong}, dict(gains))
 
 
+class _InFloat8(Attention):
+    """Attention as Tensor Cores compute it that multiply its weights in E4M3: a weight of 1 is 32 there."""
+
+    def weights(self, e: np.ndarray) -> np.ndarray:
+        return nearest(32 * e, DType.E4M3) / 32
+
+
+def _rounds(op: Attention) -> Attention:
+    return _InFloat8(**{f.name: getattr(op, f.name) for f in fields(op)})
+
+
 def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
-    """What a program computes from each set of inputs, in float32."""
+    """What a program computes from each set of inputs, in float32; weights of attention in E4M3 are rounded to it."""
     program = rounded_before(program, sources)
+    ops = (_rounds(op) if isinstance(op, Attention) and program.tensors[op.q].dtype in FLOAT8 else op for op in program.ops)
+    program = replace(program, ops=tuple(ops))
     with np.errstate(all="ignore"):
         return [evaluate(program, feeds, sources) for feeds in runs]

@@ -1,8 +1,12 @@
-"""The products of a graph that may be multiplied in bytes: which ones, and why not the others."""
+"""The products of a graph that may be multiplied in bytes: which ones, and why not the others.
+
+Attention is one of its three operands, in floats of 8 bits only.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.load.constants import Weight, held
 from tccompile.lower.byte_products import LEAST
+from tccompile.lower.heads import MOST, is_one_op
 from tccompile.rewrites.rule import constant, finite, is_float, name_of, operand, rank
 
 OPS = ("Conv", "Gemm", "MatMul")
@@ -38,9 +43,24 @@ class Layer:
         return self.node.inputs[0]
 
     @property
+    def reads(self) -> dict[str, int]:
+        """What it reads that may be in bytes, by name, and the axis that its channels go along."""
+        return {self.x.name: self.channels}
+
+    @property
     def weights(self) -> Weight:
         weights: Weight = self.node.inputs[1]
         return weights
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether it reads bytes, and multiplies them by weights in floats: each channel by its own filter."""
+        return self.node.op == "Conv" and self.node.attrs.get("group", 1) > 1 and self.weights.shape[1] == 1
+
+    @property
+    def not_in_float8(self) -> str | None:
+        """Why it is not multiplied in floats of 8 bits; None if it may be."""
+        return "it is a depthwise convolution, which reads integers or halves" if self.depthwise else None
 
     @property
     def not_in_integers(self) -> str | None:
@@ -57,6 +77,68 @@ class Layer:
         """The weights as (the result's channels, x's channels, taps)."""
         values: np.ndarray = np.moveaxis(held(self.weights), (self.columns, self.terms), (0, 1))
         return values.reshape(*values.shape[:2], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """An Attention of three activations."""
+
+    node: gs.Node
+
+    @property
+    def name(self) -> str:
+        return name_of(self.node)
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """What it reads that may be in bytes, by name, and the axis that its channels go along."""
+        return {t.name: rank(t) - 1 for t in self.node.inputs[:3]}
+
+
+IN_FLOATS = "it is attention, which is not multiplied in integers"
+"""Why an attention is not in integers of 8 bits."""
+
+
+def attentions(graph: gs.Graph, taken: Collection[str]) -> tuple[list[Attended], dict[str, str]]:
+    """The attentions of a graph that may be in floats of 8 bits, and for the others, by their names, why they may not.
+
+    taken  what products read, by name
+    """
+    found, refused = [], {}
+    nodes = [node for node in graph.nodes if node.op == "Attention" and node.domain in (None, "", "ai.onnx")]
+    for node in nodes:
+        others = {t.name for other in nodes if other is not node for t in other.inputs[:3]}
+        reason = _why_not_attended(node, {*taken, *others})
+        if reason is None:
+            found.append(Attended(node))
+        else:
+            refused[name_of(node)] = reason
+    return found, refused
+
+
+def _why_not_attended(node: gs.Node, taken: set[str]) -> str | None:
+    operands = node.inputs[:3]
+    if len(node.outputs) > 1 or any(operand(node, i) is not None for i in (4, 5, 6)):
+        return "it is attention to keys and values from before"
+    if not is_one_op(node):
+        return f"it is attention with softcap, or with heads of more than {MOST} elements"
+    if any(constant(t) is not None for t in operands):
+        return "it is attention to constants"
+    if any(not is_float(t) or np.dtype(t.dtype) != np.float32 for t in operands):
+        return "it is not of float32"
+    if shared := sorted({t.name for t in operands} & taken):
+        return f"other products read {shared[0]!r}, too"
+    if any(x is t for t in operands for x in node.inputs[3:]):
+        return "its mask is one of its operands"
+    return None
+
+
+def products(graph: gs.Graph) -> dict[str, Layer | Attended]:
+    """All that may be multiplied in bytes, by name."""
+    found, _ = layers(graph)
+    attended, _ = attentions(graph, {layer.x.name for layer in found})
+    every: list[Layer | Attended] = [*found, *attended]
+    return {one.name: one for one in every}
 
 
 def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
@@ -83,13 +165,14 @@ def why_not(node: gs.Node) -> str | None:
         return "its weights are no finite numbers"
     if node.op == "Conv":
         groups = node.attrs.get("group", 1)
+        if rank(w) > 4:
+            return "it is a convolution of volumes"
         if groups != 1 and w.shape[1] == 1:
-            return "it is a depthwise convolution, which no Tensor Core multiplies in bytes"
+            same = groups == w.shape[0]
+            return None if same else "it has several filters for each channel, which no Tensor Core multiplies in bytes"
         terms = w.shape[1]
         if groups != 1 and terms % LEAST and terms > LEAST:
             return f"its groups have {terms} input channels; bytes are multiplied in multiples of {LEAST}"
-        if rank(w) > 4:
-            return "it is a convolution of volumes"
     else:
         if rank(w) != 2:
             return "its weights are several matrices"

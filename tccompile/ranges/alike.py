@@ -17,7 +17,7 @@ from tccompile.ir.extent import Extent, UndecidedError
 from tccompile.ir.program import Program, verify
 from tccompile.plan.formulas import Formula, computed, drawn, filler
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
-from tccompile.ranges.fit import fit
+from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
 """Programs at sizes at random that a formula is held to, besides those at corners."""
@@ -27,6 +27,9 @@ NEAR = 10
 
 BOXES = 24
 """Parts of a range that are made at most."""
+
+ALONE = 6
+"""Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
 
 ProgramAt = Callable[[Point], Program]
 
@@ -72,6 +75,8 @@ def patterns(box: Box, program_of: Callable[[Box], ProgramAt]) -> list[Pattern]:
 
 def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
     """Whether even the greatest sizes of a box, which are neighbours, have different programs."""
+    if count(box) <= ALONE:
+        return False
     last = tuple(replace(size, low=size.all[-2:][0], high=size.all[-1]) for size in box)
     for number, size in enumerate(last):
         one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
@@ -97,14 +102,17 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
 
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
-            known[numbers] = fit(numbers, at, sizes)
+            known[numbers] = padded(numbers, known) or fit(numbers, at, sizes)
         return known[numbers]
 
     found = Pattern(box, *drawn(merge(programs, formula, ()), names))
     for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
         if point not in seen:
             made = found.at(point)
-            verify(made)
+            try:
+                verify(made)
+            except AssertionError as why:
+                raise UndecidedError(str(why)) from why
             try:
                 differ(made, program_at(point), ())
             except UndecidedError:

@@ -1,13 +1,14 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
-What a program says of sizes is few forms of numbers: an extent of a layer, (d + b) // c · e + f of one dimension d of the model's
-inputs (strides divide, padding adds, pooling and upsampling do both, and divisions one after the other are one), and products of
-these, which are strides and counts. So a formula that fits the sizes looked at can only be wrong where a program is made by
-other rules at other sizes; `family` compares it there.
+What a program says of sizes is few forms of numbers: an extent of a layer, (a * d + b) // c * e + f of one dimension d of the
+model's inputs, and products of these, which are strides and counts. Strides divide, padding adds, pooling and upsampling do both;
+divisions one after the other are one, and a is 1 but for images that become half as large again. So a formula that fits the sizes
+looked at can only be wrong where a program is made by other rules at other sizes; `alike` compares it there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -16,24 +17,31 @@ from operator import mul
 
 import numpy as np
 
-from tccompile.ir.extent import Extent
+from tccompile.ir.extent import Extent, round_up
 from tccompile.plan.formulas import computed, drawn, filler
 
 DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 48, 56)
 """What extents are divided by: products of strides, and the multiples that layouts pad to."""
 
+MOST = 64
+"""What extents are multiplied by at most before they are divided."""
+
+SURE = 4
+"""Sizes by which such a line is found: through fewer there are many."""
+
 
 @dataclass(frozen=True)
 class Line:
-    """(d + b) // c * e + f."""
+    """(a * d + b) // c * e + f."""
 
     b: int
     c: int
     e: int
     f: int
+    a: int = 1
 
     def of(self, d: Extent) -> Extent:
-        whole = (d + self.b) // self.c if self.c > 1 else d + self.b
+        whole = (d * self.a + self.b) // self.c if self.c > 1 else d + self.b
         return whole * self.e + self.f
 
 
@@ -44,6 +52,66 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
     """
     if len(set(numbers)) == 1:
         return numbers[0]
+    found = _product(numbers, at, at, sizes)
+    for pair in itertools.combinations(sizes, 2) if found is None else ():
+        found = _of_sum(numbers, at, sizes, pair)
+        if found is not None:
+            break
+    return found
+
+
+def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
+    """The formula of numbers that are those of a known formula, padded, or so many times as much; None if there is none."""
+    v = np.array(numbers, np.int64)
+    for others, formula in known.items():
+        if formula is None or isinstance(formula, int):
+            continue
+        whole = np.array(others, np.int64)
+        for c in PADDED:
+            up = -(-whole // c) * c
+            times = int(v[0] // up[0]) if up[0] > 0 else 0
+            if times and (up * times == v).all():
+                return round_up(formula, c) * times
+    return None
+
+
+def _of_sum(
+    numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent], pair: tuple[str, str]
+) -> Extent | None:
+    """A formula of the sum of two sizes, as of earlier tokens and new ones, or one of the two times such a formula."""
+    one, other = pair
+    both = [p[one] + p[other] for p in at]
+    apart = [{k: n for k, n in p.items() if k not in pair} | {SUM: s} for p, s in zip(at, both, strict=True)]
+    wide = {k: size for k, size in sizes.items() if k not in pair} | {SUM: sizes[one] + sizes[other]}
+    factors = [None, *((name, line) for name in pair for line in _alone())]
+    for factor in factors:
+        by = [1 if factor is None else int(factor[1].of(p[factor[0]])) for p in at]
+        if 0 in by or any(n % f for n, f in zip(numbers, by, strict=True)):
+            continue
+        rest = [n // f for n, f in zip(numbers, by, strict=True)]
+        found = rest[0] if len(set(rest)) == 1 else _product(rest, apart, at, wide)
+        if found is not None:
+            return found if factor is None else factor[1].of(sizes[factor[0]]) * found
+    return None
+
+
+SUM = "+"
+"""What the sum of two sizes is called, which is no name of one."""
+
+
+def _alone() -> list[Line]:
+    """What extents are factors as: as they are, and padded."""
+    return [Line(0, 1, 1, 0), *(Line(c - 1, c, c, 0) for c in PADDED)]
+
+
+def _product(
+    numbers: Sequence[int], at: Sequence[Mapping[str, int]], points: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]
+) -> Extent | None:
+    """A product of a line of each size.
+
+    at      the sizes at which the numbers were seen, by which lines are found
+    points  what these, as extents, are made of
+    """
     found: list[Callable[[Mapping[str, Extent]], Extent]] = []
     for name in sizes:
         alone = {p[name]: n for p, n in zip(at, numbers, strict=True) if all(p[k] == at[0][k] for k in sizes if k != name)}
@@ -61,7 +129,7 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
             return None
         common = gcd(first, numbers[0])
         product = product * (numbers[0] // common) // (first // common)
-    return product if [_at(product, p) for p in at] == list(numbers) else None
+    return product if [_at(product, p) for p in points] == list(numbers) else None
 
 
 def _of(line: Line, name: str, sizes: Mapping[str, Extent]) -> Extent:
@@ -100,13 +168,30 @@ def _line(numbers: Mapping[int, int]) -> Line | None:
             f = int(v[i] - e * whole[i])
             if (whole * e + f == v).all():
                 return Line(b, c, e, f) if c > 1 else Line(0, 1, e, f)
+    return _slanted(d, v)
+
+
+def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:
+    """The line of a share of d that is no whole part of it, as three halves."""
+    i, j, e = int(d.argmin()), int(d.argmax()), int(np.gcd.reduce(v - v[0]))
+    if e == 0 or len(d) < SURE:
+        return None
+    for c in DIVISORS[1:]:
+        a = round(int(v[j] - v[i]) * c / (int(d[j] - d[i]) * e))
+        if not 1 < a < MOST or gcd(a, c) > 1:
+            continue
+        for b in range(c):
+            whole = (d * a + b) // c
+            f = int(v[i] - e * whole[i])
+            if (whole * e + f == v).all():
+                return Line(b, c, e, f, a)
     return None
 
 
 def _primitive(line: Line) -> Line:
     """The line without a factor that all its values have."""
     common = gcd(line.e, line.f)
-    return Line(line.b, line.c, line.e // common, line.f // common)
+    return Line(line.b, line.c, line.e // common, line.f // common, line.a)
 
 
 def _at(formula: Extent, sizes: Mapping[str, int]) -> int:

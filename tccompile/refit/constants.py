@@ -17,7 +17,9 @@ weights' values, for formats and scales, hold for others only as far as these ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -33,6 +35,9 @@ from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
 
 COMPRESSED = "sparse_values", "sparse_places"
 """What makes the constants of a form of 2:4 weights: see `forms.Sparse`."""
+
+THREADS = min(os.cpu_count() or 1, 16)
+"""That make constants: NumPy and hashing let others run."""
 
 WAY_OUT = "compile the model with these weights"
 
@@ -58,19 +63,32 @@ def refitted_constants(
     check_left_out(replace(plan, weights={}))  # what is made here is held to what filling a plan is held to
     for name, values in given.items():
         _check_weight(plan, known, name, np.asarray(values))
-    out: dict[str, bytes] = {}
+    todo: dict[str, tuple[_Constant, set[str]]] = {}
     for entry in plan.entries:
         terms = summed(entry.program)
         for name, recipe in entry.program.constants.items():
             names = sources_of(recipe)
-            if name in out or names.isdisjoint(given):
+            if name in todo or names.isdisjoint(given):
                 continue
             if missing := sorted(names.difference(given, others)):
                 whole = ", ".join(map(repr, sorted(names)))
                 raise UsageError(f"{whole} are one constant of the plan: give {', '.join(map(repr, missing))} too")
-            constant = _Constant(name, entry.program.tensors[name], recipe, terms.get(name))
-            out[name] = constant.refitted(plan, {n: given[n] if n in given else others[n] for n in names})
-    return out
+            todo[name] = _Constant(name, entry.program.tensors[name], recipe, terms.get(name)), names
+
+    def made(constant: _Constant, names: set[str]) -> bytes:
+        return constant.refitted(plan, {n: given[n] if n in given else others[n] for n in names})
+
+    threads = ThreadPoolExecutor(THREADS)
+    try:
+        return dict(zip(todo, threads.map(lambda one: made(*one), todo.values()), strict=True))
+    finally:
+        threads.shutdown(cancel_futures=True)  # if one is refused, others need not be made
+
+
+def digests_of(given: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The digest of each weight."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return dict(zip(given, threads.map(digest, map(np.asarray, given.values())), strict=True))
 
 
 def together(plan: Plan, names: Collection[str]) -> set[str]:

@@ -63,7 +63,7 @@ def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | N
     terms     how many of its last axes are summed over, if it is the weights of a product
     measured  whether it counts how far its channels are apart
     """
-    flat = values.reshape(-1)
+    flat = values.ravel("K")
     largest = squares = 0.0
     tiny = 0
     with np.errstate(all="ignore"):

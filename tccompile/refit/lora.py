@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 from tccompile.errors import UnsupportedError, UsageError
 from tccompile.ir.program import Program
 from tccompile.ir.weights import Recipe, Source, Transform
+from tccompile.plan.format import Exported
 from tccompile.refit.names import Called
 from tccompile.refit.safetensors import SafeTensors
 
@@ -31,11 +33,19 @@ KINDS = {
 PATTERN = re.compile(r"(?P<module>.+)[._](?P<kind>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?\.weight")
 ALPHA = re.compile(r"(?P<module>.+)\.alpha")
 
-PREFIXES = (
-    "base_model.model.", "lora_unet_", "lora_te1_", "lora_te2_", "lora_te_", "lora_transformer_", "unet.", "text_encoder.",
-    "transformer.",
+DIFFUSERS = "lora_adapter_metadata"
+"""Where diffusers keeps in a file what peft writes beside it."""
+
+COMPONENTS = (
+    "lora_unet_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_te_", "lora_transformer_", "unet.", "text_encoder.",
+    "text_encoder_2.", "text_encoder_3.", "transformer.",
 )  # fmt: skip
+"""What tools put in front of the names of modules of several models in one file."""
+
+PREFIXES = ("base_model.model.", *COMPONENTS)
 """What tools put in front of a module's name."""
+
+NOTHING_TOLD = Exported()
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,15 @@ class Adapter:
 class Place:
     """An initializer that is the weights of a product.
 
-    names       what adapters may call it: the initializer's name, or those of nodes that multiply by it
+    names       what adapters may call it: the initializer's name, that of its module, or those of nodes that multiply by it
     transposed  whether it lies as (inputs, outputs); None if it is read both ways, or in another order
+    folded      whether it is something else than the module's own weight
     """
 
     weight: str
     names: tuple[str, ...]
     transposed: bool | None
+    folded: bool = False
 
 
 # --- The file --------------------------------------------------------------------------------------------------------
@@ -77,8 +89,8 @@ def read_adapters(path: Path) -> list[Adapter]:
             raise UnsupportedError(f"{path}: {name!r} is no part of a LoRA adapter (lora_A and lora_B, or lora_down and lora_up)")
     if not parts:
         raise UsageError(f"{path} holds no adapters")
-    config = _config(path.with_name("adapter_config.json"))
-    return [_adapter(path, module, part, config) for module, part in parts.items()]
+    config = _config(path, arrays.metadata)
+    return [_adapter(path, module, part, _of_component(config, module)) for module, part in parts.items()]
 
 
 def _adapter(path: Path, module: str, part: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> Adapter:
@@ -99,7 +111,7 @@ def _adapter(path: Path, module: str, part: Mapping[str, np.ndarray], config: Ma
     if alpha is not None:
         factor = float(alpha.reshape(())) / rank
     elif "lora_alpha" in config:
-        factor = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        factor = _alpha(path, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     else:
         factor = 1.0
     if not math.isfinite(factor):
@@ -107,35 +119,57 @@ def _adapter(path: Path, module: str, part: Mapping[str, np.ndarray], config: Ma
     return Adapter(module, down.astype(np.float32), up.astype(np.float32), factor)
 
 
-def _config(path: Path) -> Mapping[str, Any]:
-    """What peft writes of adapters beside them; nothing where it is not there."""
-    if not path.is_file():
-        return {}
+def _config(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """What peft writes of adapters beside them, or diffusers into their file; nothing where neither is there."""
+    beside = path.with_name("adapter_config.json")
+    where = f"{path}: lora_adapter_metadata" if DIFFUSERS in metadata else f"{beside}"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if type(config) is not dict or type(config.get("lora_alpha", 1)) not in (int, float):
-            raise ValueError("it has no lora_alpha that is a number")
+        text = metadata[DIFFUSERS] if DIFFUSERS in metadata else beside.read_text(encoding="utf-8") if beside.is_file() else "{}"
+        config = json.loads(text)
+        if type(config) is not dict:
+            raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    for key in ("alpha_pattern", "use_dora"):
-        if config.get(key):
-            raise UnsupportedError(f"{path}: {key} is not supported; merge the adapters with peft")
+        raise UsageError(f"{where}: cannot be read: {error}") from None
+    for key in config:
+        if key.rpartition(".")[2] == "use_dora" and config[key]:
+            raise UnsupportedError(f"{where}: {key} is not supported; merge the adapters with peft")
     return config
+
+
+def _of_component(config: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """What a configuration says of the component that a module is in: of a pipeline's, it has `unet.lora_alpha`."""
+    component = module.partition(".")[0] + "."
+    return {key.removeprefix(component): value for key, value in config.items() if "." not in key or key.startswith(component)}
+
+
+def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
+    """The alpha of a module; its patterns are regular expressions for the ends of modules' names."""
+    patterns = config.get("alpha_pattern") or {}
+    alpha = config["lora_alpha"]
+    try:
+        ends = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+        alpha = next(ends, alpha)
+    except (AttributeError, re.error) as error:
+        raise UsageError(f"{path}: the alpha_pattern of its configuration cannot be read: {error}") from None
+    if type(alpha) not in (int, float):
+        raise UsageError(f"{path}: its configuration has no lora_alpha that is a number: cannot be read for {module!r}")
+    return float(alpha)
 
 
 # --- Where they belong -----------------------------------------------------------------------------------------------
 
 
-def places(programs: Iterable[Program]) -> list[Place]:
-    """The initializers that are weights of products."""
+def places(programs: Iterable[Program], exported: Exported = NOTHING_TOLD) -> list[Place]:
+    """The initializers that are weights of products, and what the exporter told of them."""
     found: dict[str, Place] = {}
     products = ((p, op, name) for p in programs for op in p.ops for name in op.multiplied if name in p.constants)
     for program, op, name in products:
         for source, transposed in _sources(program.constants[name]):
             if len(source.shape) > 1:
-                known = found.get(source.name, Place(source.name, (source.name,), transposed))
+                names = source.name, *filter(None, [exported.modules.get(source.name)])
+                known = found.get(source.name, Place(source.name, names, transposed, source.name in exported.folded))
                 both = transposed if known.transposed == transposed else None
-                found[source.name] = Place(source.name, (*known.names, *op.nodes), both)
+                found[source.name] = replace(known, names=(*known.names, *op.nodes), transposed=both)
     return list(found.values())
 
 
@@ -164,13 +198,14 @@ def _plain(name: str) -> str:
 def assigned(adapters: Iterable[Adapter], known: Iterable[Place], called: Mapping[str, Called]) -> list[tuple[Adapter, Place]]:
     """Each adapter with the weights that it is for: by a map of what weights are called, or by their names.
 
+    A file may be for several models, as those of a pipeline: what is for others is left out, with a RuntimeWarning.
     Raises UsageError for an adapter that belongs to none, or may belong to several, or to one that another is for as well.
     """
     known = list(known)
     mapped = {there.name: weight for weight, there in called.items()}
     out: list[tuple[Adapter, Place]] = []
-    for adapter in adapters:
-        fits = [place for place in known if place.weight == mapped.get(adapter.module)] or _by_name(adapter, known)
+    found = [(a, [place for place in known if place.weight == mapped.get(a.module)] or _by_name(a, known)) for a in adapters]
+    for adapter, fits in _of_this_model(found):
         if len(fits) != 1:
             several = f"it may be for {', '.join(repr(p.weight) for p in fits)}" if fits else "no product's weight is called so"
             raise UsageError(f'the adapter {adapter.module!r}: {several}; say it with --map: {{"WEIGHT": "{adapter.module}"}}')
@@ -180,6 +215,23 @@ def assigned(adapters: Iterable[Adapter], known: Iterable[Place], called: Mappin
             )
         out.append((adapter, fits[0]))
     return out
+
+
+def _of_this_model(found: list[tuple[Adapter, list[Place]]]) -> list[tuple[Adapter, list[Place]]]:
+    """Adapters with the places that they fit, without those for models of which no adapter fits, if others do."""
+    here = {_component(adapter) for adapter, fits in found if fits}
+    if not here:
+        return found
+    others = sorted({_component(adapter) for adapter, _ in found} - here)
+    if others:
+        count = sum(_component(adapter) in others for adapter, _ in found)
+        named = ", ".join(f"{name}…" for name in others)
+        warnings.warn(f"{count} adapters are for other models ({named}) and were left out", RuntimeWarning, stacklevel=2)
+    return [(adapter, fits) for adapter, fits in found if _component(adapter) in here]
+
+
+def _component(adapter: Adapter) -> str:
+    return next((name for name in COMPONENTS if adapter.module.startswith(name)), "")
 
 
 def _by_name(adapter: Adapter, known: Iterable[Place]) -> list[Place]:
@@ -218,6 +270,11 @@ def merged(
         w = weights[place.weight]
         if w.dtype.kind != "f":
             raise UnsupportedError(f"the adapter {adapter.module!r} is for {place.weight!r}, which is of {w.dtype.name}")
+        if place.folded:
+            raise UnsupportedError(
+                f"the adapter {adapter.module!r} is for {place.weight!r}, into which the model's exporter has folded a "
+                "normalization: merge it before the model is exported"
+            )
         if place.transposed is None:
             raise UnsupportedError(
                 f"the adapter {adapter.module!r} is for {place.weight!r}, of whose axes it is not known which are outputs: "

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.ir.weights import digest
 from tccompile.plan.format import Plan
-from tccompile.refit.constants import refitted_constants
+from tccompile.refit.constants import digests_of, refitted_constants
 
 REFITTED = "its weights were replaced (tcrefit); precision, and errors that are told here, are of those that it was made with"
 
@@ -20,7 +19,7 @@ def refitted(plan: Plan, given: Mapping[str, np.ndarray]) -> Plan:
     Code, launches and formats are what they were. Raises what `refitted_constants` raises.
     """
     constants = refitted_constants(plan, given)
-    new = {name: digest(np.asarray(values)) for name, values in given.items()}
+    new = digests_of(given)
     changed = any(plan.origin.weights.get(name) != value for name, value in new.items())
     return replace(
         plan,

@@ -40,7 +40,7 @@ class _Stored:
 
 
 class SafeTensors(Mapping[str, np.ndarray]):
-    """The arrays of a file by name, each read when it is asked for; bfloat16 is widened to float32.
+    """The arrays of a file by name, each read when it is asked for; bfloat16 is widened to float32. `metadata` are its own texts.
 
     Raises UsageError, which names the array and what is wrong, for a file that is not of the format.
     """
@@ -53,6 +53,7 @@ class SafeTensors(Mapping[str, np.ndarray]):
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
         self._size = len(self._file)
         header, self._start = self._header()
+        self.metadata = _texts(header.get("__metadata__"))
         self._arrays = {name: self._stored(name, said) for name, said in header.items() if name != "__metadata__"}
         at = 0
         for name, stored in sorted(self._arrays.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -119,3 +120,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _naturals(values: Any) -> bool:
     return type(values) is list and all(type(n) is int and 0 <= n < 1 << 48 for n in values)
+
+
+def _texts(said: Any) -> dict[str, str]:
+    """A header's metadata, which nothing has to be: what it has of texts."""
+    return {name: text for name, text in said.items() if type(text) is str} if type(said) is dict else {}

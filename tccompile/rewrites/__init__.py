@@ -27,7 +27,7 @@ from tccompile.rewrites import (
     upsample,
 )
 from tccompile.rewrites.own import apply_own
-from tccompile.rewrites.rule import Editor, Rewrite, name_of
+from tccompile.rewrites.rule import Applied, Editor, Rewrite, name_of
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,10 @@ LATE: tuple[Rewrite, ...] = (*upsample.REWRITES, *conv_transpose.REWRITES)
 """Those that wait until no other applies: scales and shifts find their way into a convolution before it is split."""
 
 
-def rewrite(graph: gs.Graph) -> gs.Graph:
+def rewrite(graph: gs.Graph, applied: Applied | None = None) -> gs.Graph:
     """The graph after all rewrites, in topological order, without unused nodes. Changes `graph` itself.
+
+    applied  gets what was applied where
 
     Each application makes the graph smaller or moves it towards a normal form, so there is an end; why one does not apply is
     logged at level DEBUG.
@@ -67,6 +69,9 @@ def rewrite(graph: gs.Graph) -> gs.Graph:
     to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
     to_fixpoint(edit, REWRITES)
+    if applied is not None:
+        for equation, names in edit.applied.items():
+            applied.setdefault(equation, {}).update(names)
     return graph
 
 
@@ -90,10 +95,11 @@ def _applied(edit: Editor, entry: Rewrite, node: gs.Node) -> bool:
     found = entry.match(node)
     if found is None:
         return False
-    why_not = entry.check(edit, found)
-    log.debug("%s at %s: %s", entry.equation, name_of(node), why_not or "applied")
+    why_not, name = entry.check(edit, found), name_of(node)
+    log.debug("%s at %s: %s", entry.equation, name, why_not or "applied")
     if why_not is None:
         entry.apply(edit, found)
+        edit.note(entry.equation, name)
     return why_not is None
 
 

@@ -121,11 +121,13 @@ class OwnRewrite(Rewriting):
 def rewrite(
     equation: str, left: Callable[..., Any], right: Callable[..., Any], check: Callable[..., str | None] | None = None
 ) -> OwnRewrite:
-    """A rewrite of a pattern of your own in models' graphs, which comes before all others: see this module's text.
+    """A rewrite of a pattern of your own in models' graphs, which comes before all others.
 
     equation     its name, as "x * tanh(x) => acme::Glow(x)"
     left, right  functions of `op` and of tensors, which give the last node of either side
     check        a function of some of the tensors (`shape`, `dtype`) that gives the reason why it does not hold, or None
+
+    Raises OperatorError where `left` is no pattern of nodes.
     """
     made = OwnRewrite(equation, left, right, check)
     made._side(left)
@@ -145,7 +147,9 @@ def apply_own(edit: Editor) -> None:
                 continue
             found = rule.match(node)
             if found is not None and rule.check(edit, found) is None:
+                name = name_of(node)
                 rule.apply(edit, found)
+                edit.note(rule.equation, name)
                 break
 
 

@@ -13,6 +13,9 @@ import onnx_graphsurgeon as gs
 from tccompile.load.constants import Weight, derived, held, literal
 from tccompile.load.nodes import new_name
 
+Applied = dict[str, dict[str, None]]
+"""What rewrites did: of each, by its equation, the names of the nodes that computed what was replaced."""
+
 
 @dataclass(frozen=True)
 class Rewrite:
@@ -38,10 +41,11 @@ def itself(node: gs.Node) -> gs.Node:
 
 
 class Editor:
-    """Changes a graph. New tensors and nodes get names of their own, the same on every run."""
+    """Changes a graph, and keeps what was `applied`. New tensors and nodes get names of their own, the same on every run."""
 
     def __init__(self, graph: gs.Graph) -> None:
         self.graph = graph
+        self.applied: Applied = {}
         self.taken = set(graph.tensors()) | {n.name for n in graph.nodes}
         self.outputs = {id(t) for t in graph.outputs}
         self.inputs = {id(t) for t in graph.inputs}
@@ -73,6 +77,10 @@ class Editor:
                 old.outputs.clear()
         self.graph.nodes.append(gs.Node(op, name, dict(attrs), list(inputs), [into]))
         return into
+
+    def note(self, equation: str, name: str) -> None:
+        """A rewrite has been applied to the node of this name."""
+        self.applied.setdefault(equation, {})[name] = None
 
     def is_output(self, tensor: gs.Tensor) -> bool:
         """Whether it is an output of the model."""

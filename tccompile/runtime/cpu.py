@@ -78,7 +78,7 @@ class CpuPlatform:
     def adopt(self, array: Any, stream: int | None, what: str) -> Array:
         return adopt(array, None, 0, what)
 
-    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes | memoryview]) -> None:
         """See `Platform.refit`. Engines of other sessions keep the memory that they have."""
         digests = {name: digest for name, digest in self.plan.digests.items() if name not in constants}
         self.plan = replace(self.plan, weights={**self.plan.weights, **constants}, digests=digests)

@@ -32,6 +32,7 @@ class Driver:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.api, name)
         if not name.startswith("cu") or isinstance(found, type):
+            setattr(self, name, found)
             return found
 
         def checked(*args: Any) -> Any:

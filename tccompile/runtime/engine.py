@@ -96,7 +96,7 @@ class Platform(Protocol):
         Raises InputError, which says `what` it is, if it lies on another device or cannot be read.
         """
 
-    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes | memoryview]) -> None:
         """Put other bytes in the place of constants, where they lie, for these engines of its own and all that it loads later.
 
         Inferences that are queued end before it. Raises UsageError, and changes nothing, if an engine of another platform reads

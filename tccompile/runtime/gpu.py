@@ -31,6 +31,7 @@ from tccompile.runtime.room import Room, Staging, most
 WARMUP = 3
 """Inferences ahead of those whose steps are timed."""
 
+
 # --- The platform and the engine -------------------------------------------------------------------------------------
 
 
@@ -88,7 +89,7 @@ class GpuPlatform:
             self._room.close()
         self._stream.close()
 
-    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes]) -> None:
+    def refit(self, engines: Iterable[Engine], constants: Mapping[str, bytes | memoryview]) -> None:
         """See `Platform.refit`: addresses stay, so graphs and tensor maps do too."""
         assert self._resident is not None, "no engine is loaded"
         taken_out(self._resident, self._users)

@@ -100,7 +100,7 @@ class Resident:
         with self.device as cu:
             cu.cuMemcpyHtoD(address, data.ctypes.data, data.size)
 
-    def refit(self, constants: Mapping[str, bytes]) -> None:
+    def refit(self, constants: Mapping[str, bytes | memoryview]) -> None:
         """Copy other values of constants to where they lie; of those that have not been uploaded, keep them for then."""
         with self.lock, self.device as cu:
             cu.cuCtxSynchronize()  # inferences that read the old ones

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tccompile.errors import InputError, UsageError
+from tccompile.ir.program import Program
 from tccompile.plan.format import Plan
-from tccompile.runtime.session import Session
+from tccompile.runtime.session import RECENT, Session
 
 
 class Rows:
-    """Runs a plan on any number of rows, as many at once as the plan's entries have; the last ones are filled up with zeros."""
+    """Runs a plan on any number of rows, as many at once as `row_sizes` says; the last ones are filled up with zeros."""
 
     def __init__(self, session: Session) -> None:
         """Raises UsageError for a plan whose first axes are not those of rows."""
@@ -33,6 +34,12 @@ class Rows:
                 wanted = f"{t.dtype.numpy} {t.shape[1:]}"
                 return InputError(f"{name!r} of an example is {wanted}, without an axis of rows; got {row.dtype} {row.shape}")
         return None
+
+    def warm(self) -> None:
+        """Run every size once, so that no request is the first one of its size."""
+        tensors = self.plan.entries[0].program.tensors
+        for size in self.sizes:
+            self.run({name: np.zeros((size, *tensors[name].shape[1:]), tensors[name].dtype.numpy) for name in self.inputs})
 
     def run(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs' rows, by name. Raises InputError for columns that do not fit."""
@@ -58,23 +65,39 @@ class Rows:
 
 
 def row_sizes(plan: Plan) -> list[int]:
-    """How many rows each entry takes, the fewest first. Raises UsageError if the first axis is not that of rows."""
-    sizes = []
-    for entry in plan.entries:
-        program = entry.program
-        shapes = {name: program.tensors[name].shape for name in (*program.inputs, *program.outputs)}
-        rows = {shape[0] if shape else None for shape in shapes.values()}
-        if not program.inputs or len(rows) != 1 or None in rows or 0 in rows:
-            said = ", ".join(f"{n} {'x'.join(map(str, s)) or '(a scalar)'}" for n, s in shapes.items())
-            raise UsageError(f"the plan's inputs and outputs must have one row for each example, along the first axis: {said}")
-        sizes.append(int(min(n for n in rows if n is not None)))
-    if len(set(sizes)) < len(sizes) or len({_of_a_row(e.program) for e in plan.entries}) > 1:
-        raise UsageError("the plan's entries must differ in the number of rows, and in nothing else")
-    return sorted(sizes)
+    """How many rows are run at once, the fewest first: those of the plan's entries, and of a range's sizes the greatest, halves
+    of it and the least, as many as a session keeps ready. Raises UsageError if the first axis is not that of rows."""
+    fixed = [e.program for e in plan.entries[: len(plan.entries) - len(plan.families)]]
+    ends = [(family.lowest.program, family.highest.program) for family in plan.families]
+    rows = [_rows_of(program) for program in (*fixed, *(p for pair in ends for p in pair))]
+    kinds = {_of_a_row(program) for program in (*fixed, *(p for pair in ends for p in pair))}
+    if len(set(rows[: len(fixed)])) < len(fixed) or len(kinds) > 1 or any(len(family.sizes) != 1 for family in plan.families):
+        raise UsageError("the plan's entries and ranges must differ in the number of rows, and in nothing else")
+    return sorted({*rows[: len(fixed)], *_rungs(sorted(n for family in plan.families for n in family.sizes[0].all))})
 
 
-def _of_a_row(program: Any) -> tuple:
-    return tuple(program.tensors[name].shape[1:] for name in program.inputs)
+def _rows_of(program: Program) -> int:
+    """The rows of all inputs and outputs."""
+    shapes = {name: program.tensors[name].shape for name in (*program.inputs, *program.outputs)}
+    rows = {shape[0] if shape else None for shape in shapes.values()}
+    if not program.inputs or len(rows) != 1 or None in rows or 0 in rows:
+        said = ", ".join(f"{n} {'x'.join(map(str, s)) or '(a scalar)'}" for n, s in shapes.items())
+        raise UsageError(f"the plan's inputs and outputs must have one row for each example, along the first axis: {said}")
+    return int(min(n for n in rows if n is not None))
+
+
+def _rungs(sizes: Sequence[int]) -> list[int]:
+    """Of ordered sizes the greatest, the least that are at least half of that, and so on, and the least of all."""
+    if len(sizes) <= RECENT:
+        return list(sizes)
+    out = [sizes[-1]]
+    while len(out) < RECENT - 1 and out[-1] > sizes[0]:
+        out.append(next(n for n in sizes if 2 * n >= out[-1]))
+    return [*out, sizes[0]]
+
+
+def _of_a_row(program: Program) -> tuple:
+    return tuple(program.tensors[name].shape[1:] for name in (*program.inputs, *program.outputs))
 
 
 def _stacked(name: str, rows: Any) -> np.ndarray:

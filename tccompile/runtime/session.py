@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import warnings
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock, RLock
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,13 +22,10 @@ from tccompile.ir.feeds import seeded
 from tccompile.ir.metadata import Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.ir.weights import digest
 from tccompile.plan.format import Plan, from_bytes, read_plan
 from tccompile.plan.trust import check_trust
-from tccompile.refit.constants import refitted_constants, together
-from tccompile.refit.lora import assigned, merged, places, read_adapters
-from tccompile.refit.names import read_map
-from tccompile.refit.safetensors import SafeTensors
+from tccompile.refit.constants import refitted_constants
+from tccompile.refit.swap import Adapters
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import Engine, Platform
@@ -69,8 +67,8 @@ class Session:
                   one, on a GPU if one reaches an output. There a kernel looks at outputs, which each inference waits for
     target        run the code of this generation, as "sm_80", instead of the best for the device
     providers     what ONNX Runtime takes; it says no more than `device`, and a RuntimeWarning tells so
-    trust         a file that says whose plans to run (docs/trust.md): a list that `tcinspect --rebuild --trust` has made, or the
-                  key that they are signed with. VerificationError for any other plan, before any of its code is loaded
+    trust         a file that says whose plans to run (docs/guide/trust.md): a list that `tcinspect --rebuild --trust` has made,
+                  or the key that they are signed with. VerificationError for any other plan, before any of its code is loaded
     ops           files or modules with operators of your own (`tccompile.op`): on the CPU their references are run. Nothing of
                   what is in a plan names any, or is imported
     Raises PlanError, DeviceError, LaunchError (not enough memory) and UsageError.
@@ -106,12 +104,7 @@ class Session:
         """Those of families for sizes that have been run, by the family's number and the sizes; the last used comes last."""
         self._known: dict[tuple, Engine] = {}
         """Which engine runs arrays of a layout that has been checked."""
-        self._digests = dict(self.plan.origin.weights)
-        """Of the weights that it has, without adapters."""
-        self._base: Mapping[str, np.ndarray] = {}
-        """What `lora` was told that these are."""
-        self._adapted: frozenset[str] = frozenset()
-        """The weights that have adapters merged."""
+        self._adapters = Adapters(self.plan)
         with using(collected(ops)) if ops else nullcontext():
             self._platform = self._open(device, target, check_finite)
 
@@ -163,7 +156,7 @@ class Session:
         """Pickled, a session is its plan's path, which is opened again; with other weights, or without a path, it cannot be."""
         if self._opened is None:
             raise TypeError("a Session of no file cannot be pickled: save the plan, and open a Session of its path")
-        if self._adapted or self._digests != self.plan.origin.weights:
+        if self._adapters.changed:
             raise TypeError("a Session with other weights than its plan's cannot be pickled: tcrefit writes a plan that has them")
         return type(self), self._opened
 
@@ -265,6 +258,7 @@ class Session:
             layouts.append(None)
         key = tuple(layouts)
         if (known := self._known.get(key)) is not None:
+            self._use(known)
             return known, given
         engine = self._engine(arrays)
         targets = {name: self._target_array(engine, array, name) for name, array in given.items()}
@@ -323,10 +317,10 @@ class Session:
         given = {name: _on_host(name, values) for name, values in weights.items()}
         with self._lock:
             self._check_open()
-            if self._adapted:
+            if self._adapters.now.weights:
                 raise UsageError("adapters are merged into the session's weights: take them out first, with lora(None)")
             self._replace(refitted_constants(self.plan, given))
-            self._digests |= {name: digest(values) for name, values in given.items()}
+            self._adapters.refitted(given)
 
     def lora(
         self,
@@ -342,34 +336,19 @@ class Session:
                   `tccompile.weights("model.onnx")` gives them, or a safetensors file. A session remembers them
         names     a file that says what modules the adapters call weights, where the model's names do not show it
 
-        See `refit` for what else holds, and for what it raises. Without adapters the bits are those of before.
+        See `refit` for what else holds, and for what it raises. Without adapters the bits are those of before. Constants of the
+        last four adapters are kept: to swap among them is to copy them.
         """
-        found = read_adapters(Path(adapters)) if adapters is not None else []
-        called = read_map(Path(names)) if names is not None else {}
         with self._lock:
             self._check_open()
             if base is not None:
-                self._base = base if isinstance(base, Mapping) else SafeTensors(base)
-            known = places(entry.program for entry in self.plan.entries)
-            targets = {place.weight for _, place in assigned(found, known, called)}
-            others = self._base_of(targets | self._adapted)
-            changed = {name: others[name] for name in self._adapted} | merged(others, known, found, scale, called)
-            if changed:
-                self._replace(refitted_constants(self.plan, changed, others))
-            self._adapted = frozenset(targets)
+                self._adapters.based_on(base)
+            made = self._adapters.made(adapters, scale, names)
+            if constants := self._adapters.to(made.constants):
+                self._replace(constants)
+            self._adapters.now = made
 
-    def _base_of(self, names: Collection[str]) -> dict[str, np.ndarray]:
-        """What these weights are without adapters, and those that make constants with them; UsageError if that is not known."""
-        out = {}
-        for name in sorted(together(self.plan, names)):
-            if name not in self._base:
-                raise UsageError(f"merging adapters takes the weight {name!r} without them: give base, tccompile.weights(MODEL)")
-            out[name] = np.asarray(self._base[name])
-            if digest(out[name]) != self._digests[name]:
-                raise UsageError(f"the base's weight {name!r} is not what the session has: give the weights that are in it")
-        return out
-
-    def _replace(self, constants: Mapping[str, bytes]) -> None:
+    def _replace(self, constants: Mapping[str, bytes | memoryview]) -> None:
         with self._platform:
             self._platform.refit([*self._engines.values(), *self._members.values()], constants)
 
@@ -430,6 +409,12 @@ class Session:
         self._members[key] = engine
         return engine
 
+    def _use(self, engine: Engine) -> None:
+        """Says that an engine is used now: of a family's, it is then the last one to be closed."""
+        key = next((key for key, member in self._members.items() if member is engine), None)
+        if key is not None:
+            self._members[key] = self._members.pop(key)
+
     def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""
         what, t = f"output {name!r}", engine.io[name]
@@ -471,7 +456,8 @@ class Session:
                 for n, s in got.items()
                 if s != tensors[n].shape
             ]
-            return "; ".join(wrong) + ". Other shapes need another plan: tccompile --shape NAME=…"
+            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in got.items())
+            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={dict(got)}"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
         return f"the plan has no entry for {shapes}; it was compiled for {there}"
 
@@ -500,9 +486,10 @@ def _plan_of(plan: Plan | str | os.PathLike[str] | bytes | IO[bytes]) -> Plan:
         return plan
     if isinstance(plan, str | os.PathLike):
         return _in_file(plan)
-    data = plan.read() if hasattr(plan, "read") else plan
+    text = isinstance(plan, io.TextIOBase)  # which, of other bytes than text, cannot even be read
+    data = plan.read() if hasattr(plan, "read") and not text else plan
     if not isinstance(data, bytes | bytearray | memoryview):
-        what = "a file that is open as text: open it with 'rb'" if isinstance(data, str) else f"a {type(data).__name__}"
+        what = "a file that is open as text: open it with 'rb'" if text else f"a {type(data).__name__}"
         way_out = ": tccompile.compile makes a plan of a model" if "ModelProto" in what else ""
         raise UsageError(f"a session takes a Plan, a path, bytes or an open file, not {what}{way_out}")
     try:

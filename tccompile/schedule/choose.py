@@ -43,13 +43,21 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason."""
+    """What runs one op: a kernel in one config, its launches, the time in microseconds, measured or estimated, and the reason.
+
+    estimate  the time by estimate, where `cost` is measured; else 0
+    """
 
     kernel: Kernel
     config: Config
     work: Work
     cost: float
     reason: str
+    estimate: float = 0.0
+
+    @property
+    def measured(self) -> bool:
+        return self.estimate > 0
 
 
 class Company(NamedTuple):
@@ -91,7 +99,7 @@ def schedule(
         direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
         if direct.cost < choices[i].cost + choices[copy].cost:
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
-            choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason)
+            choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
             ops[i], choices[i], ranked[i] = conv, direct, within
     times = [choice.cost for choice in choices]
     reads = needs(program)
@@ -227,8 +235,9 @@ def choose(
         raise TccompileError(f"{what}: leave {arch.name} out (--arch), or compute the node in fp32 (--fp32 {op.nodes[0]!r})")
     number, work = chosen
     cost, kernel, config = ranked[number]
+    estimate = 0.0
     if known and number in times:
-        cost, count = times[number].us, len(times)
+        estimate, cost, count = cost, times[number].us, len(times)
         reason = f"estimated {cost:.1f} µs by dense weights'" if number in by_dense else f"measured {cost:.1f} µs"
         reason += f" on {known.gpu}"
         if times[number].source != source(kernel):
@@ -243,7 +252,7 @@ def choose(
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
     if any(isinstance(form, Sparse) for form in program.forms_of(op)):
         reason += "; 2:4" if is_sparse(config) else f"; not as 2:4: {_why_dense(op, program, arch, ranked, us, times)}"
-    return Choice(kernel, config, work, cost, reason)
+    return Choice(kernel, config, work, cost, reason, estimate)
 
 
 def is_sparse(config: Config) -> bool:

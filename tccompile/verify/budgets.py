@@ -141,7 +141,7 @@ def _at_most(budget: str, where: str, takes: int, allowed: int) -> Finding:
 
 
 def _bytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} KB"
 
 
 def _tensor_cores(plan: Plan, least: float) -> Iterator[Finding]:

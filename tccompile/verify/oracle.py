@@ -69,12 +69,14 @@ class Verification:
 
     @property
     def passed(self) -> bool:
+        """Whether each output's error is within its bound; NaN never is."""
         return all(r.passed for r in self.results)
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (layers_text(self.layers), results_text(self.results))))
 
     def to_json(self) -> dict[str, Any]:
+        """What `tccompile --verify --json` prints: whether it passed, each output's error and bound, and the tensors'."""
         verified = {"passed": self.passed, "outputs": [r.to_json() for r in self.results]}
         return {"verify": verified | ({"layers": [x.to_json() for x in self.layers]} if self.layers else {})}
 

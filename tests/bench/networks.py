@@ -4,7 +4,7 @@ For each network: median latency of one inference by CUDA events around graph re
 each output against ONNX Runtime in fp32 on random inputs; with --cpu also against the CPU engine on the same plan; with
 --peers the latency of PyTorch (tests/bench/peer.py) and of ONNX Runtime's CUDA provider (onnxruntime_peer.py) in the same run,
 and ours beside the fastest of them.
-Prints a Markdown table: docs/benchmarks.md is made of it.
+Prints a Markdown table: docs/benchmarks/networks.md is made of it.
 
     python -m tests.bench.networks --build DIR --arch sm_90a      writes the plans, without weights, on a machine without a GPU
     python -m tests.bench.networks --build DIR --arch sm_61,sm_75,sm_80 --ptx resnet18     older generations' code, for newer GPUs
@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from tccompile.load.model import sources
 from tccompile.plan.format import Plan, fill, read_plan
@@ -36,10 +37,46 @@ SHAPES = {"resnet50_dynbatch": {"input": (4, 3, 224, 224)}}
 
 
 def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """A network and the shapes it needs; NAME@N has batch N, where the network leaves it open; NAME.fp16 is exported in fp16."""
+    """A network and the shapes it needs; NAME@N has batch N; NAME.fp16 is exported in fp16."""
     base, _, batch = name.partition("@")
     model = half(skeleton(base.removesuffix(".fp16"))) if base.endswith(".fp16") else skeleton(base)
-    return model, {"input": (int(batch), 3, 224, 224)} if batch else SHAPES.get(base, {})
+    if not batch:
+        return model, SHAPES.get(base, {})
+    (x,) = model.graph.input
+    dims = x.type.tensor_type.shape.dim
+    if dims[0].dim_value:
+        open_batch(model)
+    return model, {x.name: (int(batch), *(d.dim_value for d in dims[1:]))}
+
+
+def open_batch(model: onnx.ModelProto) -> None:
+    """Leave the batch of a model of one input open that was exported for a batch of 1."""
+    graph, constants = model.graph, {t.name: t for t in model.graph.initializer}
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del graph.value_info[:]
+    reshapes = [node for node in graph.node if node.op_type == "Reshape" and node.input[1] in constants]
+    for node in reshapes:
+        del node.attribute[:]  # of which there is allowzero
+    for shape in (constants[name] for name in {node.input[1] for node in reshapes}):
+        values = numpy_helper.to_array(shape).copy()
+        values[0] = 0 if -1 in values[1:] else -1  # as many as before, or what is left
+        shape.CopyFrom(numpy_helper.from_array(values, shape.name))
+    joined = {name for node in graph.node if node.op_type == "Concat" for name in node.input} & constants.keys()
+    for name in sorted(joined):  # tokens, one for each of a batch
+        rank, many = len(constants[name].dims), f"{name}.many"
+        ones = numpy_helper.from_array(np.ones(rank - 1, np.int64), f"{name}.ones")
+        graph.initializer.append(ones)
+        nodes = [
+            onnx.helper.make_node("Shape", [graph.input[0].name], [f"{name}.batch"], start=0, end=1),
+            onnx.helper.make_node("Concat", [f"{name}.batch", ones.name], [f"{name}.shape"], axis=0),
+            onnx.helper.make_node("Expand", [name, f"{name}.shape"], [many]),
+        ]
+        for node in graph.node:
+            if node.op_type == "Concat":
+                node.input[:] = [many if x == name else x for x in node.input]
+        for node in reversed(nodes):
+            graph.node.insert(0, node)
 
 
 def build(name: str, archs: tuple[str, ...], precision: str, folder: Path, ptx: bool) -> None:

@@ -105,7 +105,7 @@ def _quality(trained: Trained, opened: Opened, options: Options, everything: boo
     return trained.quality(y), len(found.layers) if found else 0, found.off.expected if found else 0.0
 
 
-def _products(graph: gs.Graph, archs: tuple[str, ...], known: object, ranked: object) -> dict[str, list]:
+def _products(graph: gs.Graph, archs: tuple[str, ...], **_: object) -> dict[str, list]:
     """Times by which every product is twice as fast in 8 bits."""
     narrow = {n.name for n in graph.nodes if n.op in OPS and (n.inputs[1].inputs or n.inputs[1].name.endswith("/float8"))}
     return {archs[0]: [((n.name,), 1.0 if n.name in narrow else 2.0) for n in graph.nodes if n.op in OPS]}

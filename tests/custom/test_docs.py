@@ -14,7 +14,7 @@ from tests.custom.common import EXAMPLE, normal, run
 from tests.networks import relative_error
 from tests.rewrites.common import Net
 
-TEXT = (EXAMPLE.parents[1] / "custom-operators.md").read_text(encoding="utf-8")
+TEXT = (EXAMPLE.parents[1] / "guide" / "custom-operators.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ pytest.importorskip("onnxscript")
 
 from torch import nn  # noqa: E402
 
+from tccompile import dynamo  # noqa: E402
 from tccompile.torch import Compiled  # noqa: E402
 from tccompile.torch import compile as compiled  # noqa: E402
 
@@ -131,6 +132,18 @@ def test_open_extents_are_bound_by_entries() -> None:
         fast(torch.randn(3, 4))
 
 
+def test_open_extents_are_ranges() -> None:
+    module = nn.Linear(4, 3).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    fast = compiled(module, (torch.randn(2, 4),), dynamic_shapes=({0: batch},), device="cpu")
+    for n in (1, 2, 5, 64):
+        check(fast(x := torch.randn(n, 4)), module(x).detach())
+    with pytest.raises(InputError, match=r"the plan takes no input 65x4; it was compiled for input 1..64x4"):
+        fast(torch.randn(65, 4))
+    with pytest.raises(UsageError, match=r"the size .* has no end: give it one, as torch\.export\.Dim"):
+        compiled(module, (torch.randn(2, 4),), dynamic_shapes=({0: torch.export.Dim("n")},), device="cpu")
+
+
 @pytest.mark.parametrize(
     "call, why",
     [
@@ -175,7 +188,7 @@ class Of(nn.Module):
         (Counts(), UnsupportedError, "writes into its buffer 'calls', and a plan keeps nothing"),
         (Of(lambda x: x.mul_(2) + 1), UnsupportedError, "writes into its input 'x'"),
         (Of(lambda x: x if x.sum() > 0 else -x), UnsupportedError, "torch.export does not take the module: .*data-dependent"),
-        (Of(lambda x: x[x > 0]), UnsupportedError, "its shape depends on values"),
+        (Of(torch.unique), UnsupportedError, "its shape depends on values"),
         (Of(lambda x: (x + 1, 3)), UnsupportedError, r"returns a number that is no tensor \(3\)"),
         (Of(torch.fft.fft), UnsupportedError, "is complex: take and return torch.view_as_real"),
         (Of(lambda x: x + torch.randn_like(x)), UnsupportedError, "draws values at random"),
@@ -193,7 +206,7 @@ def test_modules_that_are_no_plan(module, error: type, why: str) -> None:
     "options, error, why",
     [
         ({"max_error": 1e-3, "device": "cpu"}, UsageError, r"there is no GPU here to build for: give archs, as \['sm_90a'\]"),
-        ({"device": "cuda"}, UsageError, "unknown device 'cuda'; choose auto, cpu, gpu, or gpu:N"),
+        ({"device": "tpu"}, UsageError, "unknown device 'tpu'; choose auto, cpu, gpu, or gpu:N"),
         (
             {"example_inputs": torch.ones(1, 4), "device": "cpu"},
             UsageError,
@@ -231,7 +244,7 @@ def test_weights_that_do_not_fit() -> None:
 
 
 def test_a_call_costs_little_more_than_the_session_s() -> None:
-    """25 µs at most on a machine that does nothing else (docs/pytorch.md); here others may take its time."""
+    """25 µs at most on a machine that does nothing else (docs/guide/pytorch.md); here others may take its time."""
     x = torch.randn(1, 4)
     fast = compiled(nn.Linear(4, 4).eval(), (x,), device="cpu")
     feeds = {fast.session.get_inputs()[0].name: x.numpy()}
@@ -239,6 +252,76 @@ def test_a_call_costs_little_more_than_the_session_s() -> None:
         min(repeat(f, number=500, repeat=9)) / 500 * 1e6 for f in (lambda: fast.session.run(None, feeds), lambda: fast(x))
     )
     assert through - alone < 100
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def through_backend(module, monkeypatch: pytest.MonkeyPatch, count: list[int]):
+    """A module by torch.compile, and how many plans it makes."""
+    monkeypatch.setattr(dynamo, "compile", lambda *a, **k: (count.append(1), compiled(*a, **k))[1])
+    torch._dynamo.reset()
+    return torch.compile(module, backend=dynamo.backend, options={"device": "cpu"})
+
+
+def broken(x):
+    y = (x @ x.T).relu()
+    torch._dynamo.graph_break()
+    return {"y": y - 1, "x": x}
+
+
+BY_BACKEND = {
+    "several sizes": (nn.Linear(4, 3), [(torch.randn(n, 4),) for n in (2, 3, 5)], 3),
+    "what PyTorch divides": (Of(broken), [(torch.randn(2, 4),)], 2),
+    "a branch on values": (Of(lambda x: x * 2 if x.sum() > 0 else -x), [(torch.ones(2, 4),), (-torch.ones(2, 4),)], 3),
+    "a size as a number": (Of(lambda x: x * x.shape[0]), [(torch.randn(n, 4),) for n in (2, 3)], 2),
+    "not contiguous": (nn.Linear(4, 3), [(torch.randn(4, 5).T,)], 1),
+    "buffers": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), [(torch.randn(1, 3, 5, 5),)], 1),
+}
+
+
+@pytest.mark.parametrize("kind", BY_BACKEND)
+def test_parts_that_pytorch_captures_are_plans(
+    kind: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    module, calls, plans = BY_BACKEND[kind]
+    fast = through_backend(module.eval(), monkeypatch, count := [])
+    with torch.no_grad():
+        for arguments in calls:
+            check(fast(*arguments), module(*arguments))
+    assert len(count) == plans
+    assert not [w for w in recwarn if "runs a part" in str(w.message)]
+
+
+def test_a_range_is_one_plan_and_weights_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(4, 3).eval()
+    fast = through_backend(module, monkeypatch, count := [])
+    x = torch.randn(2, 4)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+    with torch.no_grad():
+        for n in (2, 3, 64):
+            given = x if n == 2 else torch.randn(n, 4)
+            check(fast(given), module(given))
+        module.weight.mul_(1.1)
+        check(fast(x), module(x))
+        module.bias = nn.Parameter(module.bias * 1.5)
+        check(fast(x), module(x))
+    assert len(count) == 1
+
+
+@pytest.mark.parametrize(
+    "module, why, grad",
+    [
+        (Of(lambda x: (x.mul_(2) + 1, x)), "writes into its input", False),
+        (Of(torch.fft.fft), "is complex", False),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "writes into its buffer", False),
+        (nn.Linear(4, 4), r"gradients are asked for, .* call it in torch.no_grad\(\)", True),
+    ],
+)
+def test_what_is_no_plan_pytorch_runs_itself(module, why: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = through_backend(module.train(), monkeypatch, []), torch.randn(3, 4)
+    with torch.set_grad_enabled(grad), pytest.warns(RuntimeWarning, match=f"PyTorch runs a part of the module itself: .*{why}"):
+        check(fast(x.clone()), module(x.clone()))
 
 
 @pytest.mark.gpu

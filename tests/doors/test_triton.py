@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
-import sys
-import sysconfig
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -17,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.doors.server import serving
+
+MODELS = ("rows", "range", "product")
 PLANS = os.environ.get("TCCOMPILE_TRITON_PLANS")
 """A folder that tests/doors/triton_plans.py has written, where this interpreter has no compiler."""
 
@@ -24,37 +21,9 @@ if find_spec("pytriton") is None or find_spec("tritonclient") is None:
     pytest.skip("needs nvidia-pytriton and tritonclient", allow_module_level=True)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def unpacked(folder: Path) -> tuple[Path, Path, dict[str, str]]:
-    """The server of the wheel, a copy of its backends with the stub of this interpreter's version, and its environment."""
-    spec = find_spec("pytriton")
-    assert spec is not None and spec.origin is not None
-    server = Path(spec.origin).parent / "tritonserver"
-    backends = folder / "backends"
-    shutil.copytree(server / "backends", backends)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = next((server / "python_backend_stubs" / version).glob("triton_python_backend_stub"))
-    shutil.copy(stub, backends / "python" / stub.name)
-    libraries = [server.parents[1] / "nvidia_pytriton.libs", Path(sysconfig.get_config_var("LIBDIR")), backends / "python"]
-    environment = os.environ | {
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # where the stub looks for packages
-    }
-    return server / "bin" / "tritonserver", backends, environment
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """The HTTP and the gRPC port of a server with two models: one of rows, one without."""
+    """The HTTP and the gRPC port of a server with models of rows, in two entries' sizes and in a range, and one without rows."""
     folder = tmp_path_factory.mktemp("triton")
     plans = Path(PLANS) if PLANS else folder
     if not PLANS:
@@ -63,32 +32,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]
         write(folder)
     from tccompile.triton import write_repository
 
-    for name in ("rows", "product"):
+    for name in MODELS:
         write_repository(plans / f"{name}.plan", folder / "repository", name, cpu=True, wait_us=20_000)
-    program, backends, environment = unpacked(folder)
-    http, grpc = free_ports(2)
-    options = [f"--model-repository={folder / 'repository'}", f"--backend-directory={backends}", "--allow-metrics=false"]
-    options += [f"--http-port={http}", f"--grpc-port={grpc}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen([program, *options], env=environment, stdout=log, stderr=log)
-    try:
-        import tritonclient.http as client
-
-        with client.InferenceServerClient(f"127.0.0.1:{http}") as asked:
-            deadline = time.monotonic() + 120
-            while True:
-                try:
-                    if asked.is_server_ready() and asked.is_model_ready("rows"):
-                        break
-                except Exception:  # it does not listen yet
-                    pass
-                if process.poll() is not None or time.monotonic() > deadline:
-                    pytest.fail((folder / "log").read_text()[-4000:])
-                time.sleep(0.2)
-        yield http, grpc
-    finally:
-        process.terminate()
-        process.wait(30)
+    with serving(folder / "repository", folder, MODELS) as started:
+        yield started.http, started.grpc
 
 
 def asked(kind: str, ports: tuple[int, int], model: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -111,7 +58,7 @@ def expected(model: str, feeds: dict[str, np.ndarray], server_plans: Path) -> np
     from tccompile.runtime.session import Session
 
     session = Session(server_plans / f"{model}.plan", "cpu")
-    return next(iter(Rows(session).run(feeds).values())) if model == "rows" else session.run(None, feeds)[0]
+    return session.run(None, feeds)[0] if model == "product" else next(iter(Rows(session).run(feeds).values()))
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +71,10 @@ def plans(server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-@pytest.mark.parametrize("count", [1, 3, 8])
-def test_rows(server: tuple[int, int], plans: Path, kind: str, count: int) -> None:
+@pytest.mark.parametrize("model, count", [("rows", 1), ("rows", 3), ("rows", 8), ("range", 1), ("range", 7), ("range", 24)])
+def test_rows(server: tuple[int, int], plans: Path, kind: str, model: str, count: int) -> None:
     x = {"x": np.random.default_rng(count).standard_normal((count, 3, 8, 8)).astype(np.float32)}
-    np.testing.assert_allclose(asked(kind, server, "rows", x), expected("rows", x, plans), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(asked(kind, server, model, x), expected(model, x, plans), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

@@ -433,6 +433,29 @@ def halves_to_bytes(case: str, x: tuple[int, int, int, int], n: int, window: tup
     return b.program(op)
 
 
+def depthwise_of_bytes(
+    case: str, x: tuple[int, ...], window: tuple[int, ...], kinds: tuple[DType, DType, DType], stride: int = 1
+) -> Program:
+    """A depthwise Conv of bytes by weights in floats; a result in bytes is rounded and saturated. `kinds`: types of x, w, y."""
+    b, channels, order = Builder(case), x[1], NHWC if len(window) == 2 else NWC
+    low, high = int(kinds[0].lowest), int(kinds[0].largest)
+    b.values("x", b.rng.integers(low, high + 1, x), kinds[0], order, 16)
+    b.normal("w", (channels, 1, *window), kinds[1], DEPTHWISE if len(window) == 2 else (2, 1, 0), 0.1)
+    b.normal("bias", (channels,), F32)
+    pads = tuple(k // 2 for k in window)
+    spatial = tuple(extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True))
+    y = b.result((x[0], channels, *spatial), kinds[2], order)
+    expr = call("add", call("mul", ACC, 0.125), load(0))
+    if kinds[2].size == 1:
+        limits = (const(kinds[2].lowest), const(kinds[2].largest))
+        expr = cast(Expr("saturate", (call("round", expr), *limits)), I64)
+    many, ep = len(window), Epilogue(expr, (View("bias", (coord(1),)),))
+    op = Conv(
+        nodes=(case,), y=y, x="x", w="w", strides=(stride,) * many, pads=pads, dilations=(1,) * many, groups=channels, epilogue=ep
+    )
+    return b.program(op)
+
+
 def pool(
     case: str,
     x: tuple[int, ...],
@@ -1145,6 +1168,10 @@ CASES: Cases = {
     "depthwise_to_odd": _case(conv, (1, 36, 9, 9), 36, (3, 3), groups=36, ep="bias relu", to="odd"),
     "depthwise_tail": _case(conv, (1, 20, 9, 9), 20, (3, 3), groups=20, ep="bias", to="tail"),
     "depthwise_output": _case(conv, (1, 20, 9, 9), 20, (3, 3), groups=20, ep="bias", to="output"),
+    "depthwise_u8": _case(depthwise_of_bytes, (2, 40, 15, 18), (3, 3), (DType.U8, F16, DType.U8)),
+    "depthwise_s8_stride2": _case(depthwise_of_bytes, (2, 36, 17, 14), (5, 5), (DType.I8, F16, F16), stride=2),
+    "depthwise_s8_7x7": _case(depthwise_of_bytes, (1, 24, 14, 14), (7, 7), (DType.I8, F16, DType.I8)),
+    "depthwise_u8_1d": _case(depthwise_of_bytes, (2, 40, 50), (9,), (DType.U8, F32, F32)),
     "depthwise_many": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, ep=MANY),
     # matrix products
     "gemm": _case(gemm, (77, 200), 130),

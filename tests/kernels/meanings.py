@@ -399,6 +399,11 @@ def multiply_fragment(place: Place, name: str) -> Any:
     return exchanged(lambda asked: product(asked, atom.a, atom.acc))
 
 
+def warp_multiply(place: Place, name: str, a: str | None = None, b: str | None = None) -> Any:
+    atom = ATOMS[name]
+    return exchanged(lambda asked: product(asked, a or atom.a, atom.acc, b or atom.b))
+
+
 def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
@@ -415,7 +420,17 @@ ELEMENTS = {"f16": np.float16, "s8": np.int8, "u8": np.uint8}
 """What the types of operands that are multiplied are in NumPy."""
 
 
-def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32") -> dict[int, Any]:
+FLOATS_OF_8 = {"e4m3": DType.E4M3, "e5m2": DType.E5M2}
+
+
+def numbers(words: np.ndarray, kind: str, number: type) -> np.ndarray:
+    """The elements in words, the last axis's of one after the other."""
+    if kind in FLOATS_OF_8:
+        return from_storage(words.view(np.uint8), FLOATS_OF_8[kind])
+    return words.view(ELEMENTS[kind]).astype(number)
+
+
+def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32", other: str | None = None) -> dict[int, Any]:
     """An mma.sync of a warp, 16 rows by 8 columns, over so many times 16 bytes of K as the words have.
 
     Each lane gives 4 accumulators, then its words of a and those of b. Lane (g, t) of 8 × 4 has of every 16 bytes of K the t-th
@@ -423,15 +438,15 @@ def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32") -> 
     fragments for mma.m16n8k16", and for m16n8k8 and m16n8k32).
     """
     assert [i % 32 for i in asked] == list(range(32)), "lanes in another order"
-    dtype = np.dtype(ELEMENTS[kind])
-    each = 4 // dtype.itemsize  # elements of a word
     number = np.float32 if acc == "f32" else np.int64
     given = list(asked.values())
     words = (np.array([v[4:] for v in given], np.int64) & 0xFFFFFFFF).astype(np.uint32)
     blocks = words.shape[1] // 3
-    of_lanes = words.view(dtype).astype(number).reshape(8, 4, 3 * blocks, each)  # by g, t, word and element
-    a = of_lanes[:, :, : 2 * blocks].reshape(8, 4, blocks, 2, each).transpose(3, 0, 2, 1, 4).reshape(16, -1)
-    b = of_lanes[:, :, 2 * blocks :].transpose(2, 1, 3, 0).reshape(-1, 8)
+    of_a, of_b = (np.ascontiguousarray(part) for part in (words[:, : 2 * blocks], words[:, 2 * blocks :]))
+    a = (
+        numbers(of_a, kind, number).reshape(8, 4, blocks, 2, -1).transpose(3, 0, 2, 1, 4).reshape(16, -1)
+    )  # by g, t, word, element
+    b = numbers(of_b, other or kind, number).reshape(8, 4, blocks, -1).transpose(2, 1, 3, 0).reshape(-1, 8)
     c = np.array([v[:4] for v in given], number).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
     sums = (c + a @ b).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
     return dict(zip(asked, map(tuple, sums), strict=True))
@@ -584,7 +599,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.store_chunk": lambda place: store_words(place, 4),
     "ptx.mma.store_shared_words": store_words,
     "ptx.mma.take": take,
-    "ptx.mma.warp_multiply": by(product),
+    "ptx.mma.warp_multiply": warp_multiply,
     "ptx.mma.zeros": lambda place, n: lambda: (np.float32(0),) * n,
     "ptx.patch.base": plain(lambda: 0),
     "ptx.patch.keep": plain(lambda words, inside: words if inside else [0] * len(words)),

@@ -25,7 +25,8 @@ def test_supports_every_convolution(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", usually(["conv_groups_odd", "conv_groups_1x1", "conv_multiplier", "depthwise_1d"], "conv_groups_1x1")
+    "case",
+    usually(["conv_groups_odd", "conv_groups_1x1", "conv_multiplier", "depthwise_u8_1d"], "conv_groups_1x1"),
 )
 @pytest.mark.parametrize("pixels", [1, 4])
 def test_values(case: str, pixels: int) -> None:

@@ -12,7 +12,7 @@ from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.spec import Kernel
 from tccompile.schedule.choose import choose
 from tests.bench.layers import GemmLayer
-from tests.gpu.cases import gemm, program_of
+from tests.gpu.cases import gemm, of_8_bits, of_float8, program_of
 from tests.kernels.support import ARCH, check
 from tests.tiers import APART, thorough
 
@@ -31,12 +31,23 @@ PLAIN, MMA = Gemv(), GemvMma()
         (MMA, gemm("one row", (1, 600), 21), {"across": 1, "splits": 1}),
         (MMA, gemm("eleven rows, split", (11, 1100), 40, ep="bias residual"), {"across": 1, "splits": 3}),
         (MMA, gemm("three columns", (40, 300), 3, to="output"), {"across": 2, "splits": 2}),
+        (MMA, of_8_bits("u8 by s8, split", (3, 2064), 21, kinds=(DType.U8, DType.I8, DType.U8)), {"across": 1, "splits": 3}),
+        (MMA, of_8_bits("few columns", (40, 304), 3, kinds=(DType.I8, DType.U8, DType.I32)), {"across": 2, "splits": 2}),
         (MMA, gemm("batched", (2, 2, 9, 40), 17, batched=True, to="odd_tail"), {"across": 8, "splits": 1}),
     ],
     ids=lambda v: getattr(v, "name", None) or (v.ops[0].nodes[0] if hasattr(v, "ops") else None),
 )
 def test_values(kernel, program, config) -> None:
     check(kernel, program, config)
+
+
+def test_sums_of_floats_of_8_bits_are_added_up_in_float32() -> None:
+    check(
+        MMA,
+        of_float8("fp8", (5, 720), 40, kinds=(DType.E4M3, DType.E5M2, DType.F16)),
+        {"across": 2, "splits": 2},
+        arch=ARCHS["sm_89"],
+    )
 
 
 def test_the_operand_with_fewer_rows_is_the_small_one() -> None:

@@ -20,11 +20,15 @@ FORMS = {
     "pooled without padding": (ONE, lambda n: (n + 61) // 2 * 3 - 7),
     "padded row": (ONE, lambda n: round_up(n, 8)),
     "a matrix of padded rows": (ONE, lambda n: n * round_up(n, 8)),
+    "half as large again": (ONE, lambda n: 3 * n // 2),
+    "rows of two fifths": (TWO, lambda h, w: h * 5 // 8 * round_up(2 * w // 5, 8)),
     "constant": (ONE, lambda n: 7),
     "pixels": (TWO, lambda h, w: h * w * 64),
     "halved": (TWO, lambda h, w: (h // 8) * ((w - 1) // 2 + 1) * 192),
     "bordered": (TWO, lambda h, w: (h + 2) * (w + 2) * 3),
     "one of two": (TWO, lambda h, w: ((w + 5) // 4) * 8),
+    "all tokens": (TWO, lambda h, w: (h + w) * 64),
+    "new tokens by all": (TWO, lambda h, w: h * round_up(h + w, 8) * 12),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
 }
 

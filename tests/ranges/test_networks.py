@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from tccompile.arch import ARCHS
+from tccompile.emit.pack import pack
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
 from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
 from tccompile.kernels.pool import PoolKernel
 from tccompile.options import Options, as_sizes
-from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
-from tccompile.plan.format import Family, from_bytes, to_bytes
+from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
+from tccompile.plan.format import Family, check_member, from_bytes, to_bytes
 from tccompile.plan.formulas import Slot, computed, drawn, filler
+from tccompile.plan.members import Bounds
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
+from tccompile.ranges.families import with_families
 from tccompile.ranges.pool import Known
 from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tests.ranges import models
+from tests.small import image
 from tests.tiers import usually
 
 IMAGE = as_sizes({"batch": (1, 2), "h": (16, 48, 4), "w": (12, 44, 4)})
@@ -96,20 +101,24 @@ LAUNCHED = [
     ("tokens", "sm_80"),
     ("tokens", "sm_90a"),
     ("image", "sm_75"),
-    ("tokens", "sm_75"),
-    ("image", "sm_61"),
 ]
+
+
+@cache
+def parts_of(name, arch):
+    """The model, what is told of it, its patterns, and their parts."""
+    make, ranges = CASES[name]
+    opened, told = read(make()), Told()
+    patterns, options = to_patterns(opened, Options(archs=(arch,), precision="fp16", ranges=ranges), Dump(None), quiet, told)
+    return opened, told, [(p, to_parts(p, options, quiet, (), NO_TIMINGS, Known())) for p in patterns]
 
 
 @pytest.mark.parametrize("name, arch", usually(LAUNCHED, 0, 1))
 def test_launches_are_those_of_fixed_shapes(name, arch):
     """What formulas give is what the kernels say of the program at each size; a launch's code does not depend on it."""
-    make, ranges = CASES[name]
-    options = Options(archs=(arch,), precision="fp16", ranges=ranges)
-    patterns, options = to_patterns(read(make()), options, Dump(None), quiet, Told())
     compared = 0
-    for pattern in patterns:
-        for box, program, builds in to_parts(pattern, options, quiet, (), NO_TIMINGS, Known()):
+    for pattern, parts in parts_of(name, arch)[2]:
+        for box, program, builds in parts:
             (build, *_) = builds
             formulas, whole = drawn((program, build), [size.name for size in box])
             fill = filler(whole)
@@ -125,6 +134,35 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
                             assert choice.work.launches == work.launches, (point, op.nodes, choice.kernel.name)
                             compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize("name, arch", usually(LAUNCHED, 0, 1))
+def test_members_between_the_ends_keep_to_their_bounds(name, arch):
+    """A GPU holds members to less than all rules, and to these at every size; what is changed is refused, and nothing fails."""
+    opened, told, patterns = parts_of(name, arch)
+    families = [part for _, parts in patterns for part in parts]
+    jobs = dict.fromkeys(job for *_, builds in families for build in builds for job in jobs_of(build))
+    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
+    packed = pack("test", {}, [part[1:] for part in families], images, opened.weights, False, origin=origin_of(opened, told))
+    plan = with_families(packed, [box for box, *_ in families])
+    draw = np.random.default_rng(0)
+    for family in plan.families[:6]:
+        bounds = Bounds(family, 0)
+        for point in scattered(family.sizes, 8):
+            check_member(plan, family.at(point))
+            bounds.check(computed(family.formulas, point))
+        refused = 0
+        for _ in range(30):
+            number = int(draw.integers(len(family.formulas)))
+            op, a, _ = family.formulas[number]
+            constant = a + int(draw.choice([1, -1, 1 << 20, 1 << 40])) if op == "int" else 1 << int(draw.integers(40))
+            value = ("int", constant, 0)
+            changed = replace(family, formulas=(*family.formulas[:number], value, *family.formulas[number + 1 :]))
+            try:
+                Bounds(changed, 0).check(computed(changed.formulas, point))
+            except PlanError:
+                refused += 1
+        assert refused
 
 
 def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
@@ -145,7 +183,7 @@ def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
 
 def test_a_model_that_differs_at_each_size_is_refused():
     g = models.Graph()
-    table = g.op("Resize", "x", "", "", g.numbers(1, 1, 9, 9), mode="cubic")
+    table = g.op("Resize", "x", "", "", g.numbers(1, 1, 9, 9), mode="cubic", exclude_outside=1)
     model = g.model("x", 1, [1, 1, "h", 8], g.op("Relu", table))
     with pytest.raises(UnsupportedError, match=r"h \d+ to \d+.*--entry"):
         without_code(model, ranges={"h": (4, 60)})

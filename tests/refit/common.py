@@ -119,10 +119,16 @@ def feeds(plan: Plan, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(program.tensors[name].shape).astype(np.float32) for name in program.inputs}
 
 
-def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], kinds: Mapping[str, str] | None = None) -> Path:
+def write_safetensors(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    kinds: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
     """A file of the format safetensors; `kinds` names types that NumPy does not have."""
     names = {"float32": "F32", "float16": "F16", "int32": "I32", "int8": "I8"}
-    header, data = {}, b""
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata is not None else {}
+    data = b""
     for name, values in arrays.items():
         raw = np.ascontiguousarray(values).tobytes()
         kind = (kinds or {}).get(name) or names[values.dtype.name]

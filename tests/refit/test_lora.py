@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tccompile.errors import UnsupportedError, UsageError
+from tccompile.plan.format import Exported, from_bytes, to_bytes
 from tccompile.refit.lora import Adapter, merged, places, read_adapters
 from tccompile.refit.names import Called
 from tests.refit.common import attention, convolutions, plan_of, products, weights, write_safetensors
@@ -53,6 +55,8 @@ def test_names_as_tools_write_them(tmp_path: Path, down: str, up: str, module: s
         (None, {"lora_alpha": 16}, 8.0),
         (None, {"lora_alpha": 16, "use_rslora": True}, 16 / 2**0.5),
         (np.float32(1), {"lora_alpha": 16}, 0.5),
+        (None, {"lora_alpha": 16, "alpha_pattern": {"x": 4, "q": 6}}, 3.0),
+        (None, {"lora_alpha": 16, "alpha_pattern": {"q.+": 6}}, 8.0),
     ],
 )
 def test_how_much_an_adapter_counts(tmp_path: Path, alpha: np.ndarray | None, config: object, factor: float) -> None:
@@ -79,12 +83,27 @@ def test_how_much_an_adapter_counts(tmp_path: Path, alpha: np.ndarray | None, co
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, "{", UsageError, "adapter_config.json: cannot be read"),
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"lora_alpha": "8"}, UsageError, "no lora_alpha that is a number"),
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"use_dora": True}, UnsupportedError, "use_dora is not supported"),
-        ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"alpha_pattern": {"q": 3}}, UnsupportedError, "alpha_pattern"),
+        ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"lora_alpha": 1, "alpha_pattern": {"(": 3}}, UsageError, "alpha_p"),
     ],
 )
 def test_what_is_no_adapter(tmp_path: Path, arrays: Mapping[str, np.ndarray], config: object, error: type, why: str) -> None:
     with pytest.raises(error, match=why):
         adapters(tmp_path, {name: np.asarray(values) for name, values in arrays.items()}, config)
+
+
+@pytest.mark.parametrize(
+    "config, module, factor",
+    [
+        ({"lora_alpha": 16}, "mid.to_q", 8.0),
+        ({"unet.lora_alpha": 6, "text_encoder.lora_alpha": 2}, "unet.mid.to_q", 3.0),
+        ({"unet.lora_alpha": 6, "text_encoder.lora_alpha": 2}, "text_encoder.mid.to_q", 1.0),
+    ],
+)
+def test_what_diffusers_keeps_in_the_file(tmp_path: Path, config: dict, module: str, factor: float) -> None:
+    arrays = {f"{module}.lora_A.weight": DOWN, f"{module}.lora_B.weight": UP}
+    metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(config)}
+    (found,) = read_adapters(write_safetensors(tmp_path / "pytorch_lora_weights.safetensors", arrays, metadata=metadata))
+    assert (found.module, found.factor) == (module, factor)
 
 
 # --- Where they belong -----------------------------------------------------------------------------------------------
@@ -139,6 +158,48 @@ def test_weights_that_the_model_transposes_itself() -> None:
     assert [(place.weight, place.transposed) for place in known] == [("fc.weight", False)]
     made = merged(base, known, [Adapter("fc", DOWN, UP, 1.0)], 1.0)
     np.testing.assert_allclose(made["fc.weight"], base["fc.weight"] + UP @ DOWN, rtol=1e-5, atol=1e-6)
+
+
+def by_torch_export() -> onnx.ModelProto:
+    """As PyTorch's newer exporter writes it: it says where nodes come from, not what it transposes or folds."""
+    n = Net(x=(1, 16, 4, 4))
+    h = n("GlobalAveragePool", n("Conv", "x", n.normal(16, 16, 1, 1, scale=0.2)))
+    n.out(n("MatMul", n("Reshape", h, np.array([1, 16])), n.normal(16, 16)))
+    model = named(n, {0: "node_Conv_1", 3: "node_linear"}, {0: "conv.weight", 2: "val_2"}).model()
+    scopes = {0: ["", "norm", "_native_batch_norm_legit_no_training"], 3: ["", "layers.0", "layers.0.fc", "linear"]}
+    for i, names in scopes.items():
+        model.graph.node[i].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(names))
+    return model
+
+
+def test_modules_that_the_exporter_tells() -> None:
+    plan = plan_of(model := by_torch_export())
+    plan = from_bytes(to_bytes(plan))
+    assert plan.origin.exported == Exported({"val_2": "layers.0.fc", "conv.weight": "norm"}, ("conv.weight",))
+    known, base = places([plan.entries[0].program], plan.origin.exported), weights(model)
+    made = merged(base, known, [Adapter("base_model.model.layers.0.fc", DOWN, UP, 1.0)], 1.0)
+    np.testing.assert_allclose(made["val_2"], base["val_2"] + (UP @ DOWN).T, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UnsupportedError, match=r"'conv' is for 'conv.weight', into which the model's exporter has folded"):
+        merged(base, known, [Adapter("conv", DOWN[..., None, None], UP[..., None, None], 1.0)], 1.0)
+
+
+@pytest.mark.parametrize("said", ["[", "['a', 1]", "__import__('os')", "(" * 300, ""])
+def test_what_an_exporter_says_is_text(said: str) -> None:
+    model = by_torch_export()
+    for node in model.graph.node:
+        for entry in node.metadata_props:
+            entry.value = said
+    assert plan_of(model).origin.exported == Exported()
+
+
+def test_what_is_for_other_models_is_left_out() -> None:
+    """A file of a pipeline's: names of the text encoder are in no plan of the other model."""
+    base, known = weights(model := exported().model()), places([plan_of(model).entries[0].program])
+    both = [Adapter(f"{where}.{name}", DOWN, UP, 1.0) for where, name in (("unet", "layers.0.fc1"), ("text_encoder", "q_proj"))]
+    with pytest.warns(RuntimeWarning, match=r"1 adapters are for other models \(text_encoder\.…\) and were left out"):
+        assert list(merged(base, known, both, 1.0)) == ["layers.0.fc1.weight"]
+    with pytest.raises(UsageError, match=r"'unet\.q_proj': no product's weight is called so"):
+        merged(base, known, [both[0], Adapter("unet.q_proj", DOWN, UP, 1.0)], 1.0)
 
 
 def transposed_convolution() -> Net:

@@ -13,7 +13,7 @@ from tccompile.plan.formulas import drawn
 from tccompile.ranges.box import opened
 from tccompile.runtime.session import RECENT, Session
 from tccompile.sizes import Size
-from tests.runtime.test_session import KERNELS, expected, fake, plan, program, same, section, x_of
+from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
 
 __all__ = ["fake"]
 
@@ -45,6 +45,18 @@ def test_members_of_any_sizes(fake, device):
             same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
         with pytest.raises(InputError, match=r"2\.\.40"):
             s.run(None, {"x": x_of(41)})
+
+
+def test_sizes_that_are_used_again_are_kept(fake):
+    """... also where arrays come in a layout that has been checked before."""
+    api = fake()
+    s = Session(of_rows(), "gpu")
+    arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, RECENT + 3)}
+    for rows in range(2, RECENT + 3):
+        s.run(None, {"x": arrays[2]})
+        s.run(None, {"x": arrays[rows]})
+    kept = {sizes for _, sizes in s._members}
+    assert (2,) in kept and (3,) not in kept and len(kept) == RECENT
 
 
 def test_a_members_graph_is_that_of_another_one(fake):

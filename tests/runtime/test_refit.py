@@ -142,7 +142,7 @@ def test_adapters_with_a_map(tmp_path: Path) -> None:
     (tmp_path / "names.json").write_text('{"w2": "decoder.out"}')
     with Session(made, "cpu") as session:
         session.lora(adapters(tmp_path, "one", "decoder.out"), base=base, names=tmp_path / "names.json")
-        assert session._adapted == {"w2"}
+        assert session._adapters.now.weights == {"w2"}
 
 
 def test_adapters_of_weights_that_others_are_folded_into(tmp_path: Path) -> None:

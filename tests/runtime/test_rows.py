@@ -16,16 +16,17 @@ import pytest
 from tccompile.cli import commands
 from tccompile.cli.triton import tctriton
 from tccompile.errors import InputError, UsageError
+from tccompile.options import as_sizes
 from tccompile.pipeline import without_code
 from tccompile.plan.format import Plan, write_plan
 from tccompile.runtime.rows import Rows, row_sizes
 from tccompile.runtime.session import Session
-from tccompile.triton import Model, configuration
+from tccompile.triton import Model, configuration, write_repository
 from tests.commands import Run
 from tests.rewrites.common import Net
 
 
-def network(rows: int, dtype: Any = np.float32) -> onnx.ModelProto:
+def network(rows: int | str, dtype: Any = np.float32) -> onnx.ModelProto:
     n = Net(x=(dtype, (rows, 3, 5)), i=(np.int64, (rows, 2)))
     return n.out(n("Relu", "x"), n("Mul", "i", np.array([3], np.int64))).model()
 
@@ -35,6 +36,12 @@ def plan() -> Plan:
     """Entries of 2 and of 8 rows."""
     small, large = (without_code(network(n), precision="fp32") for n in (2, 8))
     return replace(large, entries=(*large.entries, *small.entries))
+
+
+@pytest.fixture(scope="module")
+def ranged() -> Plan:
+    """For 1 to 24 rows."""
+    return without_code(network("n"), precision="fp32", ranges=as_sizes({"n": (1, 24)}))
 
 
 def feeds(rows: int) -> dict[str, np.ndarray]:
@@ -57,6 +64,31 @@ def test_the_smallest_entry_that_is_enough(plan: Plan, count: int, runs: list[in
     monkeypatch.setattr(Session, "run", lambda s, names, given: (seen.append(len(given["x"])), whole(s, names, given))[1])
     Rows(Session(plan, "cpu")).run(feeds(count))
     assert seen == runs
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 24, 31])
+def test_any_number_of_rows_of_a_range(ranged: Plan, count: int) -> None:
+    given, rows = feeds(count), Rows(Session(ranged, "cpu"))
+    rows.warm()
+    made = list(rows.run(given).values())
+    np.testing.assert_array_equal(made[0], np.maximum(given["x"], 0))
+    np.testing.assert_array_equal(made[1], given["i"] * 3)
+
+
+@pytest.mark.parametrize(
+    "low, high, step, sizes",
+    [
+        (1, 24, 1, [1, 2, 3, 6, 12, 24]),
+        (3, 9, 1, [3, 4, 5, 6, 7, 8, 9]),
+        (1, 1000, 1, [1, 2, 16, 32, 63, 125, 250, 500, 1000]),
+        (5, 1000, 45, [5, 50, 95, 140, 275, 500, 995]),
+        (64, 64, 1, [64]),
+    ],
+)
+def test_sizes_of_a_range_that_are_run(low: int, high: int, step: int, sizes: list[int]) -> None:
+    """Each is at most twice the one before, down to the least sizes: a session keeps eight beside those with entries."""
+    plan = without_code(network("n"), precision="fp32", ranges=as_sizes({"n": (low, high, step)}))
+    assert row_sizes(plan) == sizes
 
 
 @pytest.mark.parametrize(
@@ -85,7 +117,37 @@ def test_plans_without_rows(plan: Plan) -> None:
         row_sizes(replace(plan, entries=(plan.entries[0], plan.entries[0])))
 
 
+@pytest.mark.parametrize(
+    "shape, ranges, why",
+    [
+        ((2, "w"), {"w": (2, 9)}, "must differ in the number of rows, and in nothing else"),
+        (("n", "w"), {"n": (2, 9), "w": (3, 4)}, "must differ in the number of rows, and in nothing else"),
+    ],
+)
+def test_ranges_of_something_else(shape: tuple, ranges: dict, why: str) -> None:
+    plan = without_code((n := Net(x=shape)).out(n("Relu", "x")).model(), ranges=as_sizes(ranges))
+    with pytest.raises(UsageError, match=why):
+        row_sizes(plan)
+    dims = {"x": "[ -1, -1 ]" if "n" in shape else "[ 2, -1 ]"}["x"]
+    assert f"dims: {dims}" in (text := configuration(plan, "m", True, 0)) and "max_batch_size: 0" in text
+
+
 # --- NVIDIA's server -------------------------------------------------------------------------------------------------
+
+
+def test_what_the_server_is_told_of_a_range(ranged: Plan) -> None:
+    text = configuration(ranged, "m", cpu=False, wait_us=0)
+    assert "max_batch_size: 24" in text and "dims: [ 3, 5 ]" in text and "max_queue_delay_microseconds: 0" in text
+
+
+def test_another_version_of_a_model(ranged: Plan, plan: Plan, tmp_path: Path) -> None:
+    """It is a folder of its own, and appears as a whole."""
+    for made in (plan, ranged):
+        write_plan(made, tmp_path / "m.plan")
+        folder = write_repository(tmp_path / "m.plan", tmp_path / "repository", "m", update=True)
+    assert sorted(p.name for p in folder.iterdir()) == ["1", "2", "config.pbtxt"] and [*folder.parent.iterdir()] == [folder]
+    assert (folder / "2/model.plan").read_bytes() == (tmp_path / "m.plan").read_bytes() != (folder / "1/model.plan").read_bytes()
+    assert "max_batch_size: 24" in (folder / "config.pbtxt").read_text()
 
 
 def test_what_the_server_is_told(plan: Plan) -> None:
@@ -151,7 +213,7 @@ def test_a_bad_request_fails_alone(model: Model) -> None:
     "options, code, says",
     [
         ("m.plan -o repository", 0, ""),
-        ("m.plan -o taken", 2, "m is there already: delete it, or give another name"),
+        ("m.plan -o taken", 2, "m is there already: give --update for another version of it, or --name"),
         ("m.plan -o repository --name a/b", 2, "'a/b' is no name for a model"),
         ("m.plan -o repository --name ..", 2, "'..' is no name for a model"),
         ("bf16.plan -o repository", 2, "'x' is bfloat16, which the server's Python backend does not have"),

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="those that have a result too")
     parser.add_argument("--seconds", type=int, default=180, help="for one model")
     parser.add_argument("--memory", type=int, default=6, help="GiB for one model")
-    parser.add_argument("--table", action="store_true", help="run nothing; print the table of docs/testing.md")
+    parser.add_argument("--table", action="store_true", help="run nothing; print the table of docs/testing/models-tried.md")
     args = parser.parse_args()
     path = args.results or args.folder / "results.jsonl"
     known = {r["name"]: r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}

@@ -3,7 +3,7 @@
     python prune.py superres_x3.onnx -o superres_2of4.onnx
 
 Convolutions of one group and products with a matrix are pruned, along their input channels; where there are fewer than four, or
-no multiple of four, weights stay. What is pruned so has lost accuracy: train it on with the same zeros (docs/sparsity.md).
+no multiple of four, weights stay. What is pruned so has lost accuracy: train it on with the same zeros (docs/guide/sparsity.md).
 """
 
 from __future__ import annotations

@@ -63,10 +63,14 @@ class Attention(Op):
                 scores = np.where(future, -np.inf, scores)
             with np.errstate(all="ignore"):
                 highest = scores.max(1, keepdims=True, initial=-np.inf)
-                e = np.exp(scores - np.where(np.isneginf(highest), 0, highest), dtype=np.float32)
+                e = self.weights(np.exp(scores - np.where(np.isneginf(highest), 0, highest), dtype=np.float32))
                 total = e.sum(1, np.float64, keepdims=True)
                 out[b, h, part] = e @ v[b, h // share] / np.where(total == 0, 1, total)
         return out
+
+    def weights(self, e: np.ndarray) -> np.ndarray:
+        """The weights that rows of v are multiplied by and that are added up, from what they are relative to the highest."""
+        return e
 
     def products(self, shapes: Mapping[str, Shape], y: Shape) -> Extent:
         q, k, v = shapes[self.q], shapes[self.k], shapes[self.v]

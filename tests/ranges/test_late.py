@@ -1,0 +1,158 @@
+"""Tables that depend on every size: they are computed when the plan runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto
+
+from tccompile.ir.expr import Expr, call, const, load
+from tccompile.ir.extent import Open
+from tccompile.ir.metric import relative_error
+from tccompile.kernels.codegen import lifted
+from tccompile.kernels.spec import F32
+from tccompile.options import Options
+from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
+from tccompile.ranges.pool import Known
+from tccompile.runtime.session import Session
+from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.sizes import Size
+from tests.ranges.models import Graph
+from tests.tiers import usually
+
+
+def beside_onnxruntime(model: onnx.ModelProto, sizes: tuple[int, ...], low: int, high: int) -> float:
+    """The largest error of a plan for low to high tokens or rows at these of them."""
+    (name,) = (d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim if d.dim_param)
+    session = Session(without_code(model, precision="fp32", ranges={name: (low, high)}), device="cpu")
+    oracle = onnxruntime.InferenceSession(model.SerializeToString())
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    errors = []
+    for n in sizes:
+        x = np.random.default_rng(n).standard_normal([m or n for m in shape]).astype(np.float32)
+        (out,), (expected,) = session.run(None, {"x": x}), oracle.run(None, {"x": x})
+        assert out.shape == expected.shape
+        errors.append(relative_error(out, expected))
+    return max(errors)
+
+
+# --- Resize ----------------------------------------------------------------------------------------------------------
+
+RESIZED = {
+    "linear": {"mode": "linear"},
+    "cubic": {"mode": "cubic", "cubic_coeff_a": -0.5},
+    "corners": {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    "symmetric": {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
+    "asymmetric": {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    "nearest": {"mode": "nearest", "coordinate_transformation_mode": "pytorch_half_pixel"},
+    "ceil": {"mode": "nearest", "nearest_mode": "round_prefer_ceil"},
+}
+
+
+def resized(size: str, how: dict) -> onnx.ModelProto:
+    """To one size, by a factor, or to a size that follows from the image's."""
+    g = Graph()
+    x = g.op("Relu", "x")
+    match size:
+        case "given":
+            y = g.op("Resize", x, "", "", g.numbers(1, 3, 13, 10), **how)
+        case "scaled":
+            y = g.op("Resize", x, "", g.value(np.array([1, 1, 1.5, 2], np.float32)), **how)
+        case _:
+            rows = g.op("Sub", g.op("Mul", g.extent("x", 2), g.numbers(2)), g.numbers(3))
+            y = g.op("Resize", x, "", "", g.op("Concat", g.numbers(1, 3), rows, g.numbers(7), axis=0), **how)
+    return g.model("x", TensorProto.FLOAT, [1, 3, "h", 5], g.op("Sigmoid", y))
+
+
+FIXED = [("given", how) for how in RESIZED if how != "linear"]
+
+
+@pytest.mark.parametrize("size, how", usually([("given", "linear"), ("follows", "nearest"), ("scaled", "linear"), *FIXED], 0, 1))
+def test_images_of_any_size_are_resized(size, how):
+    assert beside_onnxruntime(resized(size, RESIZED[how]), (4, 5, 9, 13, 26, 30), 4, 30) < 1e-6
+
+
+# --- Positions, masks, angles ----------------------------------------------------------------------------------------
+
+
+def _count(g: Graph) -> str:
+    return g.op("Squeeze", g.extent("x", 1), g.numbers(0))
+
+
+def _places(g: Graph, start: str = "", end: str = "") -> str:
+    return g.op("Range", start or g.value(np.int64(0)), end or _count(g), g.value(np.int64(1)))
+
+
+def _ahead(g: Graph) -> str:
+    places = _places(g)
+    return g.op("Sub", g.op("Unsqueeze", places, g.numbers(0)), g.op("Unsqueeze", places, g.numbers(1)))
+
+
+def _mixed(g: Graph, scores: str) -> str:
+    return g.op("MatMul", g.op("Softmax", scores, axis=-1), "x")
+
+
+def _scores(g: Graph) -> str:
+    return g.op("MatMul", "x", g.op("Transpose", "x", perm=[0, 2, 1]))
+
+
+def angles(g: Graph) -> str:
+    """Sines of positions from 0 to 1."""
+    last = g.op("Cast", g.op("Sub", _count(g), g.value(np.int64(1))), to=TensorProto.FLOAT)
+    share = g.op("Div", g.op("Cast", _places(g), to=TensorProto.FLOAT), last)
+    every = g.op("MatMul", g.op("Unsqueeze", share, g.numbers(1)), g.value(np.linspace(0, 9, 16, dtype=np.float32)[None]))
+    return g.op("Add", "x", g.op("Sin", every))
+
+
+def window(g: Graph) -> str:
+    """Tokens see what is at most half of all tokens away."""
+    far = g.op("Greater", g.op("Abs", _ahead(g)), g.op("Div", _count(g), g.value(np.int64(2))))
+    return _mixed(g, g.op("Where", far, g.value(np.float32(-1e4)), _scores(g)))
+
+
+def buckets(g: Graph) -> str:
+    """A bias for each distance between tokens, from the model's weights."""
+    near = g.op("Max", g.op("Min", _ahead(g), g.value(np.int64(7))), g.value(np.int64(-8)))
+    bias = g.op("Gather", g.weight(16, 2, scale=1), g.op("Add", near, g.value(np.int64(8))))
+    bias = g.op("ReduceSum", g.op("Transpose", bias, perm=[2, 0, 1]), g.numbers(0), keepdims=0)
+    return _mixed(g, g.op("Add", _scores(g), bias))
+
+
+def behind(g: Graph) -> str:
+    """Embeddings of positions behind as many others."""
+    twice = g.op("Mul", _count(g), g.value(np.int64(2)))
+    return g.op("Add", "x", g.op("Gather", g.weight(100, 16, scale=1), _places(g, _count(g), twice)))
+
+
+def of_tokens(table: Callable[[Graph], str]) -> onnx.ModelProto:
+    g = Graph()
+    return g.model("x", TensorProto.FLOAT, [2, "n", 16], table(g))
+
+
+@pytest.mark.parametrize("table", usually([window, angles, buckets, behind], 0, 1))
+def test_tables_of_any_size_are_computed(table):
+    assert beside_onnxruntime(of_tokens(table), (2, 3, 8, 17, 40), 2, 40) < 1e-6
+
+
+# --- On a GPU --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_in_expressions_are_arguments():
+    """... whatever they are operands of: the code is the same at all sizes."""
+    n = Open("size", ("n",), np.array([3, 4, 9]))
+    size = Expr("const", (), n / 1)
+    _, args = lifted(call("min", load(0), call("div", const(2.0), size)))
+    assert [a.value.values.tolist() for a in args if isinstance(a, F32)] == [[3, 4, 9]]
+
+
+@pytest.mark.parametrize("arch", usually(["sm_80", "sm_61"], "sm_80"))
+@pytest.mark.parametrize("model", [lambda: resized("given", RESIZED["linear"]), lambda: of_tokens(window)])
+def test_kernels_compute_tables(model, arch):
+    """Their launches are held to those for fixed shapes as they are made."""
+    ranges = {name: Size(name, 9, 20) for name in "hn" if f'"{name}"' in str(model())}
+    (pattern,), options = to_patterns(read(model()), Options(archs=(arch,), ranges=ranges), Dump(None), quiet, Told())
+    assert to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
