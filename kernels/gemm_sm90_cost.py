@@ -69,8 +69,8 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
     few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
-    row = (own.few_cycles if few else own.beyond_cycles) / own.copy_cycles_us
-    tail = max((t.bm + t.bn) * row * together - step, 0) / t.split if beyond else 0.0
+    row = own.few_cycles if few else own.beyond_cycles
+    tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
     early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
