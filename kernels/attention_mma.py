@@ -152,10 +152,10 @@ class AttentionMma(Kernel):
         resident = _resident(chunks, bn, few, parts > 1, op.mask is not None, arch)
         together = min(resident, ceil_div(blocks, arch.sms))
         # Fitted to 30 times on an H200; other generations' rate is an estimate.
-        rate = (0.37 if of_warpgroups(arch) else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
+        rate = (own.rate if of_warpgroups(arch) else 0.7) * arch.tensor_tflops * 1e6 / arch.sms
         each_us = 2.0 * (FEW if few else BM) * bn * CHUNK * sum(chunks) / rate
         if op.mask is not None:
-            each_us += bn * (0.012 if program.tensors[op.mask].shape[2] > 1 else 0.001)
+            each_us += bn * (own.masked_us if program.tensors[op.mask].shape[2] > 1 else own.masked_alike_us)
         step_us = own.step_us + together * each_us
         if few:  # an estimate: memory's time, or one block's way through a step
             each_us = max(each_us, 2.0 * bn * CHUNK * sum(chunks) * arch.sms / (arch.gbps * 1e3 * 0.9))
@@ -163,7 +163,7 @@ class AttentionMma(Kernel):
         steps = min(math.ceil(max(seen, 1) / bn), each)
         waves = blocks / (arch.sms * together)
         waves = max(1.0, waves, min(math.ceil(waves), waves + 0.5))
-        time = waves * (steps * step_us + 0.75 * together)
+        time = waves * (steps * step_us + own.item_us * together)
         return measured(arch).launch_us + max(time, traffic_us(op, program, arch)) + self._join_us(op, program, parts, arch)
 
     def _join_us(self, op: Attention, program: Program, parts: int, arch: Arch) -> float:
@@ -173,7 +173,7 @@ class AttentionMma(Kernel):
         _, rows, _ = op_extents(op, program)
         rounds = ceil_div(min(rows, BM) * round_up(self._chunks(op, program)[1], 2) * JOINED, THREADS)
         moved = 2 * _scratch(op, program, parts) / (arch.gbps * 1e3 * 0.9)
-        return 0.4 * rounds * ceil_div(parts, JOINED) + moved
+        return measured(arch).attention_mma.join_us * rounds * ceil_div(parts, JOINED) + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

@@ -41,6 +41,7 @@ from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
+from tccompile.kernels.rates.rate import AttentionSm90 as Rated
 from tccompile.kernels.spec import (
     F32,
     I32,
@@ -325,32 +326,33 @@ class AttentionSm90(Kernel):
         seen = min(n, rows / 2 + op.causal + t.bm) if op.causal is not None and rows > t.bm else n
         together = min(resident(t, arch), ceil_div(blocks, arch.sms))
         shares = together * t.warpgroups
-        each = self._tile_cycles(t, shares, op, program)
+        each = self._tile_cycles(t, shares, op, program, own)
         waves = blocks / (arch.sms * together)
         waves = math.ceil(waves) if config["persistent"] else max(1.0, waves, min(math.ceil(waves), waves + 0.5))
-        start = 1.55 + t.bm * (t.d + t.e) / 15500 + (0.2 if t.exchange else 0)  # and the end: results on their way out
+        # And the end: results on their way out
+        start = own.start_us + t.bm * (t.d + t.e) / own.results_us + (own.exchange_us if t.exchange else 0)
         starts = 1 + own.again * (waves - 1) if config["persistent"] else waves
-        time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / 1700 + starts * start - own.early_us
+        time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / own.clock + starts * start - own.early_us
         if t.size == 1:
             v = program.tensors[op.v]
             time += measured(arch).launch_us + 2 * memory_us([v], arch)  # to turn it
         return measured(arch).launch_us + max(time, traffic_us(op, program, arch))
 
-    def _tile_cycles(self, t: Tile, shares: int, op: Attention, program: Program) -> float:
-        """Cycles of 1.7 GHz that one of so many warpgroups of a multiprocessor takes for a tile of k and v; fitted to 50 times in
-        halves, and 10 in E4M3, on an H200."""
+    def _tile_cycles(self, t: Tile, shares: int, op: Attention, program: Program, own: Rated) -> float:
+        """Cycles that one of so many warpgroups of a multiprocessor takes for a tile of k and v."""
         products = t.bn * (t.d + t.wide) * t.size / 64
         masked = 0.0  # of rows of their own, eight lines for each load
         if op.mask is not None:
-            masked = t.bn * t.words * (3 if program.tensors[op.mask].shape[2] > 1 else 1.6)
+            masked = t.bn * t.words * (own.masked if program.tensors[op.mask].shape[2] > 1 else own.masked_alike)
         if t.size == 1:
             if shares > 2:
-                return masked + 148 + 1.87 * t.bn + 1.02 * products
-            return masked + (114 + 3.5 * t.bn + 0.74 * products) * (1.4 if shares == 1 else 1.0)
-        softmax = 4.9 * t.bn + 2.25 * t.e + masked  # of scores, and to scale the results
+                return masked + own.byte_step + own.byte_softmax * t.bn + own.byte_products * products
+            few = own.byte_step_few + own.byte_softmax_few * t.bn + own.byte_products_few * products
+            return masked + few * (own.byte_alone if shares == 1 else 1.0)
+        softmax = own.softmax * t.bn + own.scaling * t.e + masked  # of scores, and to scale the results
         # One warpgroup does either by turns; of two, one multiplies while the other computes exponentials, for the most part.
-        exposed = {1: 1.0, 2: 0.33}.get(shares, 0.0)
-        return max(products, softmax) + exposed * min(products, softmax) + (120 if shares == 1 else 46)
+        exposed = {1: 1.0, 2: own.exposed}.get(shares, 0.0)
+        return max(products, softmax) + exposed * min(products, softmax) + (own.single if shares == 1 else own.several)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Attention)

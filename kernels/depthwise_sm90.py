@@ -114,7 +114,7 @@ class DepthwiseSm90(TextKernel):
         x = program.tensors[op.x]
         along = (shares.across - 1) * (walk.width - walk.window) * walk.stride / image(x.shape)[3]
         down = all_steps / (shares.height * shares.strips) - 1
-        straddling = own.straddling if (walk.swizzle or walk.stride > 1) and 2 * x.strides[3] % 128 else 0
+        straddling = own.straddling if (walk.swizzle or walk.stride > 1) and x.dtype.size * x.strides[3] % 128 else 0
         moving = own.moving * (1 + straddling) * traffic_us(op, program, arch) + own.again * (down + along) * memory_us([x], arch)
         waiting = own.first * walk.steps * step_us + own.refill_us * max(0, slabs - stages) / stages
         return own.start_us + waiting + hypot(computing, copying, moving)
@@ -185,8 +185,8 @@ def _map(t: Tensor, channels: int, columns: int, first: int, step: int, box: tup
     """Of (channels, columns, images, rows): every `step`th column from `first` on. Rows of images side by side are neighbours."""
     extents = (channels, columns, t.shape[0], t.shape[2])
     apart = zip(extents[1:], (step * t.strides[3], t.strides[0], t.strides[2]), strict=True)
-    strides = tuple(2 * s if n > 1 else 16 for n, s in apart)
-    return TiledMap(t.name, 2 * first * t.strides[3], extents, strides, box, (1, 1, 1, 1), swizzle)
+    strides = tuple(t.dtype.size * s if n > 1 else 16 for n, s in apart)
+    return TiledMap(t.name, t.dtype.size * first * t.strides[3], extents, strides, box, (1, 1, 1, 1), swizzle)
 
 
 def inputs(op: Conv, program: Program, walk: Walk) -> tuple[list[TiledMap], list[int]]:

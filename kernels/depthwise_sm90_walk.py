@@ -10,6 +10,7 @@ from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.kernels.depthwise import filter_of, image
 from tccompile.kernels.spec import Config
 
@@ -127,7 +128,7 @@ class Walk:
     @property
     def pixel(self) -> int:
         """Bytes."""
-        return 2 * self.channels
+        return DType.F16.size * self.channels
 
     @property
     def swizzle(self) -> int:

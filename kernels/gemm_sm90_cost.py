@@ -9,6 +9,7 @@ from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.rates import measured
+from tccompile.kernels.rates.rate import GemmSm90
 
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
@@ -19,10 +20,12 @@ def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
 
 def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
     """Microseconds from the launch before to the first stage: less if blocks find room while that one's still run."""
+    own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
     crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
     early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
-    return (1.25 if t.swapped else 1.3) + 0.26 * early * crowded[0] + 0.07 * crowded[1] + 0.11 * biased
+    start = own.start_swapped_us if t.swapped else own.start_us
+    return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
 def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool, erfs: int = 0) -> float:
@@ -45,7 +48,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
-    row_a = 0.855 * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
+    row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
@@ -54,34 +57,46 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
         multiplying *= 1.25 if left * together == 64 else 1.1
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
-    busy = 1 + 0.4 * max(sharing / multiplying - 1, 0)  # what reads more for each multiplication takes more power: a lower clock
-    alone = 1.1 if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
-    latency = (0.8 + 3 * copying / 1370) / tiles_m  # of a copy: from the L2 cache, if another block has the same columns
-    step = max(max(copying / 1370, alone * multiplying * busy / 1660, alone * sharing / 1960) * together, latency / t.stages)
+    busy = 1 + own.power * max(sharing / multiplying - 1, 0)
+    alone = own.alone if left * together == 64 else 1.0  # a warpgroup on a multiprocessor waits for what it has begun
+    # Of a copy: from the L2 cache, if another block has the same columns
+    latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
+    clock = measured(arch).cycles_us
+    engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
+    step = max(max(engines) * together, latency / t.stages)
     if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
     few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
-    tail = (
-        max((t.bm + t.bn) * (own.few_cycles if few else own.beyond_cycles) / 1370 * together - step, 0) / t.split
-        if beyond
-        else 0.0
-    )
+    row = own.few_cycles if few else own.beyond_cycles
+    tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
-    early = 0.42 * min(steps, t.stages) * (1 - min(max(2.4 * blocks / arch.sms - 0.6, 0.0), 1.0)) if constant else 0.0
+    taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
+    early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
     inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
     # A warpgroup alone takes longer than one beside another
-    results = max(left * together, 85 if t.swapped else 155) * right / (128 * 128) * inside
-    if t.split > 1:  # each block of a cluster stores its share of the rows, whose loads begin late
-        if t.swapped:
-            storing = 0.6 + 2 * results + 0.4 * loads
-        else:
-            storing = 0.48 + 0.36 * results + 0.4 * loads + (2.05 * inside + 0.21) * t.bm * t.bn / (128 * 128)
-    elif t.boxed:  # swapped, a lane has read its bias before
-        plain = 0.6 + 0.2 * loads if t.result < RESULT else 0.61 + 0.2 * biased + 0.25 * loads
-        storing = (0.6 + 0.4 * loads if t.swapped else plain) * results
-    else:
-        storing = (0.56 + 0.45 * loads) * results
+    results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
+    storing = _storing_us(t, own, results, inside, loads, biased)
     storing += erfs * own.erf * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
     return waves * (steps * step + tail + storing) - early * step
+
+
+def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:
+    """Microseconds that a block takes to store a tile.
+
+    results  of a warpgroup, in tiles of 128 by 128
+    inside   how much of the tile's rows there is
+    """
+    if t.split > 1:  # each block of a cluster stores its share of the rows, whose loads begin late
+        if t.swapped:
+            return own.split_swapped_us + own.split_swapped_sums_us * results + own.split_load_us * loads
+        tile = (own.split_inside_us * inside + own.split_tile_us) * t.bm * t.bn / (128 * 128)
+        return own.split_us + own.split_sums_us * results + own.split_load_us * loads + tile
+    if not t.boxed:
+        return (own.row_us + own.row_load_us * loads) * results
+    if t.swapped:  # a lane has read its bias before
+        return (own.box_swapped_us + own.box_swapped_load_us * loads) * results
+    if t.result < RESULT:
+        return (own.byte_us + own.byte_load_us * loads) * results
+    return (own.box_us + own.box_biased_us * biased + own.box_load_us * loads) * results

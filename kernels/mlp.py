@@ -68,7 +68,8 @@ class MlpKernel(TextKernel):
         assert isinstance(op, Mlp)
         w, y = program.tensors[op.w], program.tensors[op.y]
         waves = ceil_div(y.shape[0] * ceil_div(y.padded[1], RESULTS), arch.sms)
-        each = 0.7 + w.span * w.dtype.size / 100e3  # 100 KB a microsecond reach a multiprocessor from L2
+        own = measured(arch).mlp
+        each = own.start_us + w.span * w.dtype.size / own.l2_bytes
         return measured(arch).launch_us + waves * each
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

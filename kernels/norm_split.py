@@ -55,11 +55,10 @@ class NormSplit(TextKernel):
         blocks = config["splits"] * x.shape[0] * ceil_div(x.padded[1], vectors_ * LANES)
         waves = max(1.0, blocks / (arch.sms * 4))
         steps = ceil_div(prod(x.shape[2:]), threads * config["splits"])
-        read = prod(x.padded) * x.dtype.size / (arch.gbps * 900)
-        # Fitted to times on an H200 of 25 to 140 µs.
-        return (
-            2 * measured(arch).launch_us + 8.0 + 1.13 * (max(read, waves * (1.0 + 0.2 * steps)) + traffic_us(op, program, arch))
-        )
+        own = measured(arch).norm_split
+        read = prod(x.padded) * x.dtype.size / (arch.gbps * own.read_bytes)
+        first = max(read, waves * (own.item_us + own.step_us * steps))
+        return 2 * measured(arch).launch_us + own.start_us + own.moving * (first + traffic_us(op, program, arch))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Norm)

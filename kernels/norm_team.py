@@ -94,24 +94,26 @@ class NormTeam(TextKernel):
         assert isinstance(op, Norm)
         x, s = program.tensors[op.x], _shares(op, program, config, arch)
         size, traffic = prod(x.padded) * x.dtype.size, traffic_us(op, program, arch)
-        pixels = ceil_div(s.chunk, s.threads)  # of a thread
+        pixels, own = ceil_div(s.chunk, s.threads), measured(arch).norm_team  # of a thread
         costly = sum(e.fn not in CHEAP for e in walk(op.epilogue.expr))
         if config["cluster"]:
             resident = resident_of(s.smem, config["threads"], arch)
             rounds = ceil(s.items * s.blocks / (0.9 * arch.sms * resident))
             together = min(resident, ceil_div(s.items * s.blocks, arch.sms))
             spread = min(1.0, 2 * s.blocks * s.items / arch.sms)
-            each = 2.1 + 1.75 * max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 0.5 + pixels * (0.05 + 0.11 * costly)
-            return measured(arch).launch_us + 1.2 * traffic / spread + rounds * each / together**0.5
-        again = 0.55 * (512 / config["threads"]) * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
-        moved = 0.85 * (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
+            more = max(0.0, s.vectors * s.threads / 384 - 1 / 3) ** 0.5
+            each = own.cluster_us + own.cluster_more_us * more + pixels * (own.pixel_us + own.costly_us * costly)
+            return measured(arch).launch_us + own.cluster_moving * traffic / spread + rounds * each / together**0.5
+        again = own.rereading * (512 / config["threads"]) * size * (1 - min(1.0, s.held / s.chunk)) / (arch.gbps * 1e3)
+        moved = own.moving * (traffic + again) / min(1.0, 2 * s.blocks * s.teams / arch.sms)
         if s.held < s.chunk:  # pieces of pixels are read twice from more places
-            moved *= 1 + 0.16 / s.vectors
+            moved *= 1 + own.pieces / s.vectors
         if s.tiles > 1 and size > 24 << 20:  # pieces of pixels, from memory
-            moved *= 1 + 1.15 / s.vectors
+            moved *= 1 + own.pieces_memory / s.vectors
         if s.tiles > s.teams == 1:  # by the same blocks one after the other
-            moved *= 1.06
-        waits = ceil_div(s.items, s.teams) * (4.9 + 0.9 * (config["threads"] / 256 - 1) + pixels * (0.06 + 0.17 * costly))
+            moved *= own.in_turn
+        one = own.team_us + own.team_more_us * (config["threads"] / 256 - 1)
+        waits = ceil_div(s.items, s.teams) * (one + pixels * (own.team_pixel_us + own.team_costly_us * costly))
         return measured(arch).launch_us + waits + moved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -94,7 +94,7 @@ class _Rnn(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Rnn)
         shape, y = self.shape(op, program, config, arch), program.tensors[op.y]
-        steps, (_, d, n, _) = program.tensors[op.x].shape[0], y.shape
+        own, steps, (_, d, n, _) = measured(arch).rnn, program.tensors[op.x].shape[0], y.shape
         chunks = ceil_div(y.padded[3], 32)
         blocks = d * ceil_div(y.padded[3], shape.units)
         each = ceil_div(blocks, arch.sms)
@@ -102,15 +102,12 @@ class _Rnn(TextKernel):
         kept = shape.kept(chunks, arch)
         # Of a step: passing on the state; weights from shared memory, or at a share of L2's speed; what the lanes multiply.
         weights = shape.rows * 32 * shape.size
-        streamed = weights * (each * chunks - kept) * min(blocks, arch.sms) * turns / (arch.gbps * 1.3e3)
-        read = weights * chunks * each * turns / 128 / 1.5e3
-        waits = each * turns * ceil_div(chunks, shape.warps * shape.unrolled) * 0.25
-        multiplied = 0.0 if shape.mma else shape.rows * 32 * chunks * each * turns * shape.batch / 64 / 1.5e3
-        return (
-            measured(arch).launch_us
-            + 5.0
-            + steps * len(_rounds(op)) * (0.8 + 0.2 * each * turns + waits + max(read, streamed) + multiplied)
-        )
+        streamed = weights * (each * chunks - kept) * min(blocks, arch.sms) * turns / (arch.gbps * own.streaming)
+        read = weights * chunks * each * turns / 128 / own.shared_cycles_us
+        waits = each * turns * ceil_div(chunks, shape.warps * shape.unrolled) * own.wait_us
+        multiplied = 0.0 if shape.mma else shape.rows * 32 * chunks * each * turns * shape.batch / 64 / own.shared_cycles_us
+        step = own.step_us + own.turn_us * each * turns + waits + max(read, streamed) + multiplied
+        return measured(arch).launch_us + own.start_us + steps * len(_rounds(op)) * step
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Rnn)

@@ -18,7 +18,7 @@ from tccompile.load.cut import Graph, Part, quoted
 from tccompile.load.fold import CONTROL_FLOW, FUNCTIONS
 from tccompile.load.issues import Findings, Issue
 from tccompile.load.model import Model, Tuned, load, parsed, read
-from tccompile.load.nodes import subgraphs
+from tccompile.load.nodes import all_nodes
 from tccompile.lower.graph import check_together, lower, missing, unsupported
 from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Shapes
@@ -196,7 +196,7 @@ def _as_a_whole(error: TccompileError, proto: onnx.ModelProto) -> list[Issue]:
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     own = {(f.domain, f.name) for f in proto.functions}
     for part in (proto.graph, *proto.functions):
-        for node in _all_nodes(part.node):
+        for node in all_nodes(part.node):
             if (node.domain, node.op_type) in own:
                 continue
             domain = "" if node.domain == "ai.onnx" else node.domain
@@ -212,13 +212,6 @@ def _as_a_whole(error: TccompileError, proto: onnx.ModelProto) -> list[Issue]:
     if not any(issue.invalid for issue in found.issues):  # it is about another thing
         found.add(error, Issue(proto.graph.name or "the model", "Model", (), "", ""), "")
     return found.issues
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
 
 
 def _by_name(issue: Issue) -> Issue | None:

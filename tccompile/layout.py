@@ -13,21 +13,12 @@ from dataclasses import replace
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Rnn
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, dense, translated
+from tccompile.ir.tensor import GRAIN, Tensor, dense, per_row, translated
 from tccompile.ir.types import DType
-
-ROW = 16
-"""Bytes: the widest load and store, a row of the 8-row matrices that mma.sync's and wgmma's operands are made of, and what the
-strides and the innermost box of a tensor map are multiples of."""
 
 LANES = 8
 """Elements that a thread of most kernels reads, computes and writes at once, whatever their type. The innermost axis is padded to
 a multiple of it, so that no thread has less to do."""
-
-
-def per_row(dtype: DType) -> int:
-    """How many elements lie in ROW bytes."""
-    return 8 * ROW // dtype.bits
 
 
 def padding(dtype: DType, multiplied: bool) -> int:

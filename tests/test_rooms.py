@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ PUBLIC = "tccompile"
 """The package itself, which gives users names of all floors, when they are first asked for."""
 
 
+@cache
 def modules() -> dict[str, Path]:
     """All modules of the package by name."""
     out = {}
@@ -54,10 +56,15 @@ def modules() -> dict[str, Path]:
     return out
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(name: str, known: set[str]) -> set[str]:
     """The modules of the package that a module imports, inside functions and for types only too."""
     found = set()
-    for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(modules()[name])):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +116,7 @@ def test_numba_is_behind_two_doors() -> None:
     """So that another compiler takes its place there, and nowhere else"""
     behind = set()
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             behind |= {name for n in names if n.partition(".")[0] in ("numba", "numba_cuda", "llvmlite")}
@@ -128,9 +135,22 @@ def test_every_module_is_installed() -> None:
 def test_functions_of_kernels_can_be_read() -> None:
     """At most 120 lines and eight parameters, `self` aside, those of functions in functions included."""
     for path in (ROOT / "kernels").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
                 where = f"{path.relative_to(ROOT)}: {node.name}"
                 assert (node.end_lineno or 0) - node.lineno < 120, f"{where} is longer than 120 lines"
                 assert len(given) <= 8, f"{where} has {len(given)} parameters"
+
+
+def test_no_function_is_there_twice() -> None:
+    """The same statements under another name, or in another place, are one function; those of three or fewer are let be."""
+    seen: dict[str, str] = {}
+    for name, path in modules().items():
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.FunctionDef) or node.end_lineno is None or node.end_lineno - node.lineno < 4:
+                continue
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if sum(isinstance(part, ast.stmt) for statement in body for part in ast.walk(statement)) > 3:
+                where = f"{name}:{node.lineno} {node.name}"
+                assert seen.setdefault(ast.dump(ast.Module(body, [])), where) == where, where

@@ -179,6 +179,72 @@ class GemmMma:
 class GemmSm90:
     """What `gemm_sm90_cost.py` asks of a GPU."""
 
+    start_us: Rate
+    """From the launch before to the first stage."""
+    start_swapped_us: Rate
+    """The same with swapped operands."""
+    late_us: Rate
+    """More, where blocks find no room while that launch's still run, for what they could have copied before."""
+    crowded_us: Rate
+    """More, where they find none for longer."""
+    biased_us: Rate
+    """More, where they begin by loading a bias."""
+    gathering: Rate
+    """A row of an im2col box, of what `row_cycles` says."""
+    copy_cycles_us: Rate
+    """What the copy engine's cycles are counted by."""
+    share_cycles_us: Rate
+    """The same of shared memory's."""
+    power: Rate
+    """More of a product's, for what it reads beyond what it multiplies meanwhile: a lower clock."""
+    alone: Rate
+    """A warpgroup's alone on a multiprocessor, which waits for what it has begun."""
+    latency_us: Rate
+    """Of a copy that waits for none."""
+    queue: Rate
+    """More, in the time of copies that are under way."""
+    ahead: Rate
+    """What comes while the launch before ends, where blocks find room."""
+    room: Rate
+    """Less of it for each block of one."""
+    full: Rate
+    """What of them does not count there."""
+    sums: Rate
+    """Results of a warpgroup alone take the time of so many."""
+    sums_swapped: Rate
+    """The same with swapped operands."""
+    row_us: Rate
+    """To store 128 by 128 results by row."""
+    row_load_us: Rate
+    """More for each tensor that is loaded for it."""
+    box_us: Rate
+    """To store as many in boxes."""
+    box_biased_us: Rate
+    """More where they have a bias."""
+    box_load_us: Rate
+    """More for each tensor that is loaded for it."""
+    box_swapped_us: Rate
+    """As `box_us`, with swapped operands."""
+    box_swapped_load_us: Rate
+    """As `box_load_us`, with swapped operands."""
+    byte_us: Rate
+    """To store as many bytes in boxes."""
+    byte_load_us: Rate
+    """More for each tensor that is loaded for it."""
+    split_us: Rate
+    """To store a share of what a cluster has summed up."""
+    split_sums_us: Rate
+    """More for 128 by 128 results of a warpgroup."""
+    split_load_us: Rate
+    """More for each tensor that is loaded for it."""
+    split_tile_us: Rate
+    """More for 128 by 128 of a tile."""
+    split_inside_us: Rate
+    """More for the same of those that there are."""
+    split_swapped_us: Rate
+    """As `split_us`, with swapped operands."""
+    split_swapped_sums_us: Rate
+    """As `split_sums_us`, with swapped operands."""
     tiled_cycles: Rate
     """The copy engine's, for a row of a tiled box of 128 bytes."""
     narrow_cycles: Rate
@@ -203,6 +269,16 @@ class GemmSm90:
 class AttentionMma:
     """What `attention_mma.py` asks of a GPU."""
 
+    rate: Rate
+    """What mma.sync reaches of the Tensor Cores' rate with wgmma."""
+    masked_us: Rate
+    """A step's, for each column of a mask that rows have of their own."""
+    masked_alike_us: Rate
+    """The same of a mask that all rows share."""
+    item_us: Rate
+    """A block's begin and end."""
+    join_us: Rate
+    """To join eight parts, for each round of a block's threads."""
     step_us: Rate
     """A block's step beside its own products: to wait for copies and for its warps."""
 
@@ -211,10 +287,124 @@ class AttentionMma:
 class AttentionSm90:
     """What `attention_sm90.py` asks of a GPU."""
 
+    start_us: Rate
+    """An item's start and end."""
+    results_us: Rate
+    """What of its rows and results comes and goes then."""
+    exchange_us: Rate
+    """More where warpgroups take turns."""
+    clock: Rate
+    """What the cycles below are counted by."""
+    masked: Rate
+    """A column's, of a mask that rows have of their own, for each word of it."""
+    masked_alike: Rate
+    """The same of a mask that all rows share."""
+    softmax: Rate
+    """A column's exponentials."""
+    scaling: Rate
+    """To scale a column of results."""
+    exposed: Rate
+    """What two warpgroups do not hide of the shorter of products and exponentials."""
+    single: Rate
+    """A step's, of a warpgroup alone."""
+    several: Rate
+    """The same of several."""
+    byte_step: Rate
+    """A step's in E4M3, of more than two warpgroups."""
+    byte_softmax: Rate
+    """A column's."""
+    byte_products: Rate
+    """A product's."""
+    byte_step_few: Rate
+    """A step's in E4M3, of two warpgroups."""
+    byte_softmax_few: Rate
+    """A column's."""
+    byte_products_few: Rate
+    """A product's."""
+    byte_alone: Rate
+    """All of it, of a warpgroup alone."""
     early_us: Rate
     """What a launch's first blocks have done of their start when the launch before has ended."""
     again: Rate
     """An item's start and end where a block goes on with it: its rows are there by then."""
+
+
+@dataclass(frozen=True)
+class NormSplit:
+    """What `norm_split.py` asks of a GPU."""
+
+    start_us: Rate
+    """Both launches beside what they move."""
+    moving: Rate
+    """All of what they move."""
+    item_us: Rate
+    """A block's start and end."""
+    step_us: Rate
+    """A thread's pixel."""
+    read_bytes: Rate
+    """What is read first."""
+
+
+@dataclass(frozen=True)
+class NormTeam:
+    """What `norm_team.py` asks of a GPU."""
+
+    cluster_us: Rate
+    """A cluster's image, of few threads."""
+    cluster_more_us: Rate
+    """More, by the root of how many threads more there are."""
+    pixel_us: Rate
+    """A thread's pixel of it."""
+    costly_us: Rate
+    """More of it for each function that takes long."""
+    cluster_moving: Rate
+    """All that clusters move."""
+    rereading: Rate
+    """What is read again by 512 threads."""
+    moving: Rate
+    """All that teams move."""
+    pieces: Rate
+    """More of it where pixels are read in pieces, from more places."""
+    pieces_memory: Rate
+    """The same from memory."""
+    in_turn: Rate
+    """All of it where the same blocks do it one after the other."""
+    team_us: Rate
+    """A team's image, of 256 threads."""
+    team_more_us: Rate
+    """More for each 256 threads more."""
+    team_pixel_us: Rate
+    """A thread's pixel of it."""
+    team_costly_us: Rate
+    """More of it for each function that takes long."""
+
+
+@dataclass(frozen=True)
+class Rnn:
+    """What `rnn.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch beside its steps."""
+    step_us: Rate
+    """A step: the state goes from block to block."""
+    turn_us: Rate
+    """More for each turn of a multiprocessor."""
+    wait_us: Rate
+    """A wait for weights."""
+    streaming: Rate
+    """Weights that come from the L2 cache."""
+    shared_cycles_us: Rate
+    """What shared memory's cycles, and those of products, are counted by."""
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """What `mlp.py` asks of a GPU."""
+
+    start_us: Rate
+    """A block's start and end."""
+    l2_bytes: Rate
+    """Weights that come to a multiprocessor from the L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -243,3 +433,7 @@ class Rates:
     gemm_sm90: GemmSm90
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90
+    norm_split: NormSplit
+    norm_team: NormTeam
+    rnn: Rnn
+    mlp: Mlp

@@ -19,10 +19,9 @@ from tccompile.fuse.gather import ZEROS
 from tccompile.ir.forms import Form, Grouped
 from tccompile.ir.ops import Conv, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.tensor import Tensor, dense, per_row
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
-from tccompile.layout import per_row
 
 WIDE = 64
 """Channels of joined groups beyond which wider ones only multiply more zeros, unless all groups become one: wgmma's kernel

@@ -10,9 +10,20 @@ from functools import cached_property
 from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
 from tccompile.ir.types import DType
 
-GRAIN = 8
+ROW = 16
+"""Bytes: the widest load and store, a row of the 8-row matrices that mma.sync's and wgmma's operands are made of, and what the
+strides and the innermost box of a tensor map are multiples of."""
+
+
+def per_row(dtype: DType) -> int:
+    """How many elements lie in ROW bytes."""
+    return 8 * ROW // dtype.bits
+
+
+GRAIN = per_row(DType.F16)
 """Elements. Until formats are chosen, the innermost axis of every tensor is padded to a multiple of this, and parts of tensors
-that are read as operands begin and end at multiples of it, which suits every format there is to choose: see `layout.py`."""
+that are read as operands begin and end at multiples of it. It is a row of the narrowest format that is chosen for a float, so it
+suits all that are: see `layout.py`."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 import shlex
 import stat
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from tccompile.load.constants import Weight, decide_by, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
 from tccompile.load.issues import Findings, Issue
-from tccompile.load.nodes import dense_values, first_line, reads, rename_inputs, subgraphs, widened
+from tccompile.load.nodes import all_nodes, dense_values, first_line, reads, rename_inputs, subgraphs, widened
 from tccompile.load.opset import NEWEST, OLDEST, UNIFORM, Scope, upgrade_nodes
 from tccompile.load.survey import Survey
 from tccompile.load.types import Type
@@ -606,7 +606,7 @@ def _level(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> None:
     models had been made of it.
     """
     opset = _opset(proto)
-    nodes = [n for part in (proto.graph, *proto.functions) for n in _all_nodes(part.node)]
+    nodes = [n for part in (proto.graph, *proto.functions) for n in all_nodes(part.node)]
     own = [next((o.version for o in f.opset_import if o.domain in ("", "ai.onnx")), opset) for f in proto.functions]
     deprecated = 18 <= opset < 21 and any(n.op_type == "GroupNormalization" for n in nodes)
     newer = any(n.domain == "" and not onnx.defs.has(n.op_type, opset) and onnx.defs.has(n.op_type, UNIFORM) for n in nodes)
@@ -626,21 +626,13 @@ def _adopt(proto: onnx.ModelProto) -> None:
     own = {op for op in contrib.OPERATORS[contrib.MICROSOFT] if not onnx.defs.has(op, newest)}
     for part in (proto.graph, *proto.functions):
         used = set()
-        for node in _all_nodes(part.node):
+        for node in all_nodes(part.node):
             if node.domain == "" and node.op_type in own:
                 node.domain = contrib.MICROSOFT
             used.add(node.domain)
         imports = proto.opset_import if part is proto.graph else part.opset_import
         missing = contrib.DOMAINS & used - {o.domain for o in imports}
         imports.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(missing))
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """These and those of the graphs inside them."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
 
 
 def _set_opset(imports: Any, version: int) -> None:

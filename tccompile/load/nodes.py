@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -29,6 +29,23 @@ def subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
+
+
+def new_name(like: str, taken: set[str]) -> str:
+    """A name that is not taken yet, and is now: the same on every run."""
+    n, name = 0, like
+    while name in taken:
+        n, name = n + 1, f"{like}_{n + 1}"
+    taken.add(name)
+    return name
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

@@ -18,6 +18,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from tccompile.errors import UnsupportedError
+from tccompile.load.nodes import new_name
 
 OLDEST, UNIFORM, NEWEST = 7, 23, 28
 """Models of opsets OLDEST to NEWEST are taken. Older ones are written as UNIFORM has them; newer ones stay as they are, because
@@ -38,11 +39,7 @@ class Scope:
 
     def name(self, like: str) -> str:
         """A new tensor name, the same on every run."""
-        n, name = 0, like
-        while name in self.taken:
-            n, name = n + 1, f"{like}_{n + 1}"
-        self.taken.add(name)
-        return name
+        return new_name(like, self.taken)
 
     def node(self, op: str, inputs: Iterable[str], like: str, **attributes: Any) -> str:
         """Adds a node ahead of the one that is being upgraded; gives the name of its output."""

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.load.constants import Weight, derived, held, literal
+from tccompile.load.nodes import new_name
 
 Applied = dict[str, dict[str, None]]
 """What rewrites did: of each, by its equation, the names of the nodes that computed what was replaced."""
@@ -51,11 +52,7 @@ class Editor:
         self.kept: dict[Any, Any] = {}  # what rewrites remember from one match to the next
 
     def name(self, like: str) -> str:
-        n, name = 0, like
-        while name in self.taken:
-            n, name = n + 1, f"{like}_{n + 1}"
-        self.taken.add(name)
-        return name
+        return new_name(like, self.taken)
 
     def named(self, weight: Weight, like: str) -> Weight:
         """The weight under a new name."""
