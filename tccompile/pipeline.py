@@ -666,7 +666,7 @@ def _error_of(found: Chosen, options: Options) -> str:
 def _saved(found: Chosen, options: Options) -> str:
     """What bytes save on each generation, all entries together."""
     entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
-    return ", ".join(f"{b:.0f} µs in place of {a:.0f} on {arch}" for arch, (a, b) in found.times.items()) + entries
+    return ", ".join(f"{b:.1f} µs in place of {a:.1f} on {arch}" for arch, (a, b) in found.times.items()) + entries
 
 
 def _times(
@@ -692,13 +692,13 @@ def _cost_of(raised: Raised, options: Options, known: float) -> str:
     """
     arch = options.archs[-1]
     error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
-    errors = f"the error is {error:.1e} of {options.max_error:g} allowed"
+    errors = f"by what is rounded in storage outputs are off by {error:.1e} of {options.max_error:g} allowed"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"
     before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
     return (
         f"{errors}, {error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
-        f"by estimates {after:.0f} µs in place of {before:.0f} on {arch}; --explain names them"
+        f"by estimates {after:.1f} µs in place of {before:.1f} on {arch}; --explain names them"
     )
 
 

@@ -213,6 +213,8 @@ def test_explain_begins_with_what_takes_longest(run: Any, models: Path) -> None:
     text = run("tcinspect", "net.plan", "--steps").out
     assert text.count("  all steps:") == 2 and "100.0% of 110.6 kFLOP on Tensor Cores" in text
     assert "0.0% of 110.6 kFLOP on Tensor Cores" in text
+    number, nodes = len(plan.entries[0].program.ops) - 1, " + ".join(plan.entries[0].program.ops[-1].nodes)
+    assert text.count(f": {nodes}\n") == text.count(f"  {number}  {nodes}\n") == 2, "a step has one name"
     for section in json.loads(run("tcinspect", "net.plan", "--steps", "--json").out)["explain"]:
         assert section["us"] == sum(step["us"] for step in section["steps"]) > 0
         assert section["flops"] == 2 * 32 * 27 * 64

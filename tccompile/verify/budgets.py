@@ -10,6 +10,7 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
+from tccompile.ir.types import DType
 from tccompile.kernels import kernel
 from tccompile.kernels.rates import MEASURED
 from tccompile.plan.format import Entry, Plan, Section, encoded_size
@@ -202,9 +203,12 @@ def estimate(program: Program, section: Section, arch: Arch, timings: Timings) -
 
 
 def _in_fp32(number: int, program: Program) -> Iterator[Finding]:
+    """Single numbers and masks, which are in fp32 in any mode, do not count."""
     outside = {*program.inputs, *program.outputs}
     kept = [(n, s.reason) for n, s in program.storage.items() if n not in outside and s.reason.startswith("fp32")]
     for name, reason in kept:
         yield Finding("--no-fp32", name, reason, "fp16", False)
     if not kept:
-        yield Finding("--no-fp32", f"entry {number}", "nothing in fp32", "fp16", True)
+        types = {t.dtype for t in program.tensors.values() if t.storage not in outside and t.size > 1}
+        whole = DType.F32 in types and not types & {DType.F16, DType.BF16}
+        yield Finding("--no-fp32", f"entry {number}", "fp32 throughout" if whole else "nothing in fp32", "fp16", not whole)
