@@ -656,11 +656,11 @@ def _error_of(found: Chosen, options: Options) -> str:
     if not found.runs:
         said = f"about {found.off.expected:.1e}, estimated by what was calibrated for other builds"
         return f"{said}: --calibrate DATA.npz measures it"
-    sets = f"{found.runs} set{'s' if found.runs > 1 else ''} of inputs"
+    examples = f"{found.runs} example{'s' if found.runs > 1 else ''} of the data"
     new = f"new ones are expected to be within {found.off.expected:.1e}"
     if found.off.own is not None:
         new = f"by {options.metric} {found.off.own:.3g}"
-    return f"{found.off.largest:.1e} on {sets}, {found.held or 'none'} of them held back from calibration; {new}"
+    return f"{found.off.largest:.1e} on {examples}, {found.held or 'none'} of them held back from calibration; {new}"
 
 
 def _saved(found: Chosen, options: Options) -> str:
