@@ -21,7 +21,7 @@ import click
 
 from tccompile import __version__
 from tccompile.cli.foreign import message_of
-from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
+from tccompile.errors import BROKEN, LaunchError, ModelError, TccompileError, UsageError, VerificationError
 from tccompile.options import (
     PRECISIONS,
     QUANTIZATIONS,
@@ -85,7 +85,9 @@ class Command(click.Command):
         except (click.Abort, KeyboardInterrupt):
             return failed("stopped", INTERRUPTED)
         except TccompileError as error:
-            bug = error.exit_code == TccompileError.exit_code
+            bug = error.exit_code == TccompileError.exit_code or (
+                _may_be_ours(error) and not {"-v", "--verbose"}.isdisjoint(words)
+            )
             return failed(_bug(error, words) if bug else str(error), error.exit_code)
         except BrokenPipeError:  # the reader of our output, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,6 +110,11 @@ def _show_warning(message: Any, *_: Any) -> None:
     say(f"warning: {plain(str(message))}", err=True)
 
 
+def _may_be_ours(error: TccompileError) -> bool:
+    """Whether it is what Python said of a model, be it the model's fault or ours."""
+    return isinstance(error, ModelError) and isinstance(error.__cause__, BROKEN)
+
+
 def _bug(error: Exception, words: Sequence[str]) -> str:
     """What to say of a failure that is ours, with a file that holds what makes it again."""
     from tccompile.cli.bug import text_of, where_to_send
@@ -122,6 +129,8 @@ def _bug(error: Exception, words: Sequence[str]) -> str:
             f"{message}\nthis is a bug of tccompile's; please send this to {where_to_send()}, as no file can be written:\n{text}"
         )
     holds = "which has the command and what the failing nodes are, and none of the model's weights"
+    if isinstance(error, TccompileError) and _may_be_ours(error):
+        return f"{message}; then send the file {file.name}, {holds}, to {where_to_send()}"
     return f"{message}\nthis is a bug of tccompile's; please send the file {file.name}, {holds}, to {where_to_send()}"
 
 
