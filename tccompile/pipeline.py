@@ -692,7 +692,7 @@ def _cost_of(raised: Raised, options: Options, known: float) -> str:
     """
     arch = options.archs[-1]
     error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
-    errors = f"by what is rounded in storage outputs are off by {error:.1e} of {options.max_error:g} allowed"
+    errors = f"storage's error is {error:.1e} of {options.max_error:g} allowed"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"
     before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
