@@ -190,9 +190,10 @@ def test_a_model_that_differs_at_each_size_is_refused():
         without_code(model, ranges={"h": (4, 60)})
 
 
-def test_a_range_of_what_a_shape_says():
-    with pytest.raises(UsageError, match="--shape x=… says already how large 'batch' is"):
-        open_inputs(models.image().graph, (), {"batch": Size("batch", 1, 3)}, {"x": (1, 3, 16, 16)})
+@pytest.mark.parametrize("name, told", [("batch", Size("batch", 1, 3)), ("x", (Size("x0", 1, 3), 3, 16, 16))])
+def test_a_range_of_what_a_shape_says(name, told):
+    with pytest.raises(UsageError, match=f"--shape x=… says already how large '{name}' is"):
+        open_inputs(models.image().graph, (), {name: told}, {"x": (1, 3, 16, 16)})
 
 
 @pytest.mark.parametrize(
