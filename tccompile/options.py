@@ -91,8 +91,13 @@ class Options:
             raise UsageError(f"blocks of {self.nchwc_block} channels: ONNX Runtime has those of 8 and of 16")
         if self.calibrate is not None and self.precision != "mixed":
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
-        if self.max_error is not None and not (self.max_error > 0 and self.precision == "mixed"):
-            raise UsageError(f"an error of {self.max_error:g} in {self.precision}: give a number above 0, and precision mixed")
+        if self.max_error is not None and not self.max_error > 0:
+            raise UsageError(f"an error of {self.max_error:g} at most cannot be kept to: give a number above 0")
+        if self.max_error is not None and self.precision != "mixed":
+            raise UsageError(
+                f"an error of {self.max_error:g} at most is kept to by raising precision where that is needed: "
+                f"it takes precision mixed, not {self.precision}"
+            )
         if self.metric is not None and (self.max_error is None or self.calibrate is None):
             raise UsageError(
                 f"{self.metric} measures errors on real inputs, and what it says has no bound yet: give --max-error X, and "

@@ -660,17 +660,17 @@ def _error_of(found: Chosen, options: Options) -> str:
     if not found.runs:
         said = f"about {found.off.expected:.1e}, estimated by what was calibrated for other builds"
         return f"{said}: --calibrate DATA.npz measures it"
-    sets = f"{found.runs} set{'s' if found.runs > 1 else ''} of inputs"
+    examples = f"{found.runs} example{'s' if found.runs > 1 else ''} of the data"
     new = f"new ones are expected to be within {found.off.expected:.1e}"
     if found.off.own is not None:
         new = f"by {options.metric} {found.off.own:.3g}"
-    return f"{found.off.largest:.1e} on {sets}, {found.held or 'none'} of them held back from calibration; {new}"
+    return f"{found.off.largest:.1e} on {examples}, {found.held or 'none'} of them held back from calibration; {new}"
 
 
 def _saved(found: Chosen, options: Options) -> str:
     """What bytes save on each generation, all entries together."""
     entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
-    return ", ".join(f"{b:.0f} µs in place of {a:.0f} on {arch}" for arch, (a, b) in found.times.items()) + entries
+    return ", ".join(f"{b:.1f} µs in place of {a:.1f} on {arch}" for arch, (a, b) in found.times.items()) + entries
 
 
 UNSURE = 1.05
@@ -726,13 +726,13 @@ def _cost_of(raised: Raised, options: Options, known: float) -> str:
     """
     arch = options.archs[-1]
     error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
-    errors = f"the error is {error:.1e} of {options.max_error:g} allowed"
+    errors = f"storage's error is {error:.1e} of {options.max_error:g} allowed"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"
     before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
     return (
         f"{errors}, {error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
-        f"by estimates {after:.0f} µs in place of {before:.0f} on {arch}; --explain names them"
+        f"by estimates {after:.1f} µs in place of {before:.1f} on {arch}; --explain names them"
     )
 
 

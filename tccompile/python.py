@@ -25,6 +25,7 @@ R = TypeVar("R")
 VALUES = {
     "list": r"'[^']*'|[A-Z]+\b|sm_\w+(?:,sm_\w+)*",
     "shape": r"'[^']*=[0-9x]*'|[^\s']+=[0-9x]+|NAME=…",
+    "range": r"'[^']*=[0-9x]*[0-9]\.\.[0-9x]*'|[^\s']+=[0-9x]*[0-9]\.\.[0-9x]+",
     "number": r"[0-9][0-9.]*(?:e[-+]?[0-9]+)?",
     "text": r"[A-Z]+(?:\.\w+)?\b|(?:mixed|fp16|bf16|fp32|int8|fp8)\b",
     "none": r"(?!)",
@@ -38,7 +39,7 @@ ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "input-range": ("input_ranges", "none"), "lora": ("lora", "text"), "lora-scale": ("lora_scale", "number"),
     "map": ("lora_names", "text"), "max-error": ("max_error", "number"), "nchwc-block": ("nchwc_block", "number"),
     "output": ("outputs", "list"), "precision": ("precision", "text"), "quantize": ("quantize", "text"),
-    "range": ("ranges", "none"),
+    "range": ("ranges", "range"),
     "shape": ("shapes", "shape"), "strip-weights": ("strip_weights=True", "none"), "timing-cache": ("timing_cache", "text"),
     "tolerance": ("tolerance", "number"), "tune": ("tune=True", "none"), "verify": ("tccompile.verify(plan, model)", "none"),
 }  # fmt: skip
@@ -77,12 +78,21 @@ def _value(kind: str, texts: Sequence[str]) -> str:
     if kind == "shape":
         pairs = (text.rpartition("=") for text in texts)
         return "{" + ", ".join(f"{name!r}: {_shape(extents)}" for name, _, extents in pairs) + "}"
+    if kind == "range":
+        pairs = (text.rpartition("=") for text in texts)
+        return "{" + ", ".join(f"{name!r}: {_range(extents)}" for name, _, extents in pairs) + "}"
     return texts[0] if kind == "number" else repr(texts[0])
 
 
 def _shape(extents: str) -> str:
     parts = extents.split("x") if extents else []
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _range(extents: str) -> str:
+    """`1..8` as `(1, 8)`, and `1..8x3`, an input's axes, as `((1, 8), 3)`."""
+    axes = [f"({part.replace('..', ', ')})" if ".." in part else part for part in extents.split("x")]
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
 
 
 def _call(words: str) -> str | None:

@@ -80,6 +80,13 @@ def test_each_budget_is_measured(plan: Plan) -> None:
     assert in_fp32 and not any(f.kept for f in in_fp32) and all(f.takes.startswith("fp32: ") for f in in_fp32)
 
 
+def test_a_plan_in_fp32_is_not_without_fp32() -> None:
+    net = Net(x=(8, 32))
+    model = net.out(net("Relu", net("MatMul", net("Relu", "x"), net.normal(32, 32)))).model()
+    made = [without_code(model, ("sm_90a",), precision=precision) for precision in ("fp16", "fp32")]
+    assert [all(f.kept for f in findings(plan, Budgets(no_fp32=True), NO_TIMINGS)) for plan in made] == [True, False]
+
+
 def test_operations_count_by_their_number(plan: Plan) -> None:
     """A product of two off Tensor Cores is half of the operations; sm_61 has none, and is not asked."""
     (entry,) = plan.entries

@@ -19,6 +19,7 @@ from tccompile.cli import commands as cli
 from tccompile.cli import foreign
 from tccompile.cli.bug import where_to_send
 from tccompile.ir.ops import Conv, Op
+from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Options
 from tccompile.pipeline import compile_model, without_code
 from tccompile.schedule import choose
@@ -190,6 +191,8 @@ def test_explain_begins_with_what_takes_longest(run: Any, models: Path) -> None:
     text = run("tcinspect", "net.plan", "--steps").out
     assert text.count("  all steps:") == 2 and "100.0% of 110.6 kFLOP on Tensor Cores" in text
     assert "0.0% of 110.6 kFLOP on Tensor Cores" in text
+    number, nodes = len(plan.entries[0].program.ops) - 1, " + ".join(plan.entries[0].program.ops[-1].nodes)
+    assert text.count(f": {nodes}\n") == text.count(f"  {number}  {nodes}\n") == 2, "a step has one name"
     for section in json.loads(run("tcinspect", "net.plan", "--steps", "--json").out)["explain"]:
         assert section["us"] == sum(step["us"] for step in section["steps"]) > 0
         assert section["flops"] == 2 * 32 * 27 * 64
@@ -243,6 +246,21 @@ def test_a_bug_in_reading_a_model_is_sent_with_the_node(
     (path,) = tmp_path.glob("tccompile-bug-*.txt")
     text = path.read_text()
     assert "ai.onnx.Conv(pads=[1, 1, 1, 1])    # the layer" in text and "    x: float32[1x3x8x8]\n" in text
+
+
+def test_what_may_be_a_bug_is_written_down_when_asked_for(
+    run: Any, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python says of a model may be the model's fault: of such models no files are left behind unasked."""
+    monkeypatch.setitem(CONVERTERS, "Conv", lambda node, builder: {}[node.op])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    build = ("tccompile", models / "net.onnx", "--arch", "86")
+    assert "contradicts itself" in (short := run(*build)).err and short.code == 4
+    assert not [*tmp_path.glob("tccompile-bug-*.txt")]
+    long = run(*build, "--verbose")
+    (path,) = tmp_path.glob("tccompile-bug-*.txt")
+    assert long.code == 4 and f"then send the file {path}" in long.err
+    assert "Conv(" in (text := path.read_text()) and "KeyError: 'Conv'" in text
 
 
 def test_all_generations_are_announced_when_there_is_something_to_compile(capsys: pytest.CaptureFixture[str]) -> None:

@@ -510,6 +510,16 @@ def test_processes_import_nothing_from_where_they_run(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["pickle.py"]
 
 
+def test_a_process_without_a_cache_says_nothing_of_it(monkeypatch, recwarn):
+    """Where it looks for none, no folder can be."""
+    asked = []
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda *_, env, **__: asked.append(env["TCCOMPILE_CACHE_DIR"]))
+    workers.Worker(cached=False)
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", asked[0])
+    cache.put("0" * 64, b"code")
+    assert cache.get("0" * 64) is None and cache.size() == (0, 0) and not recwarn.list
+
+
 def test_a_failure_in_a_process(monkeypatch):
     """The first in the order asked for, as the same kind of error; no process stays"""
     jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]

@@ -184,7 +184,10 @@ def test_an_extent_that_two_inputs_share_is_given_once():
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        (None, "'x' is batchx3, and 'batch' can be anything: say what it is, as in --shape x=1x3"),
+        (
+            None,
+            "'batch' can be anything: say what it is, as in --shape x=1x3, or between what, as in --range batch=1..8",
+        ),
         ({"x": (1, 4)}, "--shape x=1x4 does not fit: the input is batchx3"),
         ({"x": (1, 3, 1)}, "--shape x=1x3x1 has 3 extents"),
         ({"x": (-1, 3)}, "does not fit"),

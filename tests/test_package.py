@@ -272,8 +272,10 @@ def test_every_argument_that_messages_name_is_there() -> None:
 
 
 def test_an_open_shape_is_asked_for_in_python() -> None:
-    with pytest.raises(UsageError, match=r"as in shapes=\{'x': \(1, 3, 224, 224\)\}$"):
-        tccompile.compile(model(("batch", 3, "h", "w")), archs=["sm_86"])
+    for open_axis, sizes in (("batch", r"\{'batch': \(1, 8\)\}"), (None, r"\{'x': \(\(1, 8\), 3, 224, 224\)\}")):
+        says = r"as in shapes=\{'x': \(1, 3, 224, 224\)\}, or between what, as in ranges=" + sizes
+        with pytest.raises(UsageError, match=f"{says}$"):
+            tccompile.compile(model((open_axis, 3, "h", "w")), archs=["sm_86"])
     with pytest.raises(UsageError, match=r"--fp32|unknown GPU generation 'h10'; did you mean sm_90a\?"):
         tccompile.compile(model(), archs=["h10"])
 

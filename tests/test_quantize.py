@@ -924,7 +924,7 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
     found = calibrated(opened, options)
     (head,) = quantization_notes(found, options)
     assert head.startswith("int8: 2 of 2 products; outputs are off by ") and "sm_90a" in head
-    assert "on 4 sets of inputs, 1 of them held back" in head
+    assert "on 4 examples of the data, 1 of them held back" in head
     data.unlink()
     later = Options(archs=("sm_90a",), quantize="int8", calibration=kept)
     programs = [to_program(opened, {}, later, Dump(None), calibration=c) for c in (found, calibrated(opened, later))]
@@ -1183,7 +1183,7 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     assert again.runs == 8 and again.held == 3 and again.off.expected == pytest.approx(found.off.expected, rel=0.2)
     np.savez(tmp_path / "one.npz", x=net.normal(1, 32))
     again = calibrated(opened, some := replace(some, calibrate=tmp_path / "one.npz"))
-    assert " on 1 set of inputs, none of them held back from calibration" in quantization_notes(again, some)[0]
+    assert " on 1 example of the data, none of them held back from calibration" in quantization_notes(again, some)[0]
     times.clear()
     calibrated(opened, later)
     assert not times

@@ -72,6 +72,16 @@ def test_what_rewrites_did_is_there_as_text(page: str) -> None:
     assert "<li>two</li>" in page and "\x1b" not in page
 
 
+def test_a_node_in_two_steps_counts_once(plan: Plan, page: str) -> None:
+    (entry,) = plan.entries
+    distinct = {name for op in entry.program.ops for name in op.nodes}
+    assert f"<p>{len(distinct)} of the model's nodes in {len(entry.program.ops)} steps" in page
+    first, second, *rest = entry.program.ops
+    ops = (first, replace(second, nodes=(*first.nodes, *second.nodes)), *rest)
+    twice = replace(plan, entries=(replace(entry, program=replace(entry.program, ops=ops)),))
+    assert f"<p>{len(distinct)} of the model's nodes in" in report_page(twice, NO_TIMINGS)
+
+
 def test_every_step_of_every_generation_is_there(plan: Plan, page: str) -> None:
     data, program = data_of(page), plan.entries[0].program
     assert data["box"] == list(BOX) and len(data["parts"]) == 2 == page.count("<section")

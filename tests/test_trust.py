@@ -105,7 +105,7 @@ def test_what_rebuild_confirms_is_trusted(
     monkeypatch.setattr(rebuild, "differences", lambda *_: differences)
     result = run("tcinspect", path, "--rebuild", "--trust", trust)
     assert result.code == code and says in result.out + result.err
-    assert trust.exists() == (code == 0)
+    assert trust.exists() == (code == 0) == (f"the plan is in the list {trust}" in result.out)
     if trust.exists():
         plans = json.loads(trust.read_text())["plans"]
         assert plans == {read_plan(path).identity: "small: code and launches are what the kernels of tccompile 0.1.0 make"}

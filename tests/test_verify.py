@@ -83,6 +83,21 @@ def test_inputs_held_back_from_calibration_are_in_the_certificate(row, tmp_path,
     assert verify(model, plan, 1e-2, calibrate=tmp_path / "d.npz").plan.certificates[0].held == 0
 
 
+def test_data_are_taken_as_for_measuring(tmp_path):
+    """One input after the other along the first axis, put together to batches."""
+    model = chain()
+    plan = without_code(model, ("sm_80",))
+    (name,), program = plan.entries[0].program.inputs, plan.entries[0].program
+    batch, *rest = program.tensors[name].shape
+    x = np.random.default_rng(0).standard_normal((3 * batch, *rest), np.float32)
+    np.savez(tmp_path / "d.npz", **{name: x})
+    made = verify(model, plan, 1e-2, tmp_path / "d.npz")
+    assert [r.inputs for r in made.results[1:]] == [f"d.npz, set {i}" for i in range(3)] and made.passed
+    np.savez(tmp_path / "d.npz", **{name: x[..., :-1]})
+    with pytest.raises(InputError, match="fit the inputs of no entry"):
+        verify(model, plan, 1e-2, tmp_path / "d.npz")
+
+
 def test_a_plan_that_computes_something_else_fails(verified):
     """The weights of one channel of 16 have the other sign."""
     plan = verified.plan

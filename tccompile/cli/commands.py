@@ -21,7 +21,7 @@ import click
 
 from tccompile import __version__
 from tccompile.cli.foreign import message_of
-from tccompile.errors import LaunchError, TccompileError, UsageError, VerificationError
+from tccompile.errors import BROKEN, LaunchError, ModelError, TccompileError, UsageError, VerificationError
 from tccompile.options import (
     PRECISIONS,
     QUANTIZATIONS,
@@ -85,7 +85,9 @@ class Command(click.Command):
         except (click.Abort, KeyboardInterrupt):
             return failed("stopped", INTERRUPTED)
         except TccompileError as error:
-            bug = error.exit_code == TccompileError.exit_code
+            bug = error.exit_code == TccompileError.exit_code or (
+                _may_be_ours(error) and not {"-v", "--verbose"}.isdisjoint(words)
+            )
             return failed(_bug(error, words) if bug else str(error), error.exit_code)
         except BrokenPipeError:  # the reader of our output, such as head, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,6 +110,11 @@ def _show_warning(message: Any, *_: Any) -> None:
     say(f"warning: {plain(str(message))}", err=True)
 
 
+def _may_be_ours(error: TccompileError) -> bool:
+    """Whether it is what Python said of a model, be it the model's fault or ours."""
+    return isinstance(error, ModelError) and isinstance(error.__cause__, BROKEN)
+
+
 def _bug(error: Exception, words: Sequence[str]) -> str:
     """What to say of a failure that is ours, with a file that holds what makes it again."""
     from tccompile.cli.bug import text_of, where_to_send
@@ -122,6 +129,8 @@ def _bug(error: Exception, words: Sequence[str]) -> str:
             f"{message}\nthis is a bug of tccompile's; please send this to {where_to_send()}, as no file can be written:\n{text}"
         )
     holds = "which has the command and what the failing nodes are, and none of the model's weights"
+    if isinstance(error, TccompileError) and _may_be_ours(error):
+        return f"{message}; then send the file {file.name}, {holds}, to {where_to_send()}"
     return f"{message}\nthis is a bug of tccompile's; please send the file {file.name}, {holds}, to {where_to_send()}"
 
 
@@ -459,7 +468,7 @@ def tccompile(
         if verification is None or verification.passed:
             write_plan(plan, output)
     if verification and not verification.passed:
-        return _print_verification(verification, as_json, quiet)
+        return _print_verification(verification, as_json, quiet, _way_out(verification, layers, options))
     if tune and not quiet:
         say(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
     data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
@@ -559,11 +568,22 @@ def _verify(
         return verify(model, plan, tolerance or bound, data, layers, ranges, options.calibrate if options.quantize else None)
 
 
+def _way_out(verification: Verification, layers: bool, options: Options) -> str:
+    """What may help against a large error, of that which was not asked for yet."""
+    ways = {
+        "--layers shows where it begins": not layers,
+        "--fp32 NODE is more exact": options.precision != "fp32" and "*" not in options.fp32,
+        "--input-range NAME=LOW..HIGH says what random inputs are like": not options.input_ranges
+        and any(r.inputs.startswith("entry") and not r.passed for r in verification.results),
+    }
+    return "; ".join(way for way, fits in ways.items() if fits) or "its nodes may magnify any rounding, ONNX Runtime's too"
+
+
 def _print_verification(
     verification: Verification,
     as_json: bool,
     quiet: bool,
-    way_out: str = "--layers shows where it begins; --fp32 NODE is more exact",
+    way_out: str = "",
 ) -> int:
     """Print each output's error, and each tensor's if they were compared; the exit code."""
     from tccompile.verify.certificate import results_text
@@ -589,7 +609,7 @@ def _print_check(report: Report, as_json: bool) -> int:
     else:
         say(report.text)
     if report.exit_code == UsageError.exit_code:
-        _fail("the shapes of inputs are open: give them with --shape")
+        _fail("the shapes of inputs are open: give them with --shape, or between what they lie with --range")
     return report.exit_code
 
 
@@ -1018,6 +1038,8 @@ def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, t
         confirm(plan, trust, f"code and launches are what the kernels of tccompile {__version__} make")
     if not as_json:
         say(f"{len(plan.images)} pieces of code and all launches are what the kernels make here, byte for byte")
+        if trust is not None:
+            say(f"the plan is in the list {trust}: tcrun --trust {trust} runs it")
     return 0
 
 

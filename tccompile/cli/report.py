@@ -10,6 +10,8 @@ from typing import Any
 
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.tensor import Storage
+from tccompile.ir.types import DType
 from tccompile.ir.weights import sources_of
 from tccompile.plan.format import Certificate, Entry, Family, Plan, Step
 from tccompile.plan.formulas import Slot
@@ -193,8 +195,11 @@ def _step(program: Program, step: Step) -> Json:
 def _precision(program: Program, op: Op) -> list[Json]:
     """What the op writes, and the constants it multiplies, where their storage is a choice of its own."""
     owners = dict.fromkeys(program.tensors[name].storage for name in (op.y, *op.operands))
-    own = [n for n in owners if n in program.storage and (n in program.constants or n == program.tensors[op.y].storage)]
-    return [{"tensor": n, "dtype": program.tensors[n].dtype.value, **vars(program.storage[n])} for n in own]
+    y = program.tensors[op.y]
+    told = {n: program.storage[n] for n in owners if n in program.storage and (n in program.constants or n == y.storage)}
+    if y.size == 1 and y.dtype is DType.F32 and y.storage not in {*program.storage, *program.inputs, *program.outputs}:
+        told[y.storage] = Storage("fp32: single numbers always are")
+    return [{"tensor": n, "dtype": program.tensors[n].dtype.value, **vars(storage)} for n, storage in told.items()]
 
 
 def _padding(program: Program, op: Op, step: Step) -> list[str]:
@@ -353,9 +358,8 @@ def _longest(section: Json) -> list[str]:
     lines = [f"  {share}{us:.1f} µs for {len(numbered)} steps one after the other, those that take longest:"]
     for n, step in longest:
         cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
-        lines.append(
-            f"  {n:5}  {step['us']:8.1f} µs  {100 * step['us'] / us:5.1f}%  {cores:12}  {step['kernel']}: {step['nodes'][-1]}"
-        )
+        called = f"{step['kernel']}: {' + '.join(step['nodes'])}"
+        lines.append(f"  {n:5}  {step['us']:8.1f} µs  {100 * step['us'] / us:5.1f}%  {cores:12}  {called}")
     return [*lines, "  all steps:"] if longest else []
 
 

@@ -112,7 +112,7 @@ def _expected(plan: Plan, program: Program, section: Section, times: Sequence[St
 
 def _part(entry: Entry, section: Section, profile: Profile, times: Sequence[StepTime], steps: Sequence[Json]) -> str:
     measured, launched = sum(t.measured for t in times), sum(bool(s.launches) for s in section.steps)
-    fused = sum(len(s["nodes"]) for s in steps)
+    fused = len({name for s in steps for name in s["nodes"]})
     cores = sum(s.tensor_cores for s in section.steps)
     lines = [
         f"{fused} of the model's nodes in {len(steps)} steps, {launched} of which launch anything, {cores} on Tensor Cores.",

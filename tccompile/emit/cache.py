@@ -19,6 +19,10 @@ LIMIT = 2 << 30
 """Bytes beyond which the entries that have not been used for longest are deleted."""
 
 
+NOWHERE = Path(os.devnull) / "tccompile"
+"""A folder that nobody can make."""
+
+
 def folder() -> Path:
     """Where entries lie: $TCCOMPILE_CACHE_DIR, else the platform's folder for caches; see `_wanted`.
 
@@ -41,7 +45,7 @@ def _wanted() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tccompile"
     except RuntimeError:  # a user without a home, as in containers: nothing is kept
-        return Path(os.devnull) / "tccompile"
+        return NOWHERE
 
 
 def _foreign(status: os.stat_result) -> str:

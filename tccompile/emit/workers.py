@@ -68,8 +68,8 @@ class Worker:
 
     def __init__(self, cached: bool = True) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
-        # Without a folder nothing is found in the cache or kept there.
-        environment["TCCOMPILE_CACHE_DIR"] = str(cache.folder()) if cached else os.devnull
+        # Where no folder can be, nothing is found in the cache or kept there.
+        environment["TCCOMPILE_CACHE_DIR"] = str(cache.folder() if cached else cache.NOWHERE)
         command = [
             sys.executable,
             "-P",

@@ -788,8 +788,13 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
     if shape is None:
         likely = plausible(said)
         asked = shlex.quote(f"{name}={'x'.join(map(str, likely))}")
+        at = next(i for i, d in enumerate(said) if not isinstance(d, int))
+        some = f"1..{max(2 * likely[at], 8)}"
+        of_input = "x".join([*map(str, likely[:at]), some, *map(str, likely[at + 1 :])])
+        between = shlex.quote(f"{name}={of_input}" if said[at] == "?" else f"{said[at]}={some}")
         free = ", ".join(repr(d) for d in said if not isinstance(d, int))
-        raise OpenShape(f"is {text}, and {free} can be anything", f"say what it is, as in --shape {asked}", name, likely)
+        way_out = f"say what it is, as in --shape {asked}, or between what, as in --range {between}"
+        raise OpenShape(f"is {text}, and {free} can be anything", way_out, name, likely)
     if len(shape) != len(said):
         raise UsageError(f"--shape {name}={'x'.join(map(str, shape))} has {len(shape)} extents; the input is {text}")
     dtype = _guard(f"the input {name!r} is of no known type", onnx.helper.tensor_dtype_to_np_dtype, tensor.elem_type)

@@ -56,7 +56,7 @@ def within(
     exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
     order = _worst_first(program, spreads)
     tried: dict[int, tuple[Program, float]] = {}
-    reason = f"fp32: without it the error would be above {bound:g}"
+    reason = f"fp32: without that, outputs would be off by more than {bound:g}"
 
     def error(count: int) -> float:
         if count not in tried:

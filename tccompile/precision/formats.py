@@ -124,7 +124,7 @@ def _with_products_in_full(program: Program, choice: _Choice) -> Program:
         why = choice.in_full.get(op.nodes[0])
         floats = program.tensors[op.y].dtype.is_float  # for bytes parts are as good
         if why and floats and isinstance(op, Conv | Gemm) and all(program.tensors[n].dtype is DType.F32 for n in op.operands):
-            told = storage.get(y, Storage(f"products in full: {why}"))
+            told = storage.get(y, Storage(why if why.startswith("fp32") else f"fp32: {why}"))
             storage[y] = replace(told, in_full=True)
     return replace(program, storage=storage)
 
@@ -262,7 +262,7 @@ class _Choice:
             self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
             self.lost[owner] = scale
         elif self.growth.get(owner, 0.0) >= MIXED:
-            self._widen(owner, f"fp32: {what}, of a product of activations, which other inputs make far smaller or larger")
+            self._widen(owner, f"fp32: {what}; a product of activations: other inputs make it far smaller or larger")
             self.lost[owner] = scale
         elif blocker := self._blocker(owner):
             self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")

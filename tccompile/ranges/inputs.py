@@ -52,14 +52,21 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mappin
             if isinstance(size, Size) and box.setdefault(size.name, size) != size:
                 raise UsageError(f"two ranges for the size {size.name!r}: {_text(box[size.name])} and {_text(size)}")
         found[value.name] = tuple(e.name if isinstance(e, Size) else e for e in extents)
-    unused = [name for name in ranges if name not in box and name not in found]
+    unused = [name for name in ranges if name not in box and (name not in found or name in fixed)]
     if unused:
-        names = dict.fromkeys(d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param)
+        if whose := next((v.name for v in inputs if v.name in fixed and unused[0] in (v.name, *_names(v))), None):
+            raise UsageError(f"--shape {whose}=… says already how large {unused[0]!r} is: leave one of the two away")
+        names = dict.fromkeys(name for v in inputs for name in _names(v))
         there = f"its open dimensions are {', '.join(map(repr, names))}" if names else "no dimension of its inputs has a name"
         raise UsageError(f"the model has no dimension or input {unused[0]!r}; {there}, its inputs {', '.join(map(repr, found))}")
     if missing:
         raise UsageError(f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64), or a shape (--shape)")
     return OpenInputs(tuple(box.values()), found)
+
+
+def _names(value: onnx.ValueInfoProto) -> list[str]:
+    """What an input's dimensions are called that have a name."""
+    return [d.dim_param for d in value.type.tensor_type.shape.dim if d.dim_param]
 
 
 def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size]:

@@ -208,6 +208,7 @@ def expected_time(entry: Entry, section: Section, timings: Timings) -> float | N
 
 
 def _in_fp32(number: int, program: Program) -> Iterator[Finding]:
+    """Single numbers and masks, which are in fp32 in any mode, do not count."""
     outside = {*program.inputs, *program.outputs}
     written = dict.fromkeys(op.y for op in program.ops if op.y not in outside)
     in_fp32 = [n for n in written if program.tensors[n].dtype is DType.F32]
@@ -215,4 +216,6 @@ def _in_fp32(number: int, program: Program) -> Iterator[Finding]:
     for name, reason in kept:
         yield Finding("--no-fp32", name, reason, "fp16", False)
     if not kept:
-        yield Finding("--no-fp32", f"entry {number}", "nothing in fp32", "fp16", True)
+        types = {t.dtype for t in program.tensors.values() if t.storage not in outside and t.size > 1}
+        whole = DType.F32 in types and not types & {DType.F16, DType.BF16}
+        yield Finding("--no-fp32", f"entry {number}", "fp32 throughout" if whole else "nothing in fp32", "fp16", not whole)

@@ -115,7 +115,7 @@ def verify(
             ranges = ranges_of(program, input_ranges)
             random = f"entry {number}, seed {SEED}", seeded(program, SEED, ranges)
             real = [] if calibrate is None else held_back(program, calibrate)
-            sets = [] if data is None else samples(program, read_arrays(data, program.inputs)) or []
+            sets = [] if data is None else _sets(program, data)
             used |= bool(sets)
             kept = [(f"entry {number}, held back from calibration, set {i}", feeds) for i, feeds in enumerate(real)]
             given = [(f"{data.name}, set {i}", feeds) for i, feeds in enumerate(sets) if data is not None]
@@ -134,7 +134,7 @@ def verify(
             if layers:
                 found += _layers(whole, number, random[1], oracle)
     if not used:
-        raise InputError(f"{data}: the arrays fit the inputs of no entry, neither alone nor as a row of them")
+        raise InputError(f"{data}: the arrays fit the inputs of no entry, neither alone nor as a row of them nor as a batch")
     return Verification(replace(plan, certificates=tuple(certificates)), tuple(results), tuple(found))
 
 
@@ -158,6 +158,12 @@ def _compare(
 def _off(values: np.ndarray, reference: np.ndarray) -> float:
     """The error, which is infinite where there are more or fewer of them."""
     return relative_error(values, reference) if values.shape == reference.shape else math.inf
+
+
+def _sets(program: Program, data: Path) -> list[dict[str, np.ndarray]] | list[Mapping[str, np.ndarray]]:
+    """The user's inputs as the program takes them, in the same ways as for measuring; none if it takes them in none."""
+    arrays = read_arrays(data, program.inputs)
+    return samples(program, arrays) or in_batches(program, arrays) or []
 
 
 def held_back(program: Program, data: Path) -> list[Mapping[str, np.ndarray]]:

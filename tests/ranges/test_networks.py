@@ -23,6 +23,7 @@ from tccompile.plan.members import Bounds
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
+from tccompile.ranges.inputs import open_inputs
 from tccompile.ranges.pool import Known
 from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
@@ -187,6 +188,12 @@ def test_a_model_that_differs_at_each_size_is_refused():
     model = g.model("x", 1, [1, 1, "h", 8], g.op("Relu", table))
     with pytest.raises(UnsupportedError, match=r"h \d+ to \d+.*--entry"):
         without_code(model, ranges={"h": (4, 60)})
+
+
+@pytest.mark.parametrize("name, told", [("batch", Size("batch", 1, 3)), ("x", (Size("x0", 1, 3), 3, 16, 16))])
+def test_a_range_of_what_a_shape_says(name, told):
+    with pytest.raises(UsageError, match=f"--shape x=… says already how large '{name}' is"):
+        open_inputs(models.image().graph, (), {name: told}, {"x": (1, 3, 16, 16)})
 
 
 @pytest.mark.parametrize(
