@@ -160,7 +160,7 @@ def refusal(op: Op, program: Program, frame: Frame) -> str | None:
     """Why the rows and lanes of `frame` cannot be computed and stored with 32-bit indices, or None."""
     y = program.tensors[op.y]
     for axis, (n, padded) in enumerate(zip(y.shape, y.padded, strict=True)):
-        if n != padded and axis != frame[-1]:
+        if axis != frame[-1] and n != padded:
             return f"its output is padded along axis {axis}, not along that of the lanes"
     for name in (*op.inputs, op.y):
         if (span := program.tensors[name].span) >= LIMIT:

@@ -29,6 +29,7 @@ from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tests.ranges import models
+from tests.rewrites.common import Net
 from tests.small import image
 from tests.tiers import usually
 
@@ -164,6 +165,20 @@ def test_members_between_the_ends_keep_to_their_bounds(name, arch):
             except PlanError:
                 refused += 1
         assert refused
+
+
+def test_results_whose_innermost_axis_is_open():
+    """Their padding is there at some sizes only: code that looks for itself is for all of them"""
+    n = Net(x=(np.float32, ("batch", 24)))
+    model = n.out(n("ReduceSum", "x", np.array([1], np.int64), keepdims=0)).model()
+    options = Options(archs=("sm_80",), precision="fp16", ranges={"batch": Size("batch", 2, 40)})
+    patterns, options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    parts = [part for p in patterns for part in to_parts(p, options, quiet, (), NO_TIMINGS, Known())]
+    assert {size.low for (size,), *_ in parts} >= {2} and max(size.high for (size,), *_ in parts) == 40
+    assert all(c.work.launches for _, _, builds in parts for build in builds for c in build.choices)
+    x = np.random.default_rng(0).standard_normal((13, 24)).astype(np.float32)
+    (got,) = Session(without_code(model, precision="fp32", ranges={"batch": Size("batch", 2, 40)}), "cpu").run(None, {"x": x})
+    assert got.shape == (13,) and relative_error(got, x.sum(1)) < 1e-6
 
 
 def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
