@@ -130,7 +130,7 @@ def test_what_it_cannot_do_is_said() -> None:
         backend.prepare(model, "TPU")
     with pytest.raises(UsageError, match="unknown argument 'mode'"):
         backend.prepare(model, mode=3)
-    with pytest.raises(InputError, match="an input is a list"):
+    with pytest.raises(InputError, match="an input is a float"):
         backend.run_model(model, [[1.0]])
     with pytest.raises(InputError, match="2 inputs; the model has 1: x"):
         backend.run_model(model, [np.zeros((2, 3), np.float32)] * 2)

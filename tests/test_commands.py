@@ -38,10 +38,10 @@ def broken() -> onnx.ModelProto:
     nodes = [
         helper.make_node("Det", ["x"], ["det"], "the determinant"),
         helper.make_node("NonZero", ["z"], ["places"], "the places"),
-        helper.make_node("Unique", ["z"], ["once"], "once each"),
+        helper.make_node("Unique", ["z"], ["once"], "once each", axis=0),
         helper.make_node("Frobnicate", ["z"], ["frob"], "somebody's own", domain="my.ops"),
         helper.make_node("StringNormalizer", ["s"], ["words"], "the words"),
-        helper.make_node("SequenceConstruct", ["z", "z"], ["row"], "a row"),
+        helper.make_node("Bernoulli", ["z"], ["coin"], "a coin"),
         helper.make_node("Reshape", ["z", "late"], ["shaped"], "a late shape"),
         helper.make_node("MatMul", ["z", "z3"], ["product"], "no product"),
         helper.make_node("RandomNormal", [], ["drawn"], "drawn", shape=[2, 2]),
@@ -53,8 +53,7 @@ def broken() -> onnx.ModelProto:
               tensor("s", STRING, 2), tensor("image", FLOAT, "batch", 3, "height", "width"),
               tensor("boxes", FLOAT, 1, 10, 4), tensor("scores", FLOAT, 1, 2, 10)]  # fmt: skip
     types = {"places": INT, "kept": INT, "words": STRING}
-    outputs = [tensor(y, types.get(y, FLOAT)) for n in nodes for y in n.output if y != "row"]
-    outputs.append(helper.make_tensor_sequence_value_info("row", FLOAT, None))
+    outputs = [tensor(y, types.get(y, FLOAT)) for n in nodes for y in n.output]
     weights = [numpy_helper.from_array(np.array([5]), "k"), numpy_helper.from_array(np.zeros((4, 3, 3, 3), np.float32), "w")]
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("my.ops", 1)]
     return helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, weights), opset_imports=imports, ir_version=8)
@@ -82,8 +81,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PROBLEMS = {
-    "image": "'batch', 'height', 'width' can be anything", "s": "it holds strings", "row": "it is a sequence",
-    "the determinant": "up to 3×3", "once each": "depends on values",
+    "image": "'batch', 'height', 'width' can be anything", "s": "it holds strings", "a coin": "at random",
+    "the determinant": "up to 3×3", "once each": "only a vector's",
     "somebody's own": "not one of ONNX's", "the words": "StringNormalizer is not supported", "a late shape": "at run time",
     "no product": "2×4, 3×5", "drawn": "at random", "odd groups": "in 2 groups",
 }  # fmt: skip
