@@ -27,8 +27,8 @@ from tccompile.rewrites import rewrite
 from tccompile.terminal import plain
 
 FOLDED = FUNCTIONS | CONTROL_FLOW | {
-    "ConcatFromSequence", "Constant", "ConstantOfShape", "Einsum", "EyeLike", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
-    "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Size", "SplitToSequence",
+    "ConcatFromSequence", "Constant", "ConstantOfShape", "Einsum", "EyeLike", "Optional", "SequenceAt", "SequenceConstruct",
+    "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Size", "SplitToSequence",
 }  # fmt: skip
 """Operators of the standard that have no converter, and need none where shapes are known."""
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 from typing import Protocol, overload
 
 
+class UndecidedError(Exception):
+    """A comparison that is true at some sizes only."""
+
+
 class Open(Protocol):
     """An extent that is known late."""
 

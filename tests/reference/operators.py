@@ -328,7 +328,7 @@ def _short(types: Sequence[str]) -> str:
     return ", ".join([*words, *sorted(left)])
 
 
-SEQUENCES = "sequences inside the model, of known length"
+SEQUENCES = "sequences and optional values of known length"
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -336,7 +336,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for r in rows:
         opsets = f"{r.opsets[0]}–{r.opsets[1]}"
-        sequences = "Sequence" in r.op and r.op in FOLDED
+        sequences = ("Sequence" in r.op or r.op == "Optional") and r.op in FOLDED
         constants = SEQUENCES if sequences else "all inputs" if r.constant else ", ".join(f"`{name}`" for name in r.decided)
         yield f"| {r.op} | {opsets} | {_short(r.types)} | {constants} |"
 
