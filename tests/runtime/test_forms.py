@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -70,3 +71,20 @@ def test_shapes_are_of_the_tensors_in_it() -> None:
     broken.graph.output[2].type.tensor_type.elem_type = FLOAT
     with pytest.raises(UnsupportedError, match=r"'get' .* reads 'o', an optional value that is not there: give its shape"):
         without_code(broken, {"x[0]": (3,)})
+
+
+def test_what_is_made_optional_is_there() -> None:
+    """Beside ONNX Runtime"""
+    nodes = [
+        helper.make_node("Neg", ["more"], ["negative"]),
+        helper.make_node("Optional", ["negative"], ["o"]),
+        helper.make_node("OptionalHasElement", ["o"], ["there"]),
+        helper.make_node("OptionalGetElement", ["o"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, (3,)), helper.make_tensor_value_info("there", TensorProto.BOOL, ())]
+    graph = helper.make_graph(nodes, "made", [helper.make_tensor_value_info("more", FLOAT, (3,))], outputs)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    expected = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"more": ROW})
+    with Session(without_code(made), "cpu") as session:
+        for got, want in zip(session.run(None, {"more": ROW}), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
