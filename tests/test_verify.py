@@ -174,7 +174,16 @@ def test_no_certificate_of_what_is_not_finite():
     model = n.model((1, 8), n("x", "Log"))
     with pytest.warns(RuntimeWarning, match="it gets no certificate"):
         made = verify(model, without_code(model, ("sm_80",)), 1e-2)
-    assert made.passed and made.plan.certificates == ()
+    assert made.passed and made.plan.certificates == ()  # of half of the elements there is a logarithm
+
+
+def test_nothing_but_nan_does_not_pass():
+    """Where the reference is NaN throughout, nothing was compared"""
+    n = Network(1)
+    model = n.model((1, 8), n(n(n("x", "Sqrt"), "ReduceSum", keepdims=1), "Neg"))
+    with pytest.warns(RuntimeWarning, match="--input-range"):
+        made = verify(model, without_code(model, ("sm_80",)), 1e-2)
+    assert not made.passed and "not finite" in results_text(made.results)
 
 
 def test_without_onnx_runtime(monkeypatch):

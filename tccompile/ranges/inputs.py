@@ -12,6 +12,9 @@ from tccompile.options import Axes, Shapes
 from tccompile.ranges.box import Box, Point
 from tccompile.sizes import Size
 
+AGAIN = "export it with open dimensions (torch.onnx.export's dynamic_shapes)"
+"""What makes a range of a size that a model fixes."""
+
 
 @dataclass(frozen=True)
 class OpenInputs:
@@ -57,8 +60,10 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mappin
         if whose := next((v.name for v in inputs if v.name in fixed and unused[0] in (v.name, *_names(v))), None):
             raise UsageError(f"--shape {whose}=… says already how large {unused[0]!r} is: leave one of the two away")
         names = dict.fromkeys(name for v in inputs for name in _names(v))
-        there = f"its open dimensions are {', '.join(map(repr, names))}" if names else "no dimension of its inputs has a name"
-        raise UsageError(f"the model has no dimension or input {unused[0]!r}; {there}, its inputs {', '.join(map(repr, found))}")
+        there = f"its open dimensions are {', '.join(map(repr, names))}" if names else f"all its shapes are fixed: {AGAIN}"
+        raise UsageError(
+            f"the model has no dimension or input {unused[0]!r}; its inputs are {', '.join(map(repr, found))}; {there}"
+        )
     if missing:
         raise UsageError(f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64), or a shape (--shape)")
     return OpenInputs(tuple(box.values()), found)
@@ -77,7 +82,8 @@ def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | 
     for number, (axis, there) in enumerate(zip(axes, declared, strict=True)):
         if isinstance(there, int) and axis != there:
             said = _text(axis) if isinstance(axis, Size) else axis
-            raise UsageError(f"axis {number} of input {name!r} is {there} in the model, not {said}")
+            way_out = f": {AGAIN}" if isinstance(axis, Size) else ""
+            raise UsageError(f"axis {number} of input {name!r} is {there} in the model, not {said}{way_out}")
         named = isinstance(axis, Size) and isinstance(there, str) and there != "?"
         out.append(replace(axis, name=there) if named else axis)  # type: ignore[arg-type, type-var]
     return out

@@ -128,7 +128,7 @@ def verify(
                 certificates.append(made)
                 why = ""
             else:
-                why = "from random inputs something is computed that is not finite"
+                why = "from random inputs something is computed that is not finite (--input-range NAME=LOW..HIGH gives others)"
             if why:
                 warnings.warn(f"entry {number}: {why}; it gets no certificate", RuntimeWarning, stacklevel=2)
             if layers:
@@ -156,7 +156,9 @@ def _compare(
 
 
 def _off(values: np.ndarray, reference: np.ndarray) -> float:
-    """The error, which is infinite where there are more or fewer of them."""
+    """The error; infinite where there are more or fewer of them, and NaN where the reference has no number to compare with."""
+    if reference.size and reference.dtype.kind == "f" and not np.isfinite(reference).any():
+        return math.nan
     return relative_error(values, reference) if values.shape == reference.shape else math.inf
 
 
