@@ -34,6 +34,7 @@ ELSEWHERE = {
     "tcinspect model.plan --rebuild": "tests/test_ci_example.py and tests/test_rebuild.py: it takes seconds",
     "tcrun model.plan input.npy --device cpu --trust": "tests/test_ci_example.py, which makes the list",
     "tcrun model.plan input.npy --trust public.pem": "tests/doors/test_sign.py signs",
+    "tcrun model.plan --selftest --device gpu": "it takes a GPU",
     "tcrun model.plan x.npy --trust": "tests/test_trust.py runs each line of the page's table",
 }
 """What is not run here, by how it begins, and why."""
