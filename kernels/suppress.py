@@ -1,6 +1,6 @@
 """The greedy part of NonMaxSuppression, on every generation: a block for each class of each image.
 
-A block takes 64 boxes at a time, the best first, 4 or 8 threads for each. They compare it with the boxes that are kept so far,
+A block takes 64 boxes at a time, the best first, four threads for each. They compare it with the boxes that are kept so far,
 which lie in the workspace, and with those before it in the tile, as 64 bits. One thread goes through these bits. The block ends
 when as many boxes are kept as are asked for, or where scores fall to `least`: what a frame takes depends on what is seen in it.
 """
@@ -24,8 +24,11 @@ from tccompile.kernels.text import DeviceText, KernelText, TextKernel, indented,
 TILE = 64
 """Boxes that are decided at once."""
 
-WIDE = 512
-"""Threads of a block where blocks are fewer than multiprocessors, and each has much to compare."""
+LANES = THREADS // TILE
+"""Threads for each of them."""
+
+BITS = TILE // LANES
+"""Boxes of the tile that a thread compares with its own: bits of a word."""
 
 SEEN = 0.1
 """Of the boxes that have a score above `least`, as the estimate takes it: of most frames it is fewer."""
@@ -44,19 +47,16 @@ class SuppressKernel(TextKernel):
         return refusal(op, program)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        yield {"threads": THREADS}
-        yield {"threads": WIDE}
+        yield {}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Suppress)
         n, classes, boxes = map(hint, program.tensors[op.y].shape)
         tiles = ceil_div(int(boxes * (1.0 if op.least is None else SEEN)), TILE)
         kept = min(op.most, tiles * TILE // 4)
-        lanes = config["threads"] // TILE
-        waves = max(1.0, n * classes * config["threads"] / (arch.sms * arch.threads_sm))
-        compared = (kept / 2 / lanes + TILE / lanes) * 0.02  # µs: some 30 instructions, one waiting for the other
-        decided = 1.6 + 0.1 * lanes  # µs: one thread, which reads a word of each lane for each box
-        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + waves * tiles * (compared + decided)
+        waves = max(1.0, n * classes * THREADS / (arch.sms * arch.threads_sm))
+        compared = (kept / 2 / LANES + BITS) * 0.02  # µs: some 30 instructions, one waiting for the other
+        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + waves * tiles * (compared + 2.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Suppress)
@@ -72,9 +72,9 @@ class SuppressKernel(TextKernel):
         args += [I32(s) for t in (*inputs, y) for s in t.strides]
         args += [F32(op.iou), F32(0.0 if op.least is None else op.least)]
         params: dict[str, Value] = {name: t.dtype.value for name, t in zip(("boxes", "scores", "order"), inputs, strict=True)}
-        params |= {"y": y.dtype.value, "above": op.least is not None, "centred": op.centred, "threads": config["threads"]}
+        params |= {"y": y.dtype.value, "above": op.least is not None, "centred": op.centred}
         grid: tuple[Extent, Extent, Extent] = (images * classes, 1, 1)
-        launch = Launch(code(self.name, **params), grid, config["threads"], tuple(args))
+        launch = Launch(code(self.name, **params), grid, THREADS, tuple(args))
         return Work((*first, launch), scratch=16 * images * classes * room)
 
     def source(self, arch: Arch, **params: Any) -> KernelText:
@@ -113,9 +113,8 @@ def _box(boxes: DType, centred: bool) -> list[str]:
     return [*lines, "a, b, c, d = minimum(v0, v2), minimum(v1, v3), maximum(v0, v2), maximum(v1, v3)"]
 
 
-def _text(boxes: str, scores: str, order: str, y: str, above: bool, centred: bool, threads: int) -> KernelText:
-    """Block: class blockIdx.x % classes of image blockIdx.x / classes. Each of a tile's boxes has threads / 64 lanes."""
-    lanes = threads // TILE
+def _text(boxes: str, scores: str, order: str, y: str, above: bool, centred: bool) -> KernelText:
+    """Block: class blockIdx.x % classes of image blockIdx.x / classes."""
     types = {name: DType(value) for name, value in (("boxes", boxes), ("scores", scores), ("order", order), ("y", y))}
     line = {
         name: f"{name} + i64(image) * (i64({name}_n) * {types[name].size}) + i64(part) * (i64({name}_c) * {types[name].size})"
@@ -126,20 +125,20 @@ def _text(boxes: str, scores: str, order: str, y: str, above: bool, centred: boo
     beyond = "score <= least" if above else "boolean(0)"
     lines = [
         f"corner = cuda.shared.array({4 * TILE}, f32)",
-        f"found = cuda.shared.array({(lanes + 2) * TILE + 2}, i32)",  # bits, whether it may be kept, its place, how many, go on
+        f"found = cuda.shared.array({(LANES + 2) * TILE + 2}, i32)",  # bits, whether it may be kept, its place, how many, go on
         "t, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
         "image = i32(block // classes)",
         "part = i32(block - image * classes)",
-        f"i, lane = i32(t // {lanes}), i32(t % {lanes})",
+        f"i, lane = i32(t // {LANES}), i32(t % {LANES})",
         *(f"{name}_line = {text}" for name, text in line.items()),
         "list = kept + i64(block) * (i64(room) * 16)",
         "first, many, going = i32(0), i32(0), i32(1)",
         "while (first < count) & (going != 0):",
-        *indented(_tile(types["boxes"], each, centred, candidate, beyond, lanes)),
+        *indented(_tile(types["boxes"], each, centred, candidate, beyond)),
         "at = i32(first + t)",
         "while at < count:",
         f"    put(y_line + i64(at) * {each['y']}, i64(0))",
-        f"    at = i32(at + {threads})",
+        f"    at = i32(at + {THREADS})",
     ]
     scope = {
         "coordinate": intrinsic("ptx.memory.load", types["boxes"]),
@@ -156,13 +155,13 @@ def _text(boxes: str, scores: str, order: str, y: str, above: bool, centred: boo
         **parameters("int", f"classes, count, room, {STRIDES}"),
         **parameters("float", "limit, least"),
     }
-    return KernelText(signature, lines, scope, threads)
+    return KernelText(signature, lines, scope, THREADS)
 
 
-def _tile(boxes: DType, each: dict[str, str], centred: bool, candidate: str, beyond: str, lanes: int) -> list[str]:
-    """Text that decides about 64 boxes from `first` on: a lane compares its box with 64 / lanes of the tile, bits of a word."""
-    may, place, bits = lanes * TILE, (lanes + 1) * TILE, TILE // lanes
-    state = (lanes + 2) * TILE
+def _tile(boxes: DType, each: dict[str, str], centred: bool, candidate: str, beyond: str) -> list[str]:
+    """Text that decides about 64 boxes from `first` on."""
+    may, place = LANES * TILE, (LANES + 1) * TILE
+    state = (LANES + 2) * TILE
     return [
         "at = i32(first + i)",
         "inside = at < count",
@@ -177,24 +176,24 @@ def _tile(boxes: DType, each: dict[str, str], centred: bool, candidate: str, bey
         "    other = i32(k + lane)",
         "    e, f, g, h = read(list + i64(other) * 16, i32(other < many))",
         "    hit = i32(hit | overlap(e, f, g, h, a, b, c, d, limit))",
-        f"    k = i32(k + {lanes})",
-        *(f"hit = i32(hit | shuffle(hit, i32({1 << n})))" for n in range(lanes.bit_length() - 1)),
+        f"    k = i32(k + {LANES})",
+        *(f"hit = i32(hit | shuffle(hit, i32({1 << n})))" for n in range(LANES.bit_length() - 1)),
         "cuda.syncthreads()",
         "bits = i32(0)",
-        f"for step in range({bits}):",
-        f"    j = i32(lane * {bits} + step)",
+        f"for step in range({BITS}):",
+        f"    j = i32(lane * {BITS} + step)",
         f"    e, f, g, h = corner[j], corner[{TILE} + j], corner[{2 * TILE} + j], corner[{3 * TILE} + j]",
         "    over = overlap(e, f, g, h, a, b, c, d, limit)",
         "    bits = i32(bits | (select(j < i, over, i32(0)) << i32(step)))",
-        f"found[i * {lanes} + lane] = bits",
+        f"found[i * {LANES} + lane] = bits",
         "if lane == 0:",
         f"    found[{may} + i] = select(({candidate}) & (hit == 0), i32(1), i32(0))",
-        f"if t == {lanes * TILE - 1}:",
+        f"if t == {THREADS - 1}:",
         f"    found[{state + 1}] = select(inside & (({beyond}) == boolean(0)), i32(1), i32(0))",
         "cuda.syncthreads()",
         "if t == 0:",
-        *(f"    taken{n} = i32(0)" for n in range(lanes)),
-        *(line for n in range(lanes) for line in indented(_decided(n, may, place, lanes))),
+        *(f"    taken{n} = i32(0)" for n in range(LANES)),
+        *(line for n in range(LANES) for line in indented(_decided(n, may, place))),
         f"    found[{state}] = many",
         "cuda.syncthreads()",
         f"many = i32(found[{state}])",
@@ -209,12 +208,12 @@ def _tile(boxes: DType, each: dict[str, str], centred: bool, candidate: str, bey
     ]
 
 
-def _decided(word: int, may: int, place: int, lanes: int) -> list[str]:
+def _decided(word: int, may: int, place: int) -> list[str]:
     """Text that goes through the boxes of one word: a box is kept if none before it is that covers it."""
-    covered = " | ".join(f"(found[j * {lanes} + {n}] & taken{n})" for n in range(lanes))
+    covered = " | ".join(f"(found[j * {LANES} + {n}] & taken{n})" for n in range(LANES))
     return [
-        f"for step in range({TILE // lanes}):",
-        f"    j = i32({word * (TILE // lanes)} + step)",
+        f"for step in range({BITS}):",
+        f"    j = i32({word * BITS} + step)",
         f"    fits = (found[{may} + j] != 0) & (({covered}) == 0) & (many < room)",
         f"    found[{place} + j] = select(fits, many, i32(-1))",
         f"    taken{word} = i32(taken{word} | (select(fits, i32(1), i32(0)) << i32(step)))",

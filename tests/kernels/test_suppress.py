@@ -6,8 +6,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.kernels.lines import THREADS
-from tccompile.kernels.suppress import WIDE, SuppressKernel
+from tccompile.kernels.suppress import SuppressKernel
 from tests.gpu.cases import program_of
 from tests.kernels import machine
 from tests.kernels.support import check
@@ -19,21 +18,18 @@ CASES = ("suppress", "suppress_classes", "suppress_all")
 
 @pytest.mark.parametrize("case", usually(CASES, "suppress"))
 def test_values(case: str) -> None:
-    for threads in (THREADS, WIDE):
-        check(KERNEL, program_of(case), {"threads": threads}, once=False)
+    check(KERNEL, program_of(case), once=False)
 
 
 @thorough
 @pytest.mark.parametrize("case", CASES)
 def test_values_of_code(case: str) -> None:
-    config = {"threads": WIDE if case == "suppress" else THREADS}
-    check(KERNEL, program_of(case), config, once=False, arch=ARCHS["sm_90a"], run=machine.run)
+    check(KERNEL, program_of(case), once=False, arch=ARCHS["sm_90a"], run=machine.run)
 
 
 @thorough
 @pytest.mark.parametrize("arch", APART)
-@pytest.mark.parametrize("threads", [THREADS, WIDE])
-def test_compiles(arch: str, threads: int) -> None:
+def test_compiles(arch: str) -> None:
     program = program_of("suppress_classes")
-    *_, launch = KERNEL.work(program.ops[0], program, {"threads": threads}, ARCHS[arch]).launches
+    *_, launch = KERNEL.work(program.ops[0], program, {}, ARCHS[arch]).launches
     assert resources(launch.code, ARCHS[arch]).stack == 0
