@@ -1,4 +1,4 @@
-"""The GPU engine: one arena, one upload of the weights, tensor maps encoded, and one CUDA graph made of the steps' edges."""
+"""The GPU engine: inferences, times and checks of what is loaded for an entry, or of a member of a family; and its platform."""
 
 from __future__ import annotations
 
