@@ -1,4 +1,4 @@
-"""Rounding weights to float16 such that their sums stay, in memory that each thread keeps: making it anew takes more than the sums.
+"""Rounding weights to float16 such that their sums stay, in memory that a thread keeps: making it anew takes more than the sums.
 
 To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up.
 """
