@@ -157,8 +157,8 @@ class _Lines:
             rows, bound, lines = rows[short], min(1.0, 8 * bound), lines._of(short)
 
     def _of(self, rows: np.ndarray) -> _Lines:
-        parts = (part[rows] for part in (self.twice, self.gap, self.moves, self.largest, self.total))
-        return _Lines(*parts, self.turns, self.place)
+        twice, gap, moves = self.twice[rows], self.gap[rows], self.moves[rows]
+        return _Lines(twice, gap, moves, self.largest[rows], self.total[rows], self.turns, self.place)
 
     def _below(self, bound: float) -> tuple[np.ndarray, np.ndarray]:
         """What `cheapest` finds of elements that cost at most so much; and in which rows that is all."""
