@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import UnsupportedError, UsageError
-from tccompile.ir.halves import BLOCK, scratch
+from tccompile.ir.halves import rows_at_once, scratch
 from tccompile.ir.program import Program
 from tccompile.ir.weights import Recipe, Source, Transform
 from tccompile.plan.format import Exported
@@ -356,7 +356,7 @@ def _sum(w: np.ndarray, adapter: Adapter, transposed: bool, scale: float) -> np.
     if transposed and w.ndim == 2:
         left, right, into, old = right.T, left.T, out, w
     few = max(SMALL // right.size, 1)  # of which BLAS makes no threads: NumPy has it multiply so many rows after the other
-    step = max(BLOCK // (few * right.shape[1]), 1) * few
+    step = rows_at_once(-(-len(left) // few), few * right.shape[1]) * few
     for i in range(0, len(left), step):
         lines = left[i : i + step]
         delta = scratch(len(lines) * right.shape[1])[0].reshape(len(lines), -1)
