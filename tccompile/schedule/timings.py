@@ -26,7 +26,7 @@ from tccompile.ir.expr import Expr, const
 from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor
+from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
@@ -157,7 +157,7 @@ def _tensor_text(t: Tensor, program: Program) -> str:
     if t.storage in program.inputs or t.storage in program.outputs:
         place = "io"
     steps = (t.strides[a] for a in axes if t.strides[a] != 1)
-    part = f"/{gcd(GRAIN, t.offset, *steps)}" if t.base else ""
+    part = f"/{gcd(LANES, t.offset, *steps)}" if t.base else ""
     return f"{t.dtype.value}[{extents}]@{''.join(map(str, axes))}{part}{place}"
 
 
