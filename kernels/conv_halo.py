@@ -327,7 +327,7 @@ class ConvHalo(Kernel):
         ) / cycles
         computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
         moving = traffic_us(op, program, arch)
-        return own.start_us + max(computing, moving) + 0.43 * min(computing, moving)
+        return own.start_us + max(computing, moving) + own.exposed * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

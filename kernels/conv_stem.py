@@ -246,7 +246,7 @@ class ConvStem(Kernel):
         weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
         moving = traffic_us(op, program, arch) * (1 + own.parts * (1 - 1 / shares))
-        return own.launching_us + max(computing, moving) + 0.16 * min(computing, moving)
+        return own.launching_us + max(computing, moving) + own.exposed * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -50,6 +50,7 @@ from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
@@ -312,7 +313,7 @@ class Hopper(OneWay):
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
         """The cost of each config."""
         problem, how = self._described(way, program)
-        boxed = boxed_results(way, program, problem, 2)
+        own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
@@ -328,7 +329,7 @@ class Hopper(OneWay):
             t = _tile(config, arch, read, boxed)
             computing = time_us(problem, read, t, arch, loads, biased, constant, erfs)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
-            apart = 0.32 * min(shorter, 15) + 0.15 * max(shorter - 15, 0)
+            apart = own.exposed * min(shorter, own.exposed_us) + own.exposed_more * max(shorter - own.exposed_us, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost

@@ -64,7 +64,7 @@ from tccompile.ir.ops import (
 from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.program import Program, verify
 from tccompile.ir.storage import from_storage, to_storage
-from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 
@@ -81,7 +81,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Literal] = {}
 
-    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = 8) -> str:
+    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = LANES) -> str:
         """A constant."""
         self.tensors[name] = dense(name, values.shape, dtype, tuple(order) if order else None, pad)
         self.constants[name] = Literal(from_storage(to_storage(values, dtype), dtype))
@@ -103,14 +103,15 @@ class Builder:
 
     def result(self, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None) -> str:
         """What the op writes: a tensor of its own."""
-        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None)
+        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None, LANES)
         return "y"
 
     def slice_of(
         self, shape: tuple[int, ...], axis: int, whole: int, at: int, dtype: DType = F16, order: Sequence[int] | None = None
     ) -> str:
         """What the op writes: elements `at` onwards along `axis` of a tensor with `whole` of them."""
-        base = dense("whole", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, tuple(order) if order else None)
+        extents = (*shape[:axis], whole, *shape[axis + 1 :])
+        base = dense("whole", extents, dtype, tuple(order) if order else None, LANES)
         self.tensors["whole"] = base
         self.tensors["y"] = _view("y", base, shape, axis, at)
         return "y"
