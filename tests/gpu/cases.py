@@ -777,14 +777,23 @@ def places(case: str, n: int, room: int, dtype: DType = DType.BOOL) -> Program:
     return b.program(Places(nodes=(case,), y="y", x="x", epilogue=_plain(I64)))
 
 
-def suppress(case: str, images: int, classes: int, count: int, dtype: DType = F32, **how) -> Program:
-    """Boxes of which many overlap, some upside down; scores of which many are equal, in their order, and NaN."""
+def suppress(
+    case: str, images: int, classes: int, count: int, dtype: DType = F32, space: float = 4, whole: bool = False, **how
+) -> Program:
+    """Boxes of which many overlap, some upside down, or no boxes; scores of which many are equal, in their order, and NaN.
+
+    space  how far they lie apart
+    whole  their corners are whole numbers: of many pairs what they have in common is just as much as the limit says
+    """
     b = Builder(case)
-    middle, size = b.rng.uniform(0, 4, (images, count, 2)), b.rng.uniform(-1, 1, (images, count, 2))
+    middle, size = b.rng.uniform(0, space, (images, count, 2)), b.rng.uniform(-1, 1, (images, count, 2))
     if how.get("centred"):
         boxes = np.concatenate([middle, np.abs(size) * 2], -1)
     else:
         boxes = np.concatenate([middle - size, middle + size], -1)
+    boxes = np.round(boxes) if whole else boxes
+    for value in (np.nan, np.inf, -np.inf, 0):
+        boxes[b.rng.random(boxes.shape) < 0.005] = value
     b.values("boxes", boxes, dtype)
     scores = np.where(b.rng.random((images, classes, count)) < 0.02, np.nan, b.rng.integers(0, 9, (images, classes, count)) / 8)
     b.values("scores", np.sort(scores)[..., ::-1], F32)
@@ -1437,9 +1446,14 @@ CASES: Cases = {
     "cumprod_in_chunks": _case(cumulate, (1100, 2), 0, "mul", F16, exclusive=True, reverse=True),
     "places": _case(places, 90, 90),
     "places_in_chunks": _case(places, 3000, 700, F32),
-    "suppress": _case(suppress, 1, 1, 70),
+    "suppress": _case(suppress, 1, 1, 45),
+    "suppress_one": _case(suppress, 1, 2, 1, least=None),
     "suppress_classes": _case(suppress, 2, 3, 45, most=100, iou=0.1),
     "suppress_all": _case(suppress, 1, 2, 200, F16, least=None, most=1000, centred=True),
+    "suppress_ties": _case(suppress, 1, 1, 300, whole=True, most=300, iou=1 / 3, least=0.1),
+    "suppress_rounds": _case(suppress, 1, 1, 9000, space=60, most=9000, least=None),
+    "suppress_most": _case(suppress, 2, 1, 5000, space=40, most=1500),
+    "suppress_chains": _case(suppress, 1, 3, 3000, space=6, most=3000, iou=0.6, least=0.2),
     "top_k": _case(top_k, (5, 90), 1, 10),
     "top_k_in_tiles": _case(top_k, (2, 300), 1, 150, F32),
     "top_k_of_bytes": _case(top_k, (1, 260, 2), 1, 20, DType.U8, largest=False),

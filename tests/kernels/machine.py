@@ -515,6 +515,9 @@ class Machine:
     do_add = do_sub = do_mul = do_mad = do_fma = do_min = do_max = do_div = do_rem = do_and = do_or = do_xor = binary
     do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = binary
 
+    def do_popc(self, parts: list[str], operands: list[str]) -> Step:
+        return self.plain(operands, "u32", np.bitwise_count)
+
     def do_not(self, parts: list[str], operands: list[str]) -> Step:
         if parts[-1] == "pred":
             return self.plain(operands, "pred", np.logical_not)
@@ -714,12 +717,13 @@ class Machine:
         return np.flatnonzero(mask).reshape(-1, 32)
 
     def do_vote(self, parts: list[str], operands: list[str]) -> Step:
-        assert parts[1:] == ["sync", "any", "pred"]
-        assign, p = self.target(operands[0]), self.source(operands[1], "pred")
+        assert parts[1:] in (["sync", "any", "pred"], ["sync", "ballot", "b32"])
+        assign, p, any_of = self.target(operands[0]), self.source(operands[1], "pred"), parts[2] == "any"
 
         def step(mask: np.ndarray) -> None:
-            rows, out = self.lanes(mask), np.zeros(self.n, bool)
-            out[rows] = np.broadcast_to(p, (self.n,))[rows].any(1, keepdims=True)
+            rows, out = self.lanes(mask), np.zeros(self.n, bool if any_of else np.uint32)
+            votes = np.broadcast_to(p, (self.n,))[rows]
+            out[rows] = votes.any(1, keepdims=True) if any_of else np.packbits(votes, 1, "little").view(np.uint32)
             assign(out, mask)
 
         return step

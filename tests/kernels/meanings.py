@@ -416,6 +416,11 @@ def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
 
 
+def balloted(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    word = sum(1 << i % 32 for i, (value,) in asked.items() if value)
+    return dict.fromkeys(asked, word - (word >> 31 << 32))
+
+
 ELEMENTS = {"f16": np.float16, "s8": np.int8, "u8": np.uint8}
 """What the types of operands that are multiplied are in NumPy."""
 
@@ -607,6 +612,8 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.patch.pixels": pixels,
     "ptx.patch.places": places,
     "ptx.patch.weights": weights,
+    "ptx.simt.ballot": by(balloted),
+    "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
