@@ -430,7 +430,8 @@ def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
     """
     if values.shape != tensor.shape:
         raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
-    buffer = np.zeros(tensor.span, tensor.dtype.numpy)
+    full = tensor.padded == tensor.shape and tensor.span == values.size
+    buffer = (np.empty if full else np.zeros)(tensor.span, tensor.dtype.numpy)
     store(buffer, tensor, to_storage(values, tensor.dtype))
     return buffer.view(np.uint8).data  # of gigabytes there need not be a copy
 
