@@ -468,9 +468,9 @@ def tccompile(
     if verification:
         _print_verification(verification, as_json, quiet)
     if explain:
-        say(report.explain_text(sections, data["notes"]))
+        say(report.explain_text(sections, () if verbose else data["notes"]))  # which --verbose has among the rest
     if not quiet:
-        say(report.inspect_text(data) if verbose else report.summary_text(data, quantize))
+        say(report.inspect_text(data) if verbose else report.summary_text(data, None if explain else quantize))
     return 0
 
 
