@@ -1146,8 +1146,9 @@ def _checked(data: Stretch) -> Plan:
         raise PlanError("is not a plan of tccompile's")
     _, version, zero, length, size, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
+        newer = "install the newer one that made it, or " if version > FORMAT_VERSION else ""
         raise PlanError(
-            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model again"
         )
     stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:
