@@ -10,6 +10,7 @@ so, and `--tune` measures them again.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import warnings
@@ -116,7 +117,9 @@ def timings(own: Path | None, archs: Sequence[str]) -> Timings:
 
 @memoised
 def _shipped() -> tuple[Table, ...]:
-    return tuple(read(path) for path in sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json")))
+    """Plain in the sources, compressed where they are installed: kernels/timings/packed.py."""
+    tables = sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json*"))
+    return tuple(_decoded(gzip.decompress(t.read_bytes()) if t.suffix == ".gz" else t.read_bytes()) for t in tables)
 
 
 # --- What an op is to the kernels --------------------------------------------------------------------------------------
@@ -186,15 +189,18 @@ def read(path: Path) -> Table:
     """The table in a file. Raises UsageError that names the file and what is wrong with it."""
     try:
         with open(path, "rb") as file:
-            text = file.read(LIMIT + 1)  # a device says nothing of its size
-        if len(text) > LIMIT:
-            raise CodecError(f"larger than {LIMIT >> 20} MiB")
-        table: Table = _CODEC.decode(loads(text), Table)
-        _check(table)
+            return _decoded(file.read(LIMIT + 1))  # a device says nothing of its size
     except CodecError as error:
         raise UsageError(f"{path} is no timing table: {error}; `tccompile MODEL.onnx --tune` writes one") from None
     except OSError as error:
         raise UsageError(f"cannot read the timing table {path}: {error.strerror}") from None
+
+
+def _decoded(text: bytes) -> Table:
+    if len(text) > LIMIT:
+        raise CodecError(f"larger than {LIMIT >> 20} MiB")
+    table: Table = _CODEC.decode(loads(text), Table)
+    _check(table)
     return table
 
 
