@@ -44,7 +44,7 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
 from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -53,7 +53,7 @@ from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
 
 DOUBT = 1.05
@@ -282,8 +282,8 @@ class Hopper(OneWay):
         boxed = boxed_results(way, program, problem, 2)
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
-            for bn, every in (SWAPPED if how.k_major[0] else {}).items()
-            for bm in filter(takes, every)
+            for bn in (SWAPPED if how.k_major[0] else ())
+            for bm in filter(takes, swapped_rows(bn, how.kinds))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)

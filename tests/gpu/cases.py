@@ -1304,6 +1304,11 @@ CASES: Cases = {
     "gemm_bf16_batched": _case(gemm, (2, 3, 50, 64), 40, batched=True, dtype=DType.BF16, transposed="b"),
     "gemm_f32_deep": _case(gemm, (70, 2000), 100, dtype=F32),
     "conv_f32_halves": _case(conv, (1, 48, 12, 10), 40, (3, 3), dtype=F32, to="slice"),
+    "conv_bf16_1x1_residual": _case(conv, (1, 64, 28, 28), 256, (1, 1), ep="bias residual relu", dtype=DType.BF16),
+    "conv_bf16_halo": _case(conv, (1, 64, 75, 90), 64, (3, 3), ep="bias residual", dtype=DType.BF16),
+    "conv_bf16_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu", dtype=DType.BF16),
+    "gemm_bf16_large": _case(gemm, (300, 1024), 512, ep="bias gelu", dtype=DType.BF16),
+    "gemm_bf16_transposed": _case(gemm, (307, 1030), 270, ep="bias relu", transposed="ab", dtype=DType.BF16),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),

@@ -1131,7 +1131,7 @@ class Machine:
         if k_major:
             at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + k * (16 if width > 16 else leading << 4)
         else:
-            assert kind == "f16"
+            assert kind in ("f16", "bf16")
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
         at ^= (at >> 7 & width // 16 - 1) << 4
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
@@ -1139,6 +1139,8 @@ class Machine:
         found, number = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
         if kind in FLOAT8:
             return from_storage(found, FLOAT8[kind]).reshape(rows, -1)
+        if kind == "bf16":
+            return from_storage(found.view(np.uint16), DType.BF16).reshape(rows, -1)
         return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(number).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
@@ -1151,7 +1153,8 @@ class Machine:
         sparse = parts[2] == "sp"
         shape, sums, *kinds = parts[4 + sparse :]
         integers, floats8 = sums == "s32", {*kinds} <= {*FLOAT8}
-        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, *kinds) == ("f32", "f16", "f16"), parts
+        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, kinds[0]) in (("f32", "f16"), ("f32", "bf16")), parts
+        assert integers or floats8 or kinds[0] == kinds[1], parts
         depth = (32 if integers or floats8 else 16) << sparse
         columns = int(re.fullmatch(rf"m64n(\d+)k{depth}", shape)[1])  # type: ignore[index]
         which, selected = (self.registers[operands[3]], int(operands[4])) if sparse else (None, 0)

@@ -408,7 +408,8 @@ def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
 
-def put_turned(place: Place) -> Any:
+def put_matrices(place: Place, count: int, turned: bool) -> Any:
+    assert (count, turned) == (2, True)
     return exchanged(lambda asked: place.engine.put_turned(asked))
 
 
@@ -573,7 +574,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.hopper.prefetch_map": nothing,
     "ptx.hopper.read_matrices": read_matrices,
     "ptx.hopper.store_box4": of_engine("store_box"),
-    "ptx.hopper.store_turned_x2": put_turned,
+    "ptx.hopper.store_matrices": put_matrices,
     "ptx.hopper.sync_warp": nothing,
     "ptx.hopper.uniform": same,
     "ptx.hopper.wait_for_earlier_grids": nothing,
