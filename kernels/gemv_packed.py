@@ -52,6 +52,7 @@ class _Packed(TextKernel):
     """A Gemm of few rows with weights in their packed form."""
 
     realises: type[Op] = Gemm
+    reads_integers = True
     most: int
     kinds: tuple[DType, ...]
 
@@ -59,13 +60,13 @@ class _Packed(TextKernel):
         form = form_of(op, program)
         if form is None:
             return "its weights are not known as integers of 4 or 8 bits in blocks"
-        if self.tensor_cores and warp_atom(arch) is None:
-            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         problem = describe(op, program)
         if isinstance(problem, str):
             return problem
         if problem.rows > self.most:
-            return f"it has {problem.rows} rows; integers as weights are for at most {self.most}"
+            return f"it has {problem.rows} rows; integers are read as they are for {self.most} rows at most"
+        if self.tensor_cores and warp_atom(arch) is None:
+            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns"
         if problem.x.dtype not in self.kinds:
             return f"{problem.x.name} is {problem.x.dtype.value}; it multiplies {' or '.join(k.value for k in self.kinds)}"
         if not problem.k_major[0] or not problem.linear:

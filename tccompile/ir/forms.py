@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from tccompile.ir.packed import CHUNK
+from tccompile.ir.tensor import Tensor
+
 
 @dataclass(frozen=True)
 class Form:
@@ -74,6 +77,12 @@ class Packed(Form):
     @property
     def tensors(self) -> tuple[str, ...]:
         return (self.tensor, self.scales, *([self.zeros] if self.zeros else []))
+
+    def text(self, tensors: Mapping[str, Tensor]) -> str:
+        """As people read it: what a kernel sees of it."""
+        scales = tensors[self.scales]
+        of_each = "one scale a row" if scales.shape[1] == 1 and self.block >= CHUNK else f"blocks of {self.block}"
+        return f"{self.bits} bits in {of_each}{' with zero points' if self.zeros else ''}"
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         own = {name: names.get(name, name) for name in (self.scales, self.zeros)}

@@ -104,7 +104,7 @@ def _in_groups(x: np.ndarray, block: int, room: int) -> np.ndarray:
 
 
 def unpacked(
-    shape: tuple[int, int], values: np.ndarray, scales: np.ndarray, zeros: np.ndarray | int, bits: int, block: int
+    shape: tuple[int, ...], values: np.ndarray, scales: np.ndarray, zeros: np.ndarray | int, bits: int, block: int
 ) -> np.ndarray:
     """The weights (N, K) in float32, from what lies in the constants; zeros: that constant, or the number that stands for 0."""
     tiles, chunks, _ = values.shape
@@ -123,7 +123,7 @@ def unpacked(
     return out
 
 
-def _of_each(x: np.ndarray, shape: tuple[int, int], block: int) -> np.ndarray:
+def _of_each(x: np.ndarray, shape: tuple[int, ...], block: int) -> np.ndarray:
     """Of every weight what its block has in a constant of scales or zeros."""
     tiles, groups, _ = x.shape
     rows = x.reshape(tiles, groups, TILE, -1)[..., : per(block)].swapaxes(1, 2).reshape(tiles * TILE, -1)
