@@ -99,8 +99,7 @@ def apart(recipe: Recipe) -> Parts | None:
     if fn in ("mul", "div"):
         return _scaled(recipe)
     if fn == "sub" and (inner := apart(args[0])) is not None and inner.zero is None and inner.scale is None:
-        zero = _whole(args[1])
-        return None if zero is None else _shaped(Parts(inner.q, zero), extents(recipe)[0])
+        return _shaped(Parts(inner.q, _zero(args[1])), extents(recipe)[0])
     return None
 
 
@@ -108,29 +107,17 @@ def _differences(recipe: Recipe) -> Parts:
     """Integers, or the difference of two where that is what they are."""
     if isinstance(recipe, Transform) and recipe.fn == "sub":
         q, zero = recipe.args
-        return _shaped(Parts(q, _whole(zero) if isinstance(zero, Literal) else zero), extents(recipe)[0])
+        return _shaped(Parts(q, _zero(zero)), extents(recipe)[0])
     return Parts(recipe)
 
 
-def _whole(recipe: Recipe) -> Recipe | None:
-    """The integers that floats are, or None."""
-    if isinstance(recipe, Literal):
-        x = recipe.values
-        if not x.size or np.any(x % 1) or np.abs(x).max() > 255:
-            return None
-        return Literal((x if np.any(x != x.flat[0]) else x.reshape(-1)[0]).astype(np.int32))
-    if isinstance(recipe, Source):
-        return None
-    if recipe.fn == "cast":
-        return recipe.args[0] if _is_integer(recipe.args[0]) else _whole(recipe.args[0])
-    if recipe.fn in MOVES:
-        parts = [_whole(a) for a in (recipe.args if recipe.fn == "concat" else recipe.args[:1])]
-        found = [p for p in parts if p is not None]
-        if any(isinstance(p, Literal) and not p.values.ndim for p in found):
-            return found[0] if len(parts) == 1 and recipe.fn != "pad" else None
-        others = () if recipe.fn == "concat" else recipe.args[1:]
-        return transform(recipe.fn, *found, *others, **dict(recipe.attributes)) if len(found) == len(parts) else None
-    return None
+def _zero(recipe: Recipe) -> Recipe:
+    """What stands for 0: a literal without axes where it is one whole number."""
+    if isinstance(recipe, Literal) and recipe.values.size:
+        first = recipe.values.reshape(-1)[0]
+        if first % 1 == 0 and (recipe.values == first).all():
+            return Literal(first.astype(np.int32))
+    return recipe
 
 
 def _scaled(recipe: Transform) -> Parts | None:
@@ -175,7 +162,7 @@ def _joined(parts: list[Parts | None], axis: int) -> Parts | None:
     elif any(zeros_):
         zeros = (p.zero or _expanded(Literal(np.zeros((), np.int32)), extents(p.q)[0]) for p in found)
         whole = (_expanded(z, extents(p.q)[0]) for z, p in zip(zeros, found, strict=True))
-        zero = transform("concat", *(transform("cast", z, dtype="int32") for z in whole), axis=axis)
+        zero = transform("concat", *(transform("cast", z, dtype="float32") for z in whole), axis=axis)
     if any(p.scale for p in found):
         scales = (p.scale or _expanded(Literal(ONE), extents(p.q)[0]) for p in found)
         scale = transform("concat", *scales, axis=axis)
@@ -239,7 +226,12 @@ def _form(
         one += int(evaluate(parts.zero, {}))
     elif parts.zero is not None:
         zero = f"{name}.zeros"
-        made.append((transform("packed_zeros", transform("slice", parts.zero, **first), block=block, offset=offset), DType.U8))
+        of_blocks = transform("packed_zeros", transform("slice", parts.zero, **first), block=block, offset=offset)
+        try:
+            evaluate(of_blocks, weights)
+        except ValueError:
+            return None
+        made.append((of_blocks, DType.U8))
     if not 0 <= one < 256:
         return None
     return Packed(f"{name}.integers", f"{name}.scales", zero, bits, block, one), made

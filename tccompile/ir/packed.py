@@ -86,8 +86,10 @@ def packed_scales(scales: np.ndarray, block: int, dtype: str) -> np.ndarray:
 
 
 def packed_zeros(zeros: np.ndarray, block: int, offset: int) -> np.ndarray:
-    """Zero points (N, blocks), `offset` added, as they lie. Raises ValueError for one that is no byte then."""
+    """Zero points (N, blocks), `offset` added, as they lie. Raises ValueError for one that is no byte then, or not whole."""
     low, high = (int(zeros.min()), int(zeros.max())) if zeros.size else (0, 0)
+    if np.any(zeros % 1):
+        raise ValueError("zero points that are no whole numbers")
     if not (low + offset >= 0 and high + offset < 256):
         raise ValueError(f"zero points from {low} to {high}, and {offset}")
     return _in_groups((zeros.astype(np.int16) + offset).astype(np.uint8), block, max(per(block), ZEROS))
