@@ -42,6 +42,7 @@ from tccompile.emit.pack import Build, pack
 from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import deciding
 from tccompile.ir.program import Program, verify
@@ -418,7 +419,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = compress(join_groups(absorb_shuffles(formats(program))), opened.weights)
+    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
     verify(program)
     dump.program(4, "precision", program)
 

@@ -40,6 +40,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.forms import Packed
 from tccompile.ir.ops import (
     Attention,
     Conv,
@@ -62,6 +63,7 @@ from tccompile.ir.ops import (
     Trees,
 )
 from tccompile.ir.ops.rnn import GATES
+from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
 from tccompile.ir.program import Program, verify
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.tensor import LANES, Tensor, dense
@@ -299,6 +301,37 @@ def gemm(
     ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
     y = _destination(b, shape, len(shape) - 1, to, dtype, None)
     return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_))
+
+
+def packed(
+    case: str,
+    a: tuple[int, int],
+    n: int,
+    bits: int = 4,
+    block: int = 32,
+    zeros: bool = True,
+    scales: DType = F32,
+    ep: str = "bias",
+    dtype: DType = F16,
+) -> Program:
+    """a (M, K) by weights (N, K) that have a form of integers in blocks of K. Scales are such that halves hold the weights."""
+    b, k = Builder(case), a[1]
+    blocks = -(-k // block)
+    b.normal("a", a, dtype)
+    u, zero = (b.rng.integers(0, 1 << bits, shape) for shape in ((n, k), (n, blocks)))
+    zero = zero if zeros else np.full_like(zero, 1 << bits - 1)
+    scale = b.rng.integers(4, 8, (n, blocks)) * 2.0 ** (b.rng.integers(-2, 1, (n, blocks)) - bits - round(np.log2(k) / 2))
+    each = [np.repeat(x, block, 1)[:, :k] for x in (zero, scale)]
+    b.values("b", (u - each[0]) * each[1], dtype)
+    b.values("u", packed_values(u, bits, block, 0), DType.U8)
+    b.values("scales", packed_scales(scale, block, scales.value), scales)
+    if zeros:
+        b.values("zeros", packed_zeros(zero, block, 0), DType.U8)
+    shape = (a[0], n)
+    ep_ = epilogue(b, shape, ep, 1, None, dtype)
+    y = b.result(shape, dtype)
+    form = Packed("u", "scales", "zeros" if zeros else "", bits, block, 0 if zeros else 1 << bits - 1)
+    return replace(b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_)), forms={"b": (form,)})
 
 
 def product_of_bytes(case: str, a: tuple[int, ...], n: int, batched: bool = False, window: tuple[int, ...] = ()) -> Program:
@@ -1021,6 +1054,12 @@ def _sparse(make: Callable[..., Program], *args, **how) -> Callable[[str], Progr
 
 CASES: Cases = {
     # weights that are 2:4
+    "packed_row": _case(packed, (1, 600), 40),
+    "packed_halves": _case(packed, (5, 1100), 70, block=64, zeros=False, scales=F16, ep="bias residual"),
+    "packed_blocks_of_16": _case(packed, (11, 300), 45, block=16, scales=F16),
+    "packed_bytes": _case(packed, (16, 2100), 21, bits=8, block=2176, zeros=False, ep="bias relu"),
+    "packed_bytes_in_blocks": _case(packed, (3, 900), 200, bits=8, block=128),
+    "packed_of_floats": _case(packed, (2, 300), 45, block=256, dtype=F32),
     "sparse_gemm": _sparse(gemm, (77, 200), 130, ep="bias relu"),
     "sparse_gemm_tiles": _sparse(gemm, (600, 1032), 198),
     "sparse_gemm_residual": _sparse(gemm, (300, 528), 270, ep="bias residual"),

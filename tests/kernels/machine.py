@@ -465,14 +465,16 @@ class Machine:
     def binary(self, parts: list[str], operands: list[str]) -> Step:
         base, kind = parts[0], parts[-1]
         if kind == "f16x2":
-            assert base == "mul", parts
-            assign, pair = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
+            pairs: dict[str, Callable[..., np.ndarray]] = {
+                "mul": np.multiply, "sub": np.subtract, "fma": lambda a, b, c: a.astype(np.float64) * b + c,
+            }  # fmt: skip
+            assign, words = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
 
-            def multiply(mask: np.ndarray) -> None:
-                a, b = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in pair)
-                assign((a * b).view(np.uint32), mask)
+            def of_halves(mask: np.ndarray) -> None:
+                halves = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in words)
+                assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
 
-            return multiply
+            return of_halves
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
