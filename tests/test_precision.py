@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.errors import InputError, UnsupportedError, UsageError, VerificationError
 from tccompile.ir import halves, weights
@@ -32,6 +31,7 @@ from tccompile.precision.formats import _Choice, _scaled, precision
 from tccompile.precision.ranges import activations, total_flops
 from tccompile.precision.sensitivity import LIMIT, Need, _moved_softmax, fp16
 from tccompile.runtime.cpu import CpuEngine
+from tccompile.stages import measure
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
@@ -583,7 +583,7 @@ def test_long_networks_are_measured_on_smaller_images(monkeypatch):
         return activations(program, *rest)
 
     monkeypatch.setattr(ranges, "LONG", operations / 4)
-    monkeypatch.setattr(pipeline, "activations", measuring)
+    monkeypatch.setattr(measure, "activations", measuring)
     small = named(growing())
     assert 0.05 * operations < seen[0] < 0.3 * operations
     assert {n: s.scale for n, s in small.storage.items()} == {n: s.scale for n, s in whole.storage.items()} != {}
@@ -600,7 +600,7 @@ def test_long_batches_are_measured_as_shorter_ones(monkeypatch, batch):
         shapes.extend(run["x"].shape for run in runs)
         return activations(program, runs, *rest)
 
-    monkeypatch.setattr(pipeline, "activations", measuring)
+    monkeypatch.setattr(measure, "activations", measuring)
     monkeypatch.setattr(ranges, "MANY", 8 * 24 * 24 * 80)
     to_program(model, {}, Options(), Dump(None))
     assert {*shapes} == {(5 if batch == 5 else 20, 8, 24, 24)}
@@ -612,7 +612,7 @@ def test_inputs_that_a_model_refuses_are_not_the_end(monkeypatch):
     def refusing(*_):
         raise InputError("index 1 is outside an axis of 1")
 
-    monkeypatch.setattr(pipeline, "activations", refusing)
+    monkeypatch.setattr(measure, "activations", refusing)
     with pytest.warns(RuntimeWarning, match="estimated from the weights, random inputs do not fit: index 1"):
         assert named(growing()).storage
 

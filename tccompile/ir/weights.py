@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from tccompile.ir.halves import rounded
+from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
+from tccompile.ir.packed import shapes as packed
 from tccompile.ir.sparse import shapes as compressed
 from tccompile.ir.sparse import sparse_places, sparse_values
 from tccompile.ir.storage import nearest
@@ -226,6 +228,9 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "in_bytes": _in_bytes,
     "sparse_values": sparse_values,
     "sparse_places": sparse_places,
+    "packed_values": packed_values,
+    "packed_scales": packed_scales,
+    "packed_zeros": packed_zeros,
     "float8": lambda x: nearest(x, DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
@@ -319,6 +324,11 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
             return x[:1]
         case "sparse_values" | "sparse_places":
             return compressed(x, given["whole"])[fn == "sparse_places"]
+        case "packed_values":
+            return packed(x, given["bits"], given["block"])[0]
+        case "packed_scales" | "packed_zeros":
+            n, blocks = x
+            return packed((n, blocks * given["block"]), 8, given["block"])[1 + (fn == "packed_zeros")]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
     return x
