@@ -379,7 +379,7 @@ class Compiled:
         results = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in known]
         inputs = {name: _buffer(tensor) for name, tensor in feeds.items()}
         outputs = {name: _buffer(y) for (name, _, _), y in zip(known, results, strict=True)}
-        self.session.run_apart(inputs, outputs, stream)
+        self.session._run_apart(inputs, outputs, stream)
         return results
 
     def refit(self) -> None:
@@ -441,7 +441,7 @@ TYPES = {getattr(torch, t.value): t for t in ELEMENTS if hasattr(torch, t.value)
 
 
 def _buffer(tensor: torch.Tensor) -> DeviceBuffer:
-    """A contiguous tensor on the GPU as `Session.run_apart` takes it."""
+    """A contiguous tensor on the GPU as a session takes it."""
     return DeviceBuffer(tensor.data_ptr(), tensor.shape, TYPES[tensor.dtype], True, tensor)
 
 

@@ -275,7 +275,7 @@ class Session:
                     cut(engine.entry.program, counts, made)
             return [given[name] if name in given else made[name] for name in names]
 
-    def run_apart(self, inputs: Mapping[str, DeviceBuffer], outputs: Mapping[str, DeviceBuffer], stream: int) -> None:
+    def _run_apart(self, inputs: Mapping[str, DeviceBuffer], outputs: Mapping[str, DeviceBuffer], stream: int) -> None:
         """Queue one inference on arrays of this GPU, into memory that nothing else has: `run` without what that need not look at.
 
         The plan has neither counts nor values that are no tensors, and whoever made the inputs works on the stream.
