@@ -47,7 +47,7 @@ from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8)
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8)
 """Of the image and the weights: both are halves, or both integers of 8 bits."""
 
 SIDE = 8
@@ -389,7 +389,7 @@ def is_boxed(op: Conv, program: Program) -> bool:
         return False
     if any(may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
-    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES))
+    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), BYTES))
 
 
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:

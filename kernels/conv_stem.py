@@ -298,6 +298,7 @@ class ConvStem(Kernel):
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},
+            "store_matrices": hopper.store_matrices(),
         }
         maps = ", ".join(f"y{phase}" for phase in range(stem.phases))
         body = device("conv_stem", f"{maps}, x, w, order, numbers, e", lines(stem, x, params["constant"]), **scope)
@@ -308,7 +309,7 @@ class ConvStem(Kernel):
 
 
 CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
-          "store_matrices", "base")  # fmt: skip
+          "base")  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
 NUMBERS = "H, W, top, left_pad, xn, xc, xh, xw, outputs, wo, wr, ws, P"

@@ -165,7 +165,7 @@ class DepthwiseSm90(TextKernel):
             "read_word": intrinsic("ptx.memory.load_words", 1, "global.nc" if params["constant"] else "global"),
             "take": intrinsic("ptx.mma.take", 1),
             "zeros": intrinsic("ptx.mma.zeros", 4),
-            "put_turned": intrinsic("ptx.hopper.store_turned_x2"),
+            "put_turned": intrinsic("ptx.hopper.store_matrices", 2, True),
             **{f"matrices{n}": intrinsic("ptx.hopper.read_matrices", n) for n in (2, 4)},
             **{f"multiply{n}": intrinsic("ptx.mma.multiply_sparse", n) for n in (2, 4)},
         }

@@ -35,16 +35,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import walk
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
-from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
+from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -53,7 +53,7 @@ from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
 
 DOUBT = 1.05
@@ -282,8 +282,8 @@ class Hopper(OneWay):
         boxed = boxed_results(way, program, problem, 2)
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
-            for bn, every in (SWAPPED if how.k_major[0] else {}).items()
-            for bm in filter(takes, every)
+            for bn in (SWAPPED if how.k_major[0] else ())
+            for bm in filter(takes, swapped_rows(bn, how.kinds))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
@@ -317,7 +317,7 @@ class Hopper(OneWay):
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
-        erfs = sum(e.fn in ("erf", "gelu") for e in walk(way.epilogue.expr))
+        slots = slots_of(coarse(way.epilogue.expr, program.tensors[way.y].dtype), arch)
         moving = traffic_us(way, program, arch)
 
         sparse = self._compressed(way, program)
@@ -327,7 +327,7 @@ class Hopper(OneWay):
             read = sparse if sparse and config.get("sparse") else how
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
-            computing = time_us(problem, read, t, arch, loads, biased, constant, erfs)
+            computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
             apart = own.exposed * min(shorter, own.exposed_us) + own.exposed_more * max(shorter - own.exposed_us, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt

@@ -254,7 +254,7 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
     boxes = y, *(load.tensor for load in by_row)
     if any(may_move(t, program) for t in boxes):
         return None
-    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), FLOAT8, BYTES)):
+    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), FLOAT8, BYTES)):
         return None
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)

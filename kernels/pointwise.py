@@ -30,7 +30,7 @@ from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, lifted, split, unrounded
+from tccompile.kernels.codegen import Lines, Parameters, coarse, constant, decode, divider, encode, lifted, split, unrounded
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
@@ -381,7 +381,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
             out.integer(r.high)
         tail = mode == "each" and not same(round_up(plan.padded, lanes), plan.extent)
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
-    expr, scalars = lifted(unrounded(expr, plan.y.dtype))
+    expr, scalars = lifted(coarse(unrounded(expr, plan.y.dtype), plan.y.dtype))
     params: dict[str, Value] = {
         "lanes": lanes,
         "order": tuple(order),
@@ -409,7 +409,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
             out.integer(plan.stride(strides, d))
     steps = [plan.stride(load.strides, d) for d in (last, *rest)]
     wide = plan.dims[dim][0] % 8 == 0 and _aligned(load.tensor, 8, [*steps, load.offset])
-    expr, scalars = lifted(unrounded(expr, plan.y.dtype))
+    expr, scalars = lifted(coarse(unrounded(expr, plan.y.dtype), plan.y.dtype))
     params: dict[str, Value] = {
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,
         "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": not same(plan.padded, plan.extent), "expr": encode(expr),

@@ -42,6 +42,7 @@ from tccompile.emit.pack import Build, pack
 from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import deciding
 from tccompile.ir.program import Program, verify
@@ -155,30 +156,36 @@ def compile(
     if isinstance(model, str | os.PathLike) and Path(model).is_file() and is_plan(Path(model)):
         raise UsageError(f"{os.fspath(model)} is a plan already: open a Session of it")
     sets = tuple(entries) if entries is not None else (shapes or {},)
-    cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(
         sets,
         archs_of(archs),
         precision=precision,
         strip_weights=strip_weights,
-        timing_cache=cache,
+        timing_cache=_path("timing_cache", timing_cache),
         tune=tune,
         fp32=tuple(fp32),
-        calibrate=Path(calibrate) if calibrate is not None else None,
+        calibrate=_path("calibrate", calibrate),
         input_ranges=dict(input_ranges or {}),
         max_error=max_error,
-        metric=Path(metric) if metric is not None else None,
+        metric=_path("metric", metric),
         quantize=quantize,
-        calibration=Path(calibration) if calibration is not None else None,
+        calibration=_path("calibration", calibration),
         nchwc_block=nchwc_block,
         limits=dict(limits or {}),
-        lora=Path(lora) if lora is not None else None,
+        lora=_path("lora", lora),
         lora_scale=lora_scale,
-        lora_names=Path(lora_names) if lora_names is not None else None,
+        lora_names=_path("lora_names", lora_names),
         ranges=as_sizes(ranges or {}),
         ops=ops if isinstance(ops, tuple) else tuple(ops),
     )
     return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
+
+
+def _path(argument: str, given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None or isinstance(given, str | os.PathLike):
+        return None if given is None else Path(given)
+    way_out = "; numpy.savez('data.npz', NAME=array, …) writes one, an array for each input" if argument == "calibrate" else ""
+    raise UsageError(f"{argument} is the path of a file, not an object of type {type(given).__name__}{way_out}")
 
 
 def adapted(model: Model, options: Options) -> Model:
@@ -412,7 +419,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = compress(join_groups(absorb_shuffles(formats(program))), opened.weights)
+    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
     verify(program)
     dump.program(4, "precision", program)
 

@@ -172,6 +172,7 @@ H200 = Rates(
         exposed_us=Rate(15, "µs", GEMM_SM90, "2026-11-25"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
+        coarse_gelu=Rate(9, "instructions", UNKNOWN, "2026-11-26"),
     ),
     attention_mma=AttentionMma(
         rate=Rate(0.37, "of the rate", ATTENTION_MMA, "2026-11-22"),

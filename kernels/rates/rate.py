@@ -273,6 +273,8 @@ class GemmSm90:
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
+    coarse_gelu: Rate
+    """The same of gelu where 8 bits of it are stored."""
 
 
 @dataclass(frozen=True)

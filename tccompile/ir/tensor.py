@@ -139,7 +139,7 @@ class Storage:
     """How a tensor is stored other than its neighbours, and why.
 
     scale    what lies in memory is the value times this, any positive number
-    in_full  products of float32 that it is the result of are made in full, and not of parts that leave out their last digits
+    in_full  products of float32 that it is the result of multiply float32, not parts that leave out last digits
     """
 
     reason: str
