@@ -26,9 +26,8 @@ def places() -> tuple[Place, ...]:
     """All that is replaced. Raises ImportError or AttributeError where Numba has it elsewhere."""
     from numba.core.types.functions import BaseFunction
     from numba.cuda import lowering
-    from numba.cuda.core import (
-        analysis, base, inline_closurecall, interpreter, ir, ir_utils, postproc, ssa, typed_passes, typeinfer,
-    )  # fmt: skip
+    from numba.cuda.core import analysis, base, inline_closurecall, interpreter, ir, ir_utils, postproc, ssa, typed_passes
+    from numba.cuda.core import typeinfer as inference
     from numba.cuda.core.targetconfig import TargetConfig
     from numba.cuda.lowering import Lower
     from numba.cuda.typing import npydecl
@@ -37,7 +36,7 @@ def places() -> tuple[Place, ...]:
         Place(inline_closurecall.InlineWorker, "inline_function", _inline_function),
         Place(interpreter, "Flow", _flow),
         Place(lowering, "new_error_context", _new_error_context),
-        Place(typeinfer, "new_error_context", _new_error_context),
+        Place(inference, "new_error_context", _new_error_context),
         Place(postproc.PostProcessor, "run", _post_process),
         Place(analysis, "compute_live_map", lambda _: _compute_live_map),
         Place(typed_passes.NopythonRewrites, "run_pass", lambda _: _rewrite_typed),
@@ -235,8 +234,8 @@ def _post_process(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _compute_live_map(graph: Any, blocks: dict[int, Any], used: dict[int, set[str]], defined: dict[int, set[str]]) -> Any:
-    """Numba's function of this name: the variables that are alive where each block begins. It goes through the blocks in the order
-    in which they follow each other, so that few rounds find all."""
+    """Numba's function of this name: the variables that are alive where each block begins. It goes through the blocks as they
+    follow each other, so that few rounds find all."""
     order = [label for label in graph.topo_order() if label in blocks]
     order += [label for label in blocks if label not in {*order}]
     reached: dict[int, set[str]] = {label: set() for label in blocks}  # what is defined or used on some way to the block's end
