@@ -15,7 +15,7 @@ result. Results of many rows are added up in float32, in shared memory. Warpgrou
 Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
 they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.
 
-`attention_sm90_tile` has sizes, `attention_sm90_softmax` what becomes of scores; here are the copies, the products and their order.
+`attention_sm90_tile` has sizes, `attention_sm90_softmax` what becomes of scores; here are copies, products and their order.
 """
 
 from __future__ import annotations
