@@ -86,6 +86,47 @@ def test_without_the_compiler_everything_can_be_looked_at(plan: Plan, tmp_path: 
     assert "entries" in done.stdout and "weights" in done.stdout
 
 
+ON_WINDOWS = """
+import os, pkgutil, sys
+from importlib import import_module
+import click, ctypes, multiprocessing, numpy as np, pathlib, subprocess, tempfile
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty", "onnx", "numba", "numba_cuda", "rich", "cuda"):
+    sys.modules[name] = None
+unix = "fork fchown geteuid getuid mkfifo posix_fadvise pread preadv sched_getaffinity statvfs uname"
+for name in unix.split():
+    delattr(os, name)
+sys.platform = "win32"
+import tccompile
+for part in ("runtime", "plan", "refit", "ir"):
+    package = import_module(f"tccompile.{part}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+try:
+    tccompile.Session(sys.argv[1], "gpu")
+except tccompile.errors.DeviceError as error:
+    print(error)
+with tccompile.Session(sys.argv[1], "cpu") as session:
+    print(session.run(["neg"], {"x": np.ones((2, 4), np.float32)})[0].tolist())
+from tccompile.cli.commands import tcinspect
+tcinspect.main([sys.argv[1]], "tcinspect")
+"""
+
+
+def test_the_runtime_takes_nothing_that_windows_has_not(plan: Plan, tmp_path: Path) -> None:
+    """As far as it shows here: without modules and functions of Unix, and text only in encodings that are named."""
+    plan.save(tmp_path / "small.plan")
+    options = ("-X", "warn_default_encoding", "-W", "error::EncodingWarning")
+    command = [sys.executable, *options, "-c", ON_WINDOWS, tmp_path / "small.plan"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    gpu, values, *told = done.stdout.splitlines()
+    assert (
+        "pip install cuda-bindings" in gpu
+        and values == str([[-1.0] * 4] * 2)
+        and told[0].startswith(str(tmp_path / "small.plan"))
+    )
+
+
 def test_a_users_program_that_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make check` holds its types; what it does, but for building for a GPU, it does."""
     assert "tests.user_script" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["modules"]
