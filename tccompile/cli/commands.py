@@ -570,7 +570,7 @@ def _verify(
 ) -> Verification:
     """Bytes hold only what calibration has shown: random inputs of what is quantized lie where the user's do."""
     from tccompile.custom.files import collected, using
-    from tccompile.pipeline import DEFAULT_ERROR
+    from tccompile.stages.quantize import DEFAULT_ERROR
     from tccompile.verify.oracle import ranges_in, verify
 
     progress("verify", 0, 1)

@@ -24,10 +24,10 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
-from tccompile.ir.forms import Sparse
+from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor
+from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
@@ -132,10 +132,12 @@ SPARSE = ", 2:4"
 def key(op: Op, program: Program) -> str:
     """The op as kernels see it, the same in every model: its geometry, its epilogue without the constants' values, and of each
     tensor its type, extents, order of axes, alignment, and whether it is a constant, a model input or output, or a part of
-    another tensor (whatever that one's size); and whether its weights are 2:4. What Attention multiplies scores by is no part
-    of it: in floats of 8 bits it differs from layer to layer.
+    another tensor (whatever that one's size); and whether its weights are 2:4, or integers in blocks. What Attention multiplies
+    scores by is no part of it: in floats of 8 bits it differs from layer to layer.
     """
-    sparse = SPARSE if any(isinstance(form, Sparse) for form in program.forms_of(op)) else ""
+    forms = program.forms_of(op)
+    known = SPARSE if any(isinstance(form, Sparse) for form in forms) else ""
+    known += "".join(f", {form.text(program.tensors)}" for form in forms if isinstance(form, Packed))
     names = dict.fromkeys((*op.operands, op.y, *op.inputs))
     shown = {name: f"{number}:{_tensor_text(program.tensors[name], program)}" for number, name in enumerate(names)}
     expressions = {k: v for k in op.holds if isinstance(v := getattr(op, k), Expr)}
@@ -143,7 +145,7 @@ def key(op: Op, program: Program) -> str:
     plain |= {"scale": 1.0} if isinstance(op, Attention) else {}
     op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), **plain)
     op = op.renamed(shown)
-    return f"{op_text(op)} -> %{op.y}{sparse}"
+    return f"{op_text(op)} -> %{op.y}{known}"
 
 
 def _without_values(e: Expr) -> Expr:
@@ -160,7 +162,7 @@ def _tensor_text(t: Tensor, program: Program) -> str:
     if t.storage in program.inputs or t.storage in program.outputs:
         place = "io"
     steps = (t.strides[a] for a in axes if t.strides[a] != 1)
-    part = f"/{gcd(GRAIN, t.offset, *steps)}" if t.base else ""
+    part = f"/{gcd(LANES, t.offset, *steps)}" if t.base else ""
     return f"{t.dtype.value}[{extents}]@{''.join(map(str, axes))}{part}{place}"
 
 
