@@ -75,6 +75,13 @@ for call in (lambda: tccompile.compile("m.onnx"), lambda: tccompile.check("m.onn
     else:
         raise AssertionError(call)
 assert not any(hasattr(tccompile, name) for name in ("Nope", "pipeline_"))
+for module in ("ort", "backend"):
+    try:
+        __import__(f"tccompile.{module}")
+    except ModuleNotFoundError as error:
+        assert str(error) == "onnx is not installed: pip install 'tccompile[compiler]'"
+    else:
+        raise AssertionError(module)
 print(sorted(tccompile.inspect(sys.argv[1])))
 """
 
