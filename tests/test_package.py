@@ -414,6 +414,23 @@ def test_a_plan_that_cannot_be_written_names_its_own_file(plan: Plan, tmp_path: 
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_batch_beside_a_number() -> None:
+    """As a diffusion step has them: what other shapes take says nothing of the number."""
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["sample", "t"], ["y"])], "g",
+        [helper.make_tensor_value_info("sample", FLOAT, ("batch", 4)), helper.make_tensor_value_info("t", FLOAT, ())],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    sample, t = np.ones((1, 4), np.float32), np.float32(3)
+    with tccompile.Session(without_code(proto, {"sample": (1, 4)}), "cpu") as session:
+        assert session.run(None, {"sample": sample, "t": t})[0].tolist() == [[3] * 4]
+        with pytest.raises(InputError, match=r"type float is not an array; numpy.asarray makes one of numbers"):
+            session.run(None, {"sample": sample, "t": 3.0})
+        with pytest.raises(InputError, match=r"tccompile --shape sample=2x4, in Python shapes=\{'sample': \(2, 4\)\}$"):
+            session.run(None, {"sample": np.ones((2, 4), np.float32), "t": t})
+
+
 def test_names_and_layouts_that_were_meant() -> None:
     image = [helper.make_tensor_value_info(n, FLOAT, (1, 3, 4, 8)) for n in ("pixel_values", "pixel_mask", "y")]
     graph = helper.make_graph([helper.make_node("Add", ["pixel_values", "pixel_mask"], ["y"])], "g", image[:2], image[2:])
