@@ -492,8 +492,9 @@ class Session:
                 return "; ".join(wrong)
             if turned := next((n for n, s in got.items() if s != tensors[n].shape and _channels_last(s, tensors[n].shape)), None):
                 return f"{'; '.join(wrong)}. Its channels come first: give {turned} as array.transpose(0, 3, 1, 2)"
-            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in got.items())
-            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={dict(got)}"
+            other = {n: s for n, s in got.items() if s}
+            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in other.items())
+            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={other}"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
         return f"the plan has no entry for {shapes}; it was compiled for {there}"
 
