@@ -40,6 +40,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.forms import Packed
 from tccompile.ir.ops import (
     Attention,
     Conv,
@@ -62,9 +63,10 @@ from tccompile.ir.ops import (
     Trees,
 )
 from tccompile.ir.ops.rnn import GATES
+from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
 from tccompile.ir.program import Program, verify
 from tccompile.ir.storage import from_storage, to_storage
-from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 
@@ -81,7 +83,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Literal] = {}
 
-    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = 8) -> str:
+    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = LANES) -> str:
         """A constant."""
         self.tensors[name] = dense(name, values.shape, dtype, tuple(order) if order else None, pad)
         self.constants[name] = Literal(from_storage(to_storage(values, dtype), dtype))
@@ -103,14 +105,15 @@ class Builder:
 
     def result(self, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None) -> str:
         """What the op writes: a tensor of its own."""
-        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None)
+        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None, LANES)
         return "y"
 
     def slice_of(
         self, shape: tuple[int, ...], axis: int, whole: int, at: int, dtype: DType = F16, order: Sequence[int] | None = None
     ) -> str:
         """What the op writes: elements `at` onwards along `axis` of a tensor with `whole` of them."""
-        base = dense("whole", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, tuple(order) if order else None)
+        extents = (*shape[:axis], whole, *shape[axis + 1 :])
+        base = dense("whole", extents, dtype, tuple(order) if order else None, LANES)
         self.tensors["whole"] = base
         self.tensors["y"] = _view("y", base, shape, axis, at)
         return "y"
@@ -298,6 +301,37 @@ def gemm(
     ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
     y = _destination(b, shape, len(shape) - 1, to, dtype, None)
     return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_))
+
+
+def packed(
+    case: str,
+    a: tuple[int, int],
+    n: int,
+    bits: int = 4,
+    block: int = 32,
+    zeros: bool = True,
+    scales: DType = F32,
+    ep: str = "bias",
+    dtype: DType = F16,
+) -> Program:
+    """a (M, K) by weights (N, K) that have a form of integers in blocks of K. Scales are such that halves hold the weights."""
+    b, k = Builder(case), a[1]
+    blocks = -(-k // block)
+    b.normal("a", a, dtype)
+    u, zero = (b.rng.integers(0, 1 << bits, shape) for shape in ((n, k), (n, blocks)))
+    zero = zero if zeros else np.full_like(zero, 1 << bits - 1)
+    scale = b.rng.integers(4, 8, (n, blocks)) * 2.0 ** (b.rng.integers(-2, 1, (n, blocks)) - bits - round(np.log2(k) / 2))
+    each = [np.repeat(x, block, 1)[:, :k] for x in (zero, scale)]
+    b.values("b", (u - each[0]) * each[1], dtype)
+    b.values("u", packed_values(u, bits, block, 0), DType.U8)
+    b.values("scales", packed_scales(scale, block, scales.value), scales)
+    if zeros:
+        b.values("zeros", packed_zeros(zero, block, 0), DType.U8)
+    shape = (a[0], n)
+    ep_ = epilogue(b, shape, ep, 1, None, dtype)
+    y = b.result(shape, dtype)
+    form = Packed("u", "scales", "zeros" if zeros else "", bits, block, 0 if zeros else 1 << bits - 1)
+    return replace(b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_)), forms={"b": (form,)})
 
 
 def product_of_bytes(case: str, a: tuple[int, ...], n: int, batched: bool = False, window: tuple[int, ...] = ()) -> Program:
@@ -1020,6 +1054,12 @@ def _sparse(make: Callable[..., Program], *args, **how) -> Callable[[str], Progr
 
 CASES: Cases = {
     # weights that are 2:4
+    "packed_row": _case(packed, (1, 600), 40),
+    "packed_halves": _case(packed, (5, 1100), 70, block=64, zeros=False, scales=F16, ep="bias residual"),
+    "packed_blocks_of_16": _case(packed, (11, 300), 45, block=16, scales=F16),
+    "packed_bytes": _case(packed, (16, 2100), 21, bits=8, block=2176, zeros=False, ep="bias relu"),
+    "packed_bytes_in_blocks": _case(packed, (3, 900), 200, bits=8, block=128),
+    "packed_of_floats": _case(packed, (2, 300), 45, block=256, dtype=F32),
     "sparse_gemm": _sparse(gemm, (77, 200), 130, ep="bias relu"),
     "sparse_gemm_tiles": _sparse(gemm, (600, 1032), 198),
     "sparse_gemm_residual": _sparse(gemm, (300, 528), 270, ep="bias residual"),
@@ -1303,6 +1343,11 @@ CASES: Cases = {
     "gemm_bf16_batched": _case(gemm, (2, 3, 50, 64), 40, batched=True, dtype=DType.BF16, transposed="b"),
     "gemm_f32_deep": _case(gemm, (70, 2000), 100, dtype=F32),
     "conv_f32_halves": _case(conv, (1, 48, 12, 10), 40, (3, 3), dtype=F32, to="slice"),
+    "conv_bf16_1x1_residual": _case(conv, (1, 64, 28, 28), 256, (1, 1), ep="bias residual relu", dtype=DType.BF16),
+    "conv_bf16_halo": _case(conv, (1, 64, 75, 90), 64, (3, 3), ep="bias residual", dtype=DType.BF16),
+    "conv_bf16_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu", dtype=DType.BF16),
+    "gemm_bf16_large": _case(gemm, (300, 1024), 512, ep="bias gelu", dtype=DType.BF16),
+    "gemm_bf16_transposed": _case(gemm, (307, 1030), 270, ep="bias relu", transposed="ab", dtype=DType.BF16),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),
