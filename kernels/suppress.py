@@ -77,14 +77,14 @@ class SuppressKernel(TextKernel):
         assert isinstance(op, Suppress)
         rounds, rate = _Rounds(op, program, config["round"]), measured(arch)
         lines, boxes = hint(rounds.lines), hint(program.tensors[op.y].shape[2])
-        seen = int(boxes * (1.0 if op.least is None else SEEN))
+        seen = int(boxes * (1.0 if op.least is None or op.least < 0 else SEEN))
         kept, tiles = min(hint(op.most), seen // 4), ceil_div(seen, TILE)
         used = ceil_div(seen, rounds.boxes)
         pairs = lines * seen * (min(seen, rounds.boxes) / 2 + kept * (used - 1) / max(2 * used, 1))
         compared = pairs * 25 / (arch.sms * 128 * rate.cycles_us) + used * 3.0  # instructions; what a block waits for
         words = 4 * seen * min(seen, rounds.boxes) / (2 * WORD)  # bytes, which one multiprocessor reads
         waves = max(1.0, lines * TILE * TEAMS / (arch.sms * arch.threads_sm))
-        decided = waves * (tiles * 2.5 + words / (32 * rate.cycles_us))
+        decided = waves * (tiles * 4.0 + words / (32 * rate.cycles_us))
         return 2 * rounds.count * rate.launch_us + traffic_us(op, program, arch) + compared + decided
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -125,10 +125,10 @@ class _Rounds:
     def __init__(self, op: Suppress, program: Program, boxes: int) -> None:
         images, classes, count = program.tensors[op.y].shape
         self.lines: Extent = images * classes
-        self.boxes = min(boxes, round_up(most(count), TILE))
+        self.count = max(1, ceil_div(most(count), boxes))
+        self.boxes = round_up(ceil_div(most(count), self.count), TILE)
         tiles = self.boxes // TILE
         self.units = WORDS * tiles * (tiles + 1) // 2
-        self.count = ceil_div(most(count), self.boxes)
 
     def places(self, room: Extent) -> tuple[Extent, Extent, Extent, Extent]:
         """Where these begin: words of units; for later rounds, which boxes are kept, how many, and which ones these cover."""
