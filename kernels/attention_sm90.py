@@ -32,7 +32,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import attention_turn, epilogue
 from tccompile.kernels.attention import op_extents
-from tccompile.kernels.attention_mma import LOG2_E, unfit
+from tccompile.kernels.attention_mma import KINDS, LOG2_E, unfit
 from tccompile.kernels.attention_turn import LINE, columns, turned_bytes, turning
 from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.loops import refusal
@@ -40,7 +40,7 @@ from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.maps import unmapped
 from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
 from tccompile.kernels.parts.part import Part
-from tccompile.kernels.ptx.atoms import of_warpgroups
+from tccompile.kernels.ptx.atoms import BITS, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import AttentionSm90 as Rated
 from tccompile.kernels.spec import (
@@ -70,7 +70,7 @@ class Tile:
     """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s.
 
     words  of a mask, in registers of a thread for each 8 of its columns
-    size   bytes of an element of q, k and v: 1 for E4M3, whose v is turned (see attention_turn.py), or 2
+    kind   PTX's type of the elements of q, k and v; of E4M3 v is turned (see attention_turn.py)
     long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
     """
 
@@ -79,13 +79,13 @@ class Tile:
     d: int
     e: int
     words: int = 0
-    size: int = 2
+    kind: str = "f16"
     long: bool = False
 
     @property
-    def kind(self) -> str:
-        """PTX's type of the elements."""
-        return "e4m3" if self.size == 1 else "f16"
+    def size(self) -> int:
+        """Bytes of an element."""
+        return BITS[self.kind] // 8
 
     @property
     def columns(self) -> int:
@@ -226,7 +226,7 @@ def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
             round_up(q.shape[3], 32 // size),
             round_up(v.shape[3], 8),
             _words(op, program),
-            size,
+            KINDS[q.dtype],
             size == 1 and k.shape[2] > ROUGH,
         )
         room = t.registers[1] if t.exchange else 240
@@ -282,7 +282,7 @@ def resident(t: Tile, arch: Arch) -> int:
 
 
 class AttentionSm90(Kernel):
-    """Attention of heads of up to 256 elements in half precision or E4M3, by TMA and wgmma."""
+    """Attention of heads of up to 256 elements in fp16, bf16 or E4M3, by TMA and wgmma."""
 
     name = "attention_sm90"
     realises = Attention
@@ -381,7 +381,7 @@ class AttentionSm90(Kernel):
             bn=t.bn,
             d=t.d,
             e=t.e,
-            size=t.size,
+            kind=t.kind,
             long=t.long,
             mask=kind,
             own_rows=own_rows,
@@ -395,7 +395,7 @@ class AttentionSm90(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         if "turns" in params:
             return attention_turn.function()
-        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["size"], params["long"])
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"])
         return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
@@ -685,7 +685,7 @@ def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> t
     def sums(acc, sum0, sum1):
         return row_sum(sum0), row_sum(sum1)
 
-    return weigh, softmax.halves(t.bn // 8), softmax.scaled(t.e // 8), sums
+    return weigh, softmax.halves(t.bn // 8, t.kind), softmax.scaled(t.e // 8), sums
 
 
 def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
