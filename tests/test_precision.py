@@ -451,6 +451,15 @@ def test_weights_that_fp16_holds_stay():
     assert (weights.evaluate(transform("rounded", Literal(w.astype(np.float32)), terms=1), {}) == w).all()
 
 
+def test_rows_are_rounded_by_themselves_however_they_lie():
+    w = np.random.default_rng(6).standard_normal((96, 1500)).astype(np.float32)
+    expected = halves.rounded(w, 1)
+    assert (halves.rounded(np.asfortranarray(w), 1) == expected).all()
+    w[7, 3], w[8, 5] = np.nan, 7e4
+    got = halves.rounded(w, 1)
+    assert (np.delete(got, (7, 8), 0) == np.delete(expected, (7, 8), 0)).all() and np.isnan(got[7, 3]) and np.isinf(got[8, 5])
+
+
 # --- Networks whose values stay in range -------------------------------------------------------------------------------
 
 IN_RANGE = ("resnet18", "googlenet", "mobilenet_v2", "efficientnet_b0", "espcn_x3")

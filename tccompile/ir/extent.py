@@ -87,6 +87,11 @@ def worth(what: str, here: bool) -> bool:
     return here if made is None else made.setdefault(what, here)
 
 
+def whole(n: Any) -> Extent:
+    """A number of any kind as an int; what is known late as it is."""
+    return n if isinstance(n, Open) else int(n)
+
+
 # --- Extents that are known late ---------------------------------------------------------------------------------------
 
 

@@ -299,7 +299,7 @@ class Exported:
     """What the exporter that wrote the model told of weights of products.
 
     modules  the module that a weight is part of, by the weight's name
-    folded   weights that are no module's own: a normalization behind it was folded into them
+    folded   weights that are no module's own: a normalization behind it was folded into them, or several modules share them
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)

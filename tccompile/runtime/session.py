@@ -275,6 +275,17 @@ class Session:
                     cut(engine.entry.program, counts, made)
             return [given[name] if name in given else made[name] for name in names]
 
+    def run_apart(self, inputs: Mapping[str, DeviceBuffer], outputs: Mapping[str, DeviceBuffer], stream: int) -> None:
+        """Queue one inference on arrays of this GPU, into memory that nothing else has: `run` without what that need not look at.
+
+        The plan has neither counts nor values that are no tensors, and whoever made the inputs works on the stream.
+        """
+        with self._lock:
+            self._check_open()
+            with self._platform:
+                engine, _ = self._checked(inputs, outputs)
+                engine.run(inputs, outputs, stream)
+
     def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
         """The engine for the inputs, and the caller's output arrays as it writes them.
 
