@@ -230,6 +230,7 @@ class _Text:
         self.zeros = params["zeros"]
         self.unit = 4 if self.per == 8 else 8  # neighbours along K that a lane has
         self.columns = self.few // 8 if tensor_cores else self.few  # of what rows of x a lane reads
+        self.near = tensor_cores or self.few * self.x.size <= 4  # whether registers hold two chunks' rows of x
         self.sums = 4 * self.columns if tensor_cores else 2 * self.few
         self.vectors = self.bits // 4  # of each row and chunk
         self.chunk = packed.TILE * packed.CHUNK * self.bits // 8
@@ -263,9 +264,12 @@ class _Text:
         for stage in range(self.stages - 1):
             out += self.read(stage, f"i32(first + i32({stage * along}))")
         out += ["wait_for_earlier_grids()", "let_later_grids_start()"] if self.early else []
+        out += self.read_x(0, "first", range(4)) if self.near else []
         out.append("while first < end:")
         for stage in range(self.stages):
-            ahead = stage + self.stages - 1
+            # Loads come in the order in which they are asked for: rows of x, which are near, ahead of weights of later turns
+            near, ahead = stage + 1, stage + self.stages - 1
+            out += indented(self.read_x(near % self.stages, f"i32(first + i32({near * along}))", range(4))) if self.near else []
             out += indented(self.read(ahead % self.stages, f"i32(first + i32({ahead * along}))"))
             out += indented(self.multiply(stage, f"i32(first + i32({stage * along}))"))
         out.append(f"    first = i32(first + i32({self.stages * along}))")
@@ -284,30 +288,30 @@ class _Text:
                 out.append(f"n{stage}_{r} = read_zeros(n_row + group * i64({packed.TILE * room}) + i64({8 * r * room}), ok)")
         return out
 
-    def multiply(self, stage: int, at: str) -> list[str]:
-        """A chunk's products; rows of x are read in vectors of as many neighbours as a lane has."""
+    def read_x(self, stage: int, at: str, js: Iterable[int]) -> list[str]:
+        """Ask for what some of a chunk's 32 of K are multiplied by, in vectors of as many neighbours as a lane has."""
         out = [f"k = i32({at} * i32({packed.CHUNK}) + t * i32({self.unit}))"]
-        if self.tensor_cores:
-            return [*out, *(line for j in range(4) for line in self.read_x(j)), self.by_tensor_cores(stage)]
-        return out + [line for j in range(4) for line in (*self.read_x(j), *self.by_cuda_cores(stage, j))]
-
-    def read_x(self, j: int) -> list[str]:
-        """Of the j-th 32 of K 8 of each row."""
-        out = []
-        for h in range(8 // self.unit):
+        for j, h in ((j, h) for j in js for h in range(8 // self.unit)):
             out.append(f"at_x = i32(k + i32({32 * j + 16 * h}))")
             for b in range(self.columns):
-                out.append(f"w{b}_{j}_{h} = read_x(x{b} + i64(at_x) * i64({self.x.size}), i32(at_x < past{b}))")
+                out.append(f"x{stage}_{b}_{j}_{h} = read_x(x{b} + i64(at_x) * i64({self.x.size}), i32(at_x < past{b}))")
         return out
 
-    def words_of_x(self, b: int, js: Iterable[int]) -> str:
-        return " + ".join(f"w{b}_{j}_{h}" for j in js for h in range(8 // self.unit))
+    def multiply(self, stage: int, at: str) -> list[str]:
+        """A chunk's products."""
+        if self.tensor_cores:
+            return [self.by_tensor_cores(stage)]
+        read = ([] if self.near else self.read_x(stage, at, [j]) for j in range(4))
+        return [line for j, x in enumerate(read) for line in (*x, *self.by_cuda_cores(stage, j))]
+
+    def words_of_x(self, stage: int, b: int, js: Iterable[int]) -> str:
+        return " + ".join(f"x{stage}_{b}_{j}_{h}" for j in js for h in range(8 // self.unit))
 
     def by_tensor_cores(self, stage: int) -> str:
         sums = ", ".join(f"a{i}" for i in range(self.sums))
         words = ", ".join(f"v{stage}_{i}" for i in range(8 * self.vectors))
         zeros = f"n{stage}_0 + n{stage}_1" if self.zeros else "(stood,)"
-        x = " + ".join(self.words_of_x(b, range(4)) for b in range(self.columns))
+        x = " + ".join(self.words_of_x(stage, b, range(4)) for b in range(self.columns))
         return f"{sums} = multiply(({sums}), ({words}), c{stage}_0 + c{stage}_1, {zeros}, {x})"
 
     def by_cuda_cores(self, stage: int, j: int) -> list[str]:
@@ -326,7 +330,7 @@ class _Text:
         first = [4 * r + j if self.bits == 4 else 4 * (j // 2 * 2 + r) + j % 2 * 2 for r in own]
         words = ", ".join(f"v{stage}_{f + i}" for f in first for i in range(self.vectors))
         sums = ", ".join(f"a{i}" for i in range(self.sums))
-        x = " + ".join(self.words_of_x(b, [j]) for b in range(self.columns))
+        x = " + ".join(self.words_of_x(stage, b, [j]) for b in range(self.columns))
         return [*out, f"{sums} = multiply(({sums}), ({words}), ({factors}), ({', '.join(stood)}), {x})"]
 
     def kept(self) -> list[str]:
