@@ -94,27 +94,30 @@ class _Packed(TextKernel):
         return round_up(few, 8) if self.tensor_cores else 1 << (few - 1).bit_length()
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        own, shares = measured(arch).gemv, _of(op, program, config)
-        form, stages, few = shares.form, int(config["stages"]), self.rows(shares)  # type: ignore[call-overload]
+        own, shares = measured(arch).gemv_packed, _of(op, program, config)
+        form, stages = shares.form, int(config["stages"])  # type: ignore[call-overload]
+        padded = self.rows(shares)
         blocks = ceil_div(shares.tiles, shares.across) * shares.splits
-        slots = arch.sms * resident(few, self.tensor_cores)
-        waves = ceil_div(blocks, slots)
-        x, y = shares.problem.x, shares.problem.y
-        moved = sum(program.tensors[name].nbytes for name in form.tensors) + x.nbytes + y.nbytes
-        of_chunk = moved / (shares.tiles * shares.chunks)
-        flying = min(blocks, slots) * WARPS * stages * of_chunk * 0.55
-        rate = min(arch.gbps * 0.95e3, flying / own.latency_us)
-        # Eight weights become numbers by some 12 operations, or 32 for CUDA cores, which multiply each of them
-        work = (12 + few / 4) / 8 if self.tensor_cores else 4 + few
-        issue = blocks * WARPS * shares.turns * packed.TILE * packed.CHUNK * work / (arch.fp32_tflops * 1e6 / 3)
-        waiting = waves * (ceil_div(shares.turns, stages - 1) * own.latency_us + own.start_us) - own.start_us
-        longest = max(moved / rate, issue, waiting)
-        ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0
+        slots = arch.sms * resident(padded, self.tensor_cores)
+        moved = sum(program.tensors[name].nbytes for name in form.tensors)
+        of_turn = WARPS * moved / (shares.tiles * shares.chunks)  # bytes that a block asks for
+        waits = own.crowded_us if slots > arch.sms else own.alone_us
+        work = 0.0 if self.tensor_cores else WARPS * packed.TILE * packed.CHUNK * (2 + 3 * padded) / (arch.fp32_tflops * 1e6 / 3)
+
+        def wave(together: int) -> float:
+            """All turns of so many blocks at once; a loop's last turns may be none of theirs."""
+            turn = max(
+                together * of_turn / (arch.gbps * 0.95e3), waits * (own.two_stages if stages == 2 else 1.0), together * work
+            )
+            return round_up(shares.turns, stages) * turn
+
+        full, rest = divmod(blocks, slots)
+        longest = full * wave(slots) + (wave(rest) if rest else 0.0) + (ceil_div(blocks, slots) - 1) * own.next_us
         finish = 0.0
         if shares.splits > 1:
-            part = shares.across * packed.TILE * few * 4
+            part = shares.across * packed.TILE * padded * 4
             finish = measured(arch).reduce_us + shares.splits * part / 150e3 + blocks * part / (arch.gbps * 0.7e3)
-        return measured(arch).launch_us + 0.3 + longest + 0.2 * (min(issue, moved / rate) + ragged) + finish
+        return measured(arch).launch_us + own.start_us + longest + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         shares = _of(op, program, config)
