@@ -444,7 +444,8 @@ def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
     """
     if values.shape != tensor.shape:
         raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
-    buffer = np.zeros(tensor.span, tensor.dtype.numpy)
+    full = tensor.padded == tensor.shape and tensor.span == values.size
+    buffer = (np.empty if full else np.zeros)(tensor.span, tensor.dtype.numpy)
     store(buffer, tensor, to_storage(values, tensor.dtype))
     return buffer.view(np.uint8).data  # of gigabytes there need not be a copy
 
@@ -1106,7 +1107,11 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name, and the place of an older one, when all of it has been written."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # not mkstemp's, which only its owner could read
-    file = open(temporary, "xb")  # noqa: SIM115  closed below
+    try:
+        file = open(temporary, "xb")  # noqa: SIM115  closed below
+    except OSError as error:
+        error.filename = os.fspath(path)  # the name that the caller knows
+        raise
     try:
         with file:
             yield file
@@ -1114,8 +1119,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(FileNotFoundError):  # interrupted when it had its name already
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # writing says only that the disk is full
-            error.filename = os.fspath(path)
+        if isinstance(error, OSError):  # writing says only that the disk is full, and renaming names the other file, too
+            error.filename, error.filename2 = os.fspath(path), None
         raise
 
 
@@ -1158,8 +1163,9 @@ def _checked(data: Stretch) -> Plan:
         raise PlanError("is not a plan of tccompile's")
     _, version, zero, length, size, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
+        newer = "install the newer one that made it, or " if version > FORMAT_VERSION else ""
         raise PlanError(
-            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model again"
         )
     stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:

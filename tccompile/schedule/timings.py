@@ -10,6 +10,7 @@ so, and `--tune` measures them again.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import warnings
@@ -26,7 +27,7 @@ from tccompile.ir.expr import Expr, const
 from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor
+from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
@@ -116,7 +117,9 @@ def timings(own: Path | None, archs: Sequence[str]) -> Timings:
 
 @memoised
 def _shipped() -> tuple[Table, ...]:
-    return tuple(read(path) for path in sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json")))
+    """Plain in the sources, compressed where they are installed: kernels/timings/packed.py."""
+    tables = sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json*"))
+    return tuple(_decoded(gzip.decompress(t.read_bytes()) if t.suffix == ".gz" else t.read_bytes()) for t in tables)
 
 
 # --- What an op is to the kernels --------------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ def _tensor_text(t: Tensor, program: Program) -> str:
     if t.storage in program.inputs or t.storage in program.outputs:
         place = "io"
     steps = (t.strides[a] for a in axes if t.strides[a] != 1)
-    part = f"/{gcd(GRAIN, t.offset, *steps)}" if t.base else ""
+    part = f"/{gcd(LANES, t.offset, *steps)}" if t.base else ""
     return f"{t.dtype.value}[{extents}]@{''.join(map(str, axes))}{part}{place}"
 
 
@@ -188,15 +191,18 @@ def read(path: Path) -> Table:
     """The table in a file. Raises UsageError that names the file and what is wrong with it."""
     try:
         with open(path, "rb") as file:
-            text = file.read(LIMIT + 1)  # a device says nothing of its size
-        if len(text) > LIMIT:
-            raise CodecError(f"larger than {LIMIT >> 20} MiB")
-        table: Table = _CODEC.decode(loads(text), Table)
-        _check(table)
+            return _decoded(file.read(LIMIT + 1))  # a device says nothing of its size
     except CodecError as error:
         raise UsageError(f"{path} is no timing table: {error}; `tccompile MODEL.onnx --tune` writes one") from None
     except OSError as error:
         raise UsageError(f"cannot read the timing table {path}: {error.strerror}") from None
+
+
+def _decoded(text: bytes) -> Table:
+    if len(text) > LIMIT:
+        raise CodecError(f"larger than {LIMIT >> 20} MiB")
+    table: Table = _CODEC.decode(loads(text), Table)
+    _check(table)
     return table
 
 

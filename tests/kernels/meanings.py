@@ -90,8 +90,8 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
-        "ratio": lambda a, b, inverse: a / b, "saturate": _within,
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "exp2": np.exp2, "coarse_div": lambda a, b: a / b,
+        "larger": np.fmax, "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
         "bits_within": lambda *x: int(np.rint(_within(*x))) + 0x4B400000,
         "select": lambda c, a, b: a if c else b,
@@ -450,12 +450,18 @@ def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
 
-def put_turned(place: Place) -> Any:
+def put_matrices(place: Place, count: int, turned: bool) -> Any:
+    assert (count, turned) == (2, True)
     return exchanged(lambda asked: place.engine.put_turned(asked))
 
 
 def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
+
+
+def balloted(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    word = sum(1 << i % 32 for i, (value,) in asked.items() if value)
+    return dict.fromkeys(asked, word - (word >> 31 << 32))
 
 
 ELEMENTS = {"f16": np.float16, "s8": np.int8, "u8": np.uint8}
@@ -610,7 +616,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.hopper.prefetch_map": nothing,
     "ptx.hopper.read_matrices": read_matrices,
     "ptx.hopper.store_box4": of_engine("store_box"),
-    "ptx.hopper.store_turned_x2": put_turned,
+    "ptx.hopper.store_matrices": put_matrices,
     "ptx.hopper.sync_warp": nothing,
     "ptx.hopper.uniform": same,
     "ptx.hopper.wait_for_earlier_grids": nothing,
@@ -651,6 +657,8 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.patch.pixels": pixels,
     "ptx.patch.places": places,
     "ptx.patch.weights": weights,
+    "ptx.simt.ballot": by(balloted),
+    "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
