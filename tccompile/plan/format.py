@@ -42,7 +42,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
