@@ -23,7 +23,7 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
-while its own tile is, or, if it is of bytes, two tiles ahead. Boxes are of halves, of integers
+while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
 of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, which must be
 halves: a warpgroup fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the
 products are there. Otherwise lanes store rows, whose loads overlap.
@@ -237,12 +237,6 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     sum_up = how(t, ring, product, results)
 
     @inline
-    def ask(thread, rows, order, index, turn, e):
-        if index < order[0]:
-            row, column, batch = place(index, order)
-            results.ask(thread, (batch, rows, row, column), turn, e)
-
-    @inline
     def consume(thread, buffers, rows, order, share, tiles, e):
         base, warp, lane, _, _ = thread
         index, stride = tiles
@@ -253,18 +247,19 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
             results.ahead(i32(column * bn + lane * 8), e)
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
-        if results.early:
-            ask(thread, rows, order, index, turn, e)
-            ask(thread, rows, order, i32(index + stride), i32(turn + 1), e)
+        if results.early and index < order[0]:
+            row, column, batch = place(index, order)
+            results.ask(thread, (batch, rows, row, column), turn, e)
         while index < order[0]:
             row, column, batch = place(index, order)
             read = results.keep(i32(column * bn + warp * 16 + (lane >> 2)), e)
             tile = batch, rows, row, column
             acc, slot, parity = sum_up(share, buffers, operands, slot, parity, thread, tile, e)
             index = i32(index + stride)
+            if results.early and index < order[0]:
+                row, column, batch = place(index, order)
+                results.ask(thread, (batch, rows, row, column), i32(turn + 1), e)
             turn = results.finish(acc, read, thread, tile, turn, e)
-            if results.early:
-                ask(thread, rows, order, i32(index + stride), results.after(turn), e)
         results.drain(lane)
 
     return consume

@@ -11,7 +11,7 @@ from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand, Places
-from tccompile.kernels.parts.staging import AHEAD, BOXES, BYTE_BOXES, RESULT, Staging
+from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 
 TILES = {64: (16, 32, 64, 96, 128, 192, 256), 128: (32, 64, 96, 128, 192, 256), 192: (64, 96, 128)}
@@ -162,14 +162,13 @@ class Tile:
 
     @property
     def ahead(self) -> int:
-        """Tiles that have room in such a place: several where what is added takes little of it."""
-        return AHEAD if self.added and self.result < RESULT else 1
+        """Tiles that have room in such a place: two where what is added takes little of it."""
+        return 2 if self.added and self.result < RESULT else 1
 
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
-        plain = BOXES if self.result == RESULT else BYTE_BOXES
-        boxes = self.ahead * self.bn // self.columns if self.added else plain
+        boxes = self.ahead * self.bn // self.columns if self.added else BOXES
         if self.swapped:
             boxes = min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch

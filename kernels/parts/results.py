@@ -7,11 +7,10 @@ types                              Numba's types of what `e` holds
 init(base)                         by one thread, before all others use them: barriers
 ahead(c, e)                        what is read for channels from c on is to come to the L2 cache
 keep(c, e)                         what the epilogue reads for a lane's channels, if the lane keeps it for the whole tile
-early                              whether what is added to a tile's results is asked for two tiles ahead
+early                              whether what is added to a tile's results is asked for before those of the one before are made
 ask(thread, tile, turn, e)         have what is added to the results copied: of the tile that has this `turn`
 finish(acc, read, thread, tile, turn, e)   the tile's results through the epilogue, and on their way to memory; the next `turn`,
                                    which begins with 0
-after(turn)                        the turn after a turn, if early
 drain(lane)                        before the block ends
 
 base    address of the block's shared memory, from which a layout counts
@@ -28,7 +27,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
-from tccompile.kernels.parts.staging import RESULT, Staging
+from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import memory, mma
 from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
@@ -62,11 +61,7 @@ class Results(Part):
         def nothing_asked(thread, tile, turn, e):
             pass
 
-        @inline
-        def same(turn):
-            return turn
-
-        self.ahead, self.keep, self.ask, self.after = ahead, nothing_kept, nothing_asked, same
+        self.ahead, self.keep, self.ask = ahead, nothing_kept, nothing_asked
         self.init = self.drain = nothing
         self.early = False
 
@@ -194,9 +189,7 @@ class Boxes(Results):
         chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
         early, part_bytes = staging.tiles > 1, each // staging.tiles
         rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
-        boxes = each // box_bytes  # that take turns, where nothing is added
-        take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(boxes - 1), hw.boxes_read(0)
-        before_read = hw.boxes_read(chunks) if early else boxes_read
+        take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
         part_of, barrier_of, phase, after = _turns(staging)
 
         def put_span(number: int) -> Any:
@@ -233,7 +226,7 @@ class Boxes(Results):
                 if lane == 0:
                     hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
                 if not added:
-                    turn = i32(turn + 1) if turn < boxes - 1 else i32(0)
+                    turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
                 return turn
 
             return put
@@ -255,21 +248,19 @@ class Boxes(Results):
                 turn = put_all(acc, own, at, (first, n, number), lane, turn, e)
                 if added and not early:
                     turn = after(turn)
-            elif early and lane == 0:  # what `ask` waits for are boxes of the tile before this one, whose own are none
-                boxes_read()
             if early:
                 turn = after(turn)
             return turn
 
         @inline
         def ask(thread, tile, turn, e):
-            """Once the boxes at this place have been read: those of the tile before, or if early of the one before the last."""
+            """Once the boxes of the tile before have been read."""
             base, warp, lane, _, _ = thread
             number, rows, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * wide)
             first, own, barrier = i32(m + warp * 16), part_of(base, warp, turn), barrier_of(base, warp, turn)
             if lane == 0 and first < rows:
-                before_read()
+                boxes_read()
                 hw.barrier_expect(barrier, part_bytes)
                 for chunk in range(chunks):
                     hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
@@ -278,7 +269,7 @@ class Boxes(Results):
 
         self.finish, self.drain = finish, drain_boxes()
         if added:
-            self.init, self.ask, self.early, self.after = landing(bm // 16 * staging.tiles, landed), ask, early, after
+            self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
 
 
 def _all_of(steps: Sequence[Any]) -> Any:
@@ -309,8 +300,8 @@ def _in_turn(steps: Sequence[Any]) -> Any:
 
 
 def _turns(staging: Staging) -> tuple[Any, Any, Any, Any]:
-    """What a `turn` says of a place that has parts for one or several tiles, as device functions: (base, warp, turn) → where the
-    part is, and where its barrier; turn → the parity of that one's phase; turn → the next one."""
+    """What a `turn` says of a place that has parts for one or two tiles, as device functions: (base, warp, turn) → where the part
+    is, and where its barrier; turn → the parity of that one's phase; turn → the next one."""
     at, each, landed = staging.at, staging.each, staging.landed or 0
 
     @inline
@@ -329,27 +320,21 @@ def _turns(staging: Staging) -> tuple[Any, Any, Any, Any]:
     def other(turn):
         return i32(turn ^ 1)
 
-    tiles = staging.tiles
-
-    @inline
-    def number(turn):
-        return turn if turn < tiles else i32(turn - tiles)
-
     @inline
     def part(base, warp, turn):
-        return u32(base + at + warp * each + number(turn) * (each // tiles))
+        return u32(base + at + warp * each + (turn & 1) * (each // 2))
 
     @inline
     def barrier(base, warp, turn):
-        return u32(base + landed + warp * (8 * tiles) + number(turn) * 8)
+        return u32(base + landed + warp * 16 + (turn & 1) * 8)
 
     @inline
     def phase(turn):
-        return i32(0) if turn < tiles else i32(1)
+        return i32((turn >> 1) & 1)
 
     @inline
     def after(turn):
-        return i32(turn + 1) if turn < 2 * tiles - 1 else i32(0)
+        return i32((turn + 1) & 3)
 
     return (the_place, the_barrier, itself, other) if staging.tiles == 1 else (part, barrier, phase, after)
 

@@ -14,14 +14,7 @@ BYTES = (DType.I8, DType.U8)
 
 BOXES = 2
 """Boxes of results that a warp has: one is filled while the other is stored. With a residual, as many as its part of a tile, or
-as its parts of `AHEAD` tiles."""
-
-BYTE_BOXES = 4
-"""Such boxes where a result is a byte: they are filled in half the time that halves take, and stored no sooner."""
-
-AHEAD = 3
-"""Parts for tiles where what is added are bytes: one is filled, one is stored, and into one comes what is added to the tile after
-the next."""
+as its parts of two tiles."""
 
 
 class Staging(NamedTuple):
@@ -33,7 +26,7 @@ class Staging(NamedTuple):
             is added
     result  bytes of a result in a box
     sums    PTX's type of the sums that become results
-    tiles   parts of a place, each for one tile and with a barrier of its own: with `AHEAD`, what is added comes two tiles ahead
+    tiles   parts of a place, each for one tile and with a barrier of its own: with two, what is added comes a tile ahead
     """
 
     at: int
