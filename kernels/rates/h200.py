@@ -160,7 +160,7 @@ H200 = Rates(
         together=Table({1: 132, 2: 132, 4: 120, 8: 112}, "multiprocessors", UNKNOWN, "2026-11-25"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(9, "instructions", UNKNOWN, "2026-11-26"),
+        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
     ),
     attention_mma=AttentionMma(
         rate=Rate(0.37, "of the rate", ATTENTION_MMA, "2026-11-22"),
