@@ -37,9 +37,6 @@ from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, 
 
 THREADS = 256
 TILE = 64
-NARROW = 4.0
-"""What a thread costs that stores fewer elements at once than it could: it is for expressions that spill otherwise."""
-
 LIMIT = 2**31 - 2**20
 """Bound of everything that is computed in 32 bits; the slack is for the last block's threads."""
 
@@ -310,15 +307,14 @@ class PointwiseKernel(TextKernel):
         yield from ({"lanes": n} for n in _lanes(plan))
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        traffic = traffic_us(op, program, arch)
+        own, launch, traffic = measured(arch).pointwise, measured(arch).launch_us, traffic_us(op, program, arch)
         if "tile" in config:
-            return measured(arch).launch_us + 1.2 * traffic  # 2.3 to 2.9 TB/s on an H100, where a plain copy has 2.9
+            return launch + own.transposing * traffic
         plan, lanes = _plan(op, program), int(config["lanes"])  # type: ignore[arg-type]
         if lanes < _lanes(plan)[0]:
-            return measured(arch).launch_us + NARROW * traffic
-        # Scalar reads over more than one group of lanes: 0.8 to 1.35 TB/s there where the input is large, 2.1 from a cache.
+            return launch + own.narrow * traffic
         scattered = plan.padded > lanes > 1 and any(mode == "each" and load.tensor.size for load, mode in _pairs(plan, lanes))
-        return measured(arch).launch_us + (2.2 if scattered else 1.0) * traffic
+        return launch + (own.scattered if scattered else 1.0) * traffic
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         plan = _plan(op, program)

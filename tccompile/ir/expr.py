@@ -599,6 +599,8 @@ def is_whole(x: Expr) -> bool:
 
 def call(fn: str, *args: Expr | float) -> Expr:
     """`fn(*args)` for a name in FUNCTIONS; Python numbers become constants of the other arguments' type."""
+    if fn not in FUNCTIONS:  # no error about a model, which has no such names
+        raise NameError(f"no function {fn!r}: add its line to FUNCTIONS in tccompile/ir/expr.py")
     function = FUNCTIONS[fn]
     if len(args) != len(function.params):
         raise TypeError(f"{fn} takes ({', '.join(function.params)}), got {len(args)} arguments")
