@@ -47,7 +47,7 @@ from tccompile.errors import InputError, ModelError, TccompileError, Unsupported
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.sparse import compress
-from tccompile.ir.extent import deciding
+from tccompile.ir.extent import Decisions, deciding
 from tccompile.ir.feeds import read_arrays, samples, seeded
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program, verify
@@ -831,10 +831,9 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     formats: dict[Point, Callable[[Program], Program]] = {}
     held: dict[Point, Tables] = {}
 
-    def program_of(box: Box) -> ProgramAt:
+    def program_of(box: Box, decided: Decisions) -> ProgramAt:
         """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
         lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
-        decided: dict[str, bool] = {}
         with deciding(decided):
             fused(middle)
             if lowest not in formats:
