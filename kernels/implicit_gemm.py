@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import Extent, Shape, ceil_div, hint, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, hint, round_up
 from tccompile.ir.forms import Grouped, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -225,7 +225,7 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
 def _stored(op: Op, program: Program, axis: int) -> Extent:
     """Columns that the epilogue stores, y's padding included."""
     channels = program.op_shape(op)[axis]
-    return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
+    return channels if op.epilogue.shuffle > 1 else greatest(channels, program.tensors[op.y].padded[axis])
 
 
 def _loops(extents: Shape, strides: list[Shape], depth: int) -> tuple[Shape, list[Shape]] | None:
