@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, hint, round_up
@@ -266,8 +266,12 @@ class OneWay(Kernel):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         for way in ways(op, program):
             if self.refusal(way, program, arch) is None:
-                groups = {"groups": way.groups} if isinstance(way, Conv) and way != op else {}
+                groups = {"groups": way.groups} if _is_joined(way, op) else {}
                 yield from ({**config, **groups} for config in self.configs_of(way, program, arch))
+
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        found = [way for way in ways(op, program) if config.get("groups") == (way.groups if _is_joined(way, op) else None)]
+        return any(self.refusal(way, program, arch) is None and self.takes_of(way, program, config, arch) for way in found)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
@@ -283,6 +287,11 @@ class OneWay(Kernel):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """As `configs`."""
 
+    def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
+        """As `takes`."""
+        own = {name: value for name, value in config.items() if name != "groups"}
+        return own in self.configs_of(way, program, arch)
+
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         """As `cost`."""
@@ -290,6 +299,11 @@ class OneWay(Kernel):
     @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         """As `work`."""
+
+
+def _is_joined(way: Op, op: Op) -> TypeGuard[Conv]:
+    """Whether it is the op in fewer groups."""
+    return isinstance(way, Conv) and way != op
 
 
 def _chosen(op: Op, program: Program, config: Config) -> Op:

@@ -274,7 +274,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     known = timings(options.timing_cache, options.archs)
 
     refused: set[Code] = set()
-    ranked = Known(known)
+    ranked = Known(known, ranged)
     while True:
         builds = [
             to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tccompile.fuse.editor import Editor, copies
-from tccompile.ir.extent import possible
 from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
+from tccompile.ir.extent import possible
 from tccompile.ir.ops import Attention, Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import GRAIN, Tensor, merged

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from tccompile.errors import UnsupportedError
 from tccompile.ir.extent import ChangedError, Decisions, Extent, UndecidedError
 from tccompile.ir.program import Program, verify
-from tccompile.plan.formulas import Formula, computed, drawn, filler
+from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
 from tccompile.ranges.fit import fit, padded
 
@@ -49,8 +49,12 @@ class Pattern:
 
     def at(self, sizes: Sequence[Extent]) -> Program:
         """The program at these sizes, numbers or open ones."""
-        program: Program = filler(self.tree)(computed(self.formulas, sizes))
+        program: Program = self._fill(computed(self.formulas, sizes))
         return program
+
+    @cached_property
+    def _fill(self) -> Maker:
+        return filler(self.tree)
 
 
 def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> list[Pattern]:

@@ -24,8 +24,8 @@ from tccompile.ir.weights import same
 from tccompile.load.constants import Weight, held
 from tccompile.load.late import Seen, computing, watching
 from tccompile.load.valid import DECIDES
-from tccompile.lower.registry import CONVERTERS
 from tccompile.lower.fourier import late_matrix
+from tccompile.lower.registry import CONVERTERS
 from tccompile.lower.resize_late import late_axis, late_scales
 from tccompile.lower.sample import late_places
 from tccompile.ranges.box import Box, Point, scattered, without_ones

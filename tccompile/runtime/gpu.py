@@ -87,9 +87,10 @@ class GpuPlatform:
         sizes = {name: aligned(t.nbytes) for name, t in engine.io.items()}
         *offsets, size = accumulate(sizes.values(), initial=0)
         memory = Memory(self.device, size, "inputs and outputs")
+        addresses = {name: memory.address + offset for name, offset in zip(sizes, offsets, strict=True)}
         with self.device as cu:
             cu.cuMemsetD8Async(memory.address, 0, memory.size, engine.stream.value)
-            engine.launch({name: memory.address + offset for name, offset in zip(sizes, offsets, strict=True)}, engine.stream.value)
+            engine.launch(addresses, engine.stream.value)
             engine.synchronize(engine.stream.value)
         memory.close()
 

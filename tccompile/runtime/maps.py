@@ -77,7 +77,7 @@ class Encoder:
         room = np.zeros(BYTES * len(maps) + ALIGN, np.uint8)
         start = -room.ctypes.data % ALIGN
         self._words = room[start : start + BYTES * len(maps)].view(np.uint64).reshape(-1, BYTES // 8)
-        self._told = {name: np.zeros((len(maps), most), dtype) for name, (dtype, most) in FIELDS.items()}
+        self._told: dict[str, np.ndarray] = {name: np.zeros((len(maps), most), dtype) for name, (dtype, most) in FIELDS.items()}
         self._puts: list[Put] = []
         for name in FIELDS:
             self._fill(name, [_numbers(m, name, address) for m in maps])

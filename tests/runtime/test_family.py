@@ -107,7 +107,7 @@ def test_tensor_maps_of_members(fake):
         assert tables[rows] == min(first, second)
     assert len({*tables.values()}) == 3
     heights = [args[3][-1] for _, args in api.maps]
-    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 5  # of the family, then one a member, two of which come first
+    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 5  # of the family, then one a member, two of them at once
 
 
 def test_shared_memory_is_a_members_own(fake):
