@@ -1,7 +1,7 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
 What a program says of sizes is few forms of numbers: an extent of a layer, (a * d + b) // c * e + f of one dimension d of the
-model's inputs, and products of these, which are strides and counts. Strides divide, padding adds, pooling and upsampling do both;
+model's inputs, products of these, which are strides and counts, and what such a number leaves of a dimension. Strides divide, padding adds, pooling and upsampling do both;
 divisions one after the other are one, and a is 1 but for images that become half as large again. So a formula that fits the sizes
 looked at can only be wrong where a program is made by other rules at other sizes; `alike` compares it there.
 """
@@ -57,7 +57,16 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
         found = _of_sum(numbers, at, sizes, pair)
         if found is not None:
             break
-    return found
+    return found if found is not None else _beside(numbers, at, sizes)
+
+
+def _beside(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
+    """A formula less a size or so, as what is added to a signal to fill its last window."""
+    for name, k in itertools.product(sizes, (-1, 1, -2, 2)):
+        rest = [n - k * p[name] for n, p in zip(numbers, at, strict=True)]
+        if len(set(rest)) > 1 and (found := _product(rest, at, at, sizes)) is not None:
+            return found + k * sizes[name]
+    return None
 
 
 def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:

@@ -74,6 +74,7 @@ class Encoder:
     """
 
     def __init__(self, device: Device, maps: Sequence[Map], address: Callable[[Address], int]):
+        self._device = device
         room = np.zeros(BYTES * len(maps) + ALIGN, np.uint8)
         start = -room.ctypes.data % ALIGN
         self._words = room[start : start + BYTES * len(maps)].view(np.uint64).reshape(-1, BYTES // 8)
@@ -92,8 +93,9 @@ class Encoder:
         """The bytes of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
         for field, places, which, starts in self._puts:
             field[places] = [start + numbers[n] for n, start in zip(which, starts, strict=True)]
-        for call, args in self._all:
-            call(*args)
+        with self._device:
+            for call, args in self._all:
+                call(*args)
         self._all = self._open  # the others stay what they are
         if not self._small:
             return self._words.tobytes()

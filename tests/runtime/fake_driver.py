@@ -290,6 +290,7 @@ class FakeApi:
         self._encoded("im2col", out, args)
 
     def _encoded(self, kind: str, out: Any, args: tuple) -> None:
+        assert self.stack, "no current context"
         self.maps.append((kind, args))
         out[0], out[1] = len(self.maps), 1 << 21 | 5
         for word in range(14):
