@@ -860,13 +860,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         return fuse(lower(graph))
 
     def fused(point: Point) -> Program:
-        program = to_fused(loaded(point))
-        if program.counts:
-            raise UnsupportedError(
-                "the data decide how much there is of some results, which is compiled for fixed shapes only: "
-                "name them, with --shape or one by one with --entry, in place of a range"
-            )
-        return program
+        return to_fused(loaded(point))
 
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)

@@ -72,11 +72,12 @@ def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> lis
         except UndecidedError as why:
             seen = star(part, _settled(partial(fixed_of, part, program_at)))
             parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
-            if parts is None and decided.differs and not decided.everywhere:  # no cut parts the sizes where it is possible
+            own = _each_its_own(part, program_at)
+            if (own or parts is None) and decided.differs and not decided.everywhere:  # no cut tells where it is possible
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
             parts = parts or halves(part)
-            if parts is None or len(todo) + len(done) + 2 > BOXES or _each_its_own(part, program_at):
+            if parts is None or len(todo) + len(done) + 2 > BOXES or own:
                 told = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
                 raise UnsupportedError(
                     f"the model does not do the same at all sizes of the range ({told}: {why}); "

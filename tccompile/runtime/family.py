@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
 from tccompile.plan.formulas import Slot, computed, filler
@@ -26,12 +27,13 @@ from tccompile.runtime.loaded import Loaded, copied, table_of
 class Member:
     """What is a member's own.
 
-    io         its inputs and outputs; `entry` makes the whole entry
+    io         its inputs and outputs; `counts`, what of these the data decide; `entry` makes the whole entry
     give_back  lets other members have its graph; nothing of it may be queued any more
     """
 
     executable: Executable
     io: Mapping[str, Tensor]
+    counts: Sequence[Count]
     entry: Callable[[], Entry]
     give_back: Callable[[], None]
 
@@ -43,6 +45,7 @@ class GpuFamily:
         self.family, self.loaded = family, loaded
         self._bounds = Bounds(family, loaded.number)
         self._io: Callable[[Sequence[Any]], Mapping[str, Tensor]] = filler(io_of(family))
+        self._counts: Callable[[Sequence[Any]], Sequence[Count]] = filler(family.entry.program.counts)
         self._map_places = np.array(loaded.graph.map_places, np.int64)
         self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
         self._patches()
@@ -94,7 +97,7 @@ class GpuFamily:
             values[self._map_places] = table.address + self._map_offsets
         executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
         give_back = partial(self._spares.append, (instance, table))
-        return Member(executable, self._io(numbers), partial(self.family.at, tuple(sizes)), give_back)
+        return Member(executable, self._io(numbers), self._counts(numbers), partial(self.family.at, tuple(sizes)), give_back)
 
     def _made(self) -> tuple[Handle, Memory | None]:
         return self.loaded.graph.instantiated(), table_of(self.loaded.device, self.loaded.encoded)

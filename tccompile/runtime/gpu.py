@@ -151,6 +151,7 @@ class GpuEngine:
         program = loaded.entry.program
         self.inputs, self.outputs = program.inputs, program.outputs
         self.io = member.io if member else {name: program.tensors[name] for name in (*self.inputs, *self.outputs)}
+        self.counts = member.counts if member else program.counts
         graph = loaded.graph
         self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers, stale=False)
         self._staging: Staging | None = None
