@@ -18,6 +18,7 @@ from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.gemv import GEMV
+from tccompile.kernels.gemv_packed import PACKED
 from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
@@ -39,6 +40,7 @@ from tccompile.kernels.trees import TreesKernel
 KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
+    *PACKED,
     ConvPatch(),
     ConvHalo(),
     ConvStem(),

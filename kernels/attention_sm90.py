@@ -37,6 +37,7 @@ from tccompile.kernels.attention_turn import LINE, columns, turned_bytes, turnin
 from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
+from tccompile.kernels.parts.maps import unmapped
 from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.ptx.atoms import of_warpgroups
@@ -303,8 +304,8 @@ class AttentionSm90(Kernel):
                 t.dtype.size * s % UNIT for s in (t.offset, *(s for n, s in zip(t.shape, t.strides[:3], strict=False) if n > 1))
             ):
                 return f"rows of {name} do not begin at multiples of {UNIT} bytes"
-            if t.storage in program.inputs or t.storage in program.outputs:
-                return f"{name} is a model input or output, whose address may change; tensor maps hold addresses"
+            if reason := unmapped((t,), program):
+                return reason
         if not any(True for _ in tiles_of(op, program, arch)):
             return f"its heads{'' if op.mask is None else ' and mask'} do not fit registers and shared memory"
         return refusal(op, program, epilogue.frame_of(op, program))

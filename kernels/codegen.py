@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, walk
+from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, substitute, walk
 from tccompile.ir.extent import Extent, Open, ceil_div
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.spec import F32, I32, Value
@@ -22,6 +22,10 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
+
+COARSE = {"gelu": "coarse_gelu", "silu": "coarse_silu"}
+"""Functions where 8 bits are stored of what is made of them: errors of 3e-5 are far below a step. Their divisors are 1 and more:
+`a / b` is `coarse_div` in them."""
 
 
 # --- Expressions as JSON -----------------------------------------------------------------------------------------------
@@ -52,6 +56,14 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
     limits = [inside.args[1], inside.args[0].args[1]] if inside.fn == "min" and inside.args[0].fn == "max" else []
     own = [dtype.eps, dtype.least_normal * dtype.eps, dtype.largest, dtype.lowest]
     return inside.args[0].args[0] if [e.value for e in (*steps, *limits)] == own else expr
+
+
+def coarse(expr: Expr, dtype: DType) -> Expr:
+    """The expression with functions that are as exact as 8 bits need, where it is stored in so many."""
+    if dtype.bits != 8 or dtype is DType.BOOL:
+        return expr
+    found = {e: replace(e, fn=COARSE[e.fn]) for e in walk(expr) if e.fn in COARSE}
+    return substitute(expr, found) if found else expr
 
 
 # --- Constants as arguments ------------------------------------------------------------------------------------------
@@ -177,7 +189,7 @@ class Lines:
         function = FUNCTIONS[expr.fn]
         args = [(self.value(a, leaf), a.dtype) for a in expr.args]
         body = ast.parse(function.body, mode="eval").body
-        name, dtype = self._node(body, dict(zip(function.params, args, strict=True)), args[-1][1], expr.fn in APPROXIMATE)
+        name, dtype = self._node(body, dict(zip(function.params, args, strict=True)), args[-1][1], _division(expr.fn))
         return self.cast(name, dtype, expr.dtype)
 
     def byte(self, expr: Expr, leaf: Callable[[Expr], str]) -> str:
@@ -235,25 +247,25 @@ class Lines:
             self.narrow[name] = "byte_to_float" if source.size == 1 else "narrow_to_float"
         return self.let(f"{name} != i64(0)") if source is DType.BOOL else name
 
-    def _node(self, node: ast.expr, env: dict[str, tuple[str, DType]], like: DType, quick: bool) -> tuple[str, DType]:
+    def _node(self, node: ast.expr, env: dict[str, tuple[str, DType]], like: DType, division: str) -> tuple[str, DType]:
         match node:
             case ast.Name(id):
                 return env[id]
             case ast.Constant(value):
                 return self.let(constant(value, like)), like
             case ast.UnaryOp(op, operand):
-                a, dtype = self._node(operand, env, like, quick)
+                a, dtype = self._node(operand, env, like, division)
                 if dtype is DType.BOOL:
                     return self.let(f"{a} == boolean(0)"), dtype
                 return self.let(f"{'-' if isinstance(op, ast.USub) else '~'}{a}"), dtype
             case ast.BinOp(left, op, right):
-                (a, dtype), (b, _) = self._node(left, env, like, quick), self._node(right, env, like, quick)
-                return self.let(_binary(type(op), a, b, dtype, quick)), dtype
+                (a, dtype), (b, _) = self._node(left, env, like, division), self._node(right, env, like, division)
+                return self.let(_binary(type(op), a, b, dtype, division)), dtype
             case ast.Compare(left, [op], [right]):
-                (a, _), (b, _) = self._node(left, env, like, quick), self._node(right, env, like, quick)
+                (a, _), (b, _) = self._node(left, env, like, division), self._node(right, env, like, division)
                 return self.let(f"{a} {_COMPARE[type(op)]} {b}"), DType.BOOL
             case ast.Call(ast.Name(name), args):
-                given = [self._node(a, env, like, quick) for a in args]
+                given = [self._node(a, env, like, division) for a in args]
                 return self._builtin(name, [g[0] for g in given], given[-1][1])
         raise AssertionError(f"a function's body has {ast.dump(node)}")
 
@@ -266,7 +278,7 @@ class Lines:
             if name in ("isnan", "isinf"):
                 return self.let("boolean(0)"), DType.BOOL
             if dtype is DType.BOOL and name in ("minimum", "maximum"):
-                return self.let(_binary(ast.BitAnd if name == "minimum" else ast.BitOr, args[0], args[1], dtype, False)), dtype
+                return self.let(_binary(ast.BitAnd if name == "minimum" else ast.BitOr, args[0], args[1], dtype)), dtype
         prefix = "" if dtype is DType.F32 or name in ("where", "minimum", "maximum") else "int_"
         call = self.let(f"{prefix}{'select' if name == 'where' else name}({', '.join(args)})")
         return call, DType.BOOL if name in ("isnan", "isinf") else dtype
@@ -284,7 +296,12 @@ _BINARY: dict[type, str] = {
 }
 
 
-def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
+def _division(fn: str) -> str:
+    """What `a / b` is in a function, beside the operator."""
+    return "coarse_div" if fn in COARSE.values() else "quick_div" if fn in APPROXIMATE else ""
+
+
+def _binary(op: type, a: str, b: str, dtype: DType, division: str = "") -> str:
     if dtype is DType.BOOL:  # without branches, and without a trip through integers
         logic: dict[type, str] = {
             ast.BitAnd: f"select({a}, {b}, {a})",
@@ -294,8 +311,8 @@ def _binary(op: type, a: str, b: str, dtype: DType, quick: bool) -> str:
         return logic[op]
     if op is ast.Div and dtype is DType.I64:
         return f"int_trunc_div({a}, {b})"
-    if op is ast.Div and quick:
-        return f"quick_div({a}, {b})"
+    if op is ast.Div and division:
+        return f"{division}({a}, {b})"
     return f"{a} {_BINARY[op]} {b}"
 
 

@@ -48,10 +48,10 @@ class ConvDirect(TextKernel):
         pixels = config["pixels"]
         threads = _rows(op, program) / pixels * ceil_div(w.shape[0], lanes)
         taps = w.size / w.shape[0] / vector
-        # Instructions: a vector costs about 12 to address, load and convert.
-        instructions = taps * (12 * (pixels + lanes) + pixels * lanes * vector) + 100
-        issue = threads * instructions / (arch.fp32_tflops * 1e6 / 5)  # measured: 5 slots of a multiply-add each
-        latency = taps * (0.55 + 0.0009 * pixels * lanes * vector)  # measured where one wave of blocks does all
+        own = measured(arch).conv_direct
+        instructions = taps * (own.vector * (pixels + lanes) + pixels * lanes * vector) + own.setup
+        issue = threads * instructions / (arch.fp32_tflops * 1e6 / own.slots)
+        latency = taps * (own.tap_us + own.more_us * pixels * lanes * vector)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, latency)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -40,13 +40,14 @@ from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.loops import entry, refusal
 from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
+from tccompile.kernels.parts.maps import image_map, may_move, unmapped
 from tccompile.kernels.parts.operands import ROW, STEP, UNIT
 from tccompile.kernels.parts.staging import BOXES, BYTES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8)
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8)
 """Of the image and the weights: both are halves, or both integers of 8 bits."""
 
 SIDE = 8
@@ -269,9 +270,8 @@ class ConvHalo(Kernel):
             return reason
         if problem.integers and not is_boxed(op, program):
             return f"{y.name}, with what is added to it, is not stored by the copy engine; sums of integers leave no other way"
-        for t in (x, w):
-            if _may_move(t, program):
-                return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
+        if reason := unmapped((x, w), program):
+            return reason
         if 0 in (*x.shape, *y.shape):
             return "an extent is 0"
         if not LEAST <= problem.channels <= MOST:
@@ -327,7 +327,7 @@ class ConvHalo(Kernel):
         ) / cycles
         computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
         moving = traffic_us(op, program, arch)
-        return own.start_us + max(computing, moving) + 0.43 * min(computing, moving)
+        return own.start_us + max(computing, moving) + own.exposed * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -339,10 +339,13 @@ class ConvHalo(Kernel):
         assert isinstance(problem, Problem)
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
         results = patch.columns, SIDE, 2, 1
-        maps = [_map(x, problem.channels, (patch.depth, patch.pitch, patch.rows, 1), patch.row), _map_weights(problem, patch)]
+        maps = [
+            image_map(x, problem.channels, (patch.depth, patch.pitch, patch.rows, 1), patch.row),
+            _map_weights(problem, patch),
+        ]
         if patch.boxed:
             swizzle = patch.line if patch.line > UNIT else 0
-            maps.append(_map(y, y.padded[1], results, swizzle))
+            maps.append(image_map(y, y.padded[1], results, swizzle))
             maps += [_map_added(load, y, results, swizzle) for load in epilogue.loads_by_row(op, program)]
         numbers = (
             *(*image_order.numbers(n, down, across, shares), *op.pads[:2]),
@@ -384,14 +387,9 @@ def is_boxed(op: Conv, program: Program) -> bool:
     boxes = y, *(load.tensor for load in loads)
     if any(t.rank != y.rank for t in boxes):  # a constant for each pixel, which zero points of padded images make
         return False
-    if any(_may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
+    if any(may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
-    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), BYTES))
-
-
-def _may_move(t: Tensor, program: Program) -> bool:
-    """Whether its address may change, which tensor maps hold."""
-    return t.storage in program.inputs or t.storage in program.outputs
+    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), BYTES))
 
 
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:
@@ -415,13 +413,6 @@ def steps(patch: Patch, products: int) -> tuple[tuple[int, int], ...]:
         return tuple((STEP * i, STEP * i) for i in range(products))
     places = [(r, s, STEP * i) for r in range(patch.height) for s in range(patch.width) for i in range(products)]
     return tuple(((r * patch.pitch + s) * patch.row + at, (r * patch.width + s) * patch.tap + at) for r, s, at in places)
-
-
-def _map(t: Tensor, channels: int, box: tuple[int, ...], swizzle: int) -> TiledMap:
-    """Of (channels, columns, rows, images)."""
-    extents = (channels, t.shape[3], t.shape[2], t.shape[0])
-    strides = tuple(t.dtype.size * t.strides[a] if t.shape[a] > 1 else UNIT for a in (3, 2, 0))
-    return TiledMap(t.name, 0, extents, strides, box, (1, 1, 1, 1), swizzle)
 
 
 def _map_weights(problem: Problem, patch: Patch) -> TiledMap:

@@ -26,18 +26,18 @@ from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.conv_patch import split, vectors_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout
+from tccompile.kernels.parts.maps import image_map, unmapped
 from tccompile.kernels.parts.operands import UNIT
 from tccompile.kernels.parts.staging import BOXES, BYTES
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
-from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, TiledMap, Value, Work, code, traffic_us
+from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, Value, Work, code, traffic_us
 
 PIXEL = 4
 """Halves: channels and zeros."""
@@ -197,8 +197,8 @@ class ConvStem(Kernel):
             return f"its input is {x.dtype.value} and its weights {w.dtype.value}; Tensor Cores are fed with float16"
         if not vectors_of(w, 8):
             return f"the channels of {w.name} do not lie in aligned vectors of 8"
-        if y.storage in program.inputs or y.storage in program.outputs:
-            return f"{y.name} is a model output, whose address may change; tensor maps hold addresses"
+        if reason := unmapped((y,), program):
+            return reason
         if 0 in (*x.shape, *y.shape):
             return "an extent is 0"
         if y.shape[3] < 2:
@@ -246,7 +246,7 @@ class ConvStem(Kernel):
         weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
         moving = traffic_us(op, program, arch) * (1 + own.parts * (1 - 1 / shares))
-        return own.launching_us + max(computing, moving) + 0.16 * min(computing, moving)
+        return own.launching_us + max(computing, moving) + own.exposed * min(computing, moving)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -255,7 +255,8 @@ class ConvStem(Kernel):
         shares, n, down, across = _tiles(op, program, stem)
         tiles = n * down * across
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), 2)
-        maps = tuple(_map(y, stem, phase) for phase in range(stem.phases))
+        box, swizzle = (stem.columns, SIDE, 2, 1), stem.line if stem.line > UNIT else 0
+        maps = tuple(image_map(y, y.padded[1], box, swizzle, phase, stem.phases) for phase in range(stem.phases))
         numbers = (
             *image_order.numbers(n, down, across, shares),
             *(*x.shape[2:], *op.pads[:2], x.strides[0], x.strides[1], x.strides[2], x.strides[3]),
@@ -297,6 +298,7 @@ class ConvStem(Kernel):
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},
+            "store_matrices": hopper.store_matrices(),
         }
         maps = ", ".join(f"y{phase}" for phase in range(stem.phases))
         body = device("conv_stem", f"{maps}, x, w, order, numbers, e", lines(stem, x, params["constant"]), **scope)
@@ -307,7 +309,7 @@ class ConvStem(Kernel):
 
 
 CALLED = ("uniform", "prefetch_map", "sync_warp", "wait_for_earlier_grids", "let_later_grids_start", "fence_copies", "store_box4",
-          "store_matrices", "base")  # fmt: skip
+          "base")  # fmt: skip
 """Instructions that the kernel's text calls by their names."""
 
 NUMBERS = "H, W, top, left_pad, xn, xc, xh, xw, outputs, wo, wr, ws, P"
@@ -332,17 +334,6 @@ def _tiles(op: Conv, program: Program, stem: Stem) -> tuple[int, int, int, int]:
     """Into how many shares the output channels go, one a block; images; and tiles along their rows' way down and across."""
     n, stored, p, q = program.tensors[op.y].padded
     return ceil_div(stored, stem.columns), n, ceil_div(p, SIDE * stem.groups), ceil_div(q, ACROSS)
-
-
-def _map(y: Tensor, stem: Stem, phase: int) -> TiledMap:
-    """Of (channels, columns, rows, images): of every column, or of every other one from the first or second on."""
-    n, _, p, q = y.shape
-    apart = tuple(y.dtype.size * y.strides[a] if y.shape[a] > 1 else UNIT for a in (3, 2, 0))
-    extents = (y.padded[1], max(1, ceil_div(q - phase, stem.phases)), p, n)
-    strides = (stem.phases * apart[0], *apart[1:])
-    box = stem.columns, SIDE, 2, 1
-    offset = y.dtype.size * phase * y.strides[3] if q > phase else 0
-    return TiledMap(y.name, offset, extents, strides, box, (1, 1, 1, 1), stem.line if stem.line > UNIT else 0)
 
 
 # --- The code --------------------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ class CumulateKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Cumulate)
         x, y = program.tensors[op.x], program.tensors[op.y]
-        launches = 1 + (y.padded != y.shape)
-        return launches * measured(arch).launch_us + traffic_us(op, program, arch) + 0.05 * x.shape[op.axis]
+        launches, moving = 1 + (y.padded != y.shape), traffic_us(op, program, arch)
+        return launches * measured(arch).launch_us + moving + measured(arch).order.cumulate_us * x.shape[op.axis]
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Cumulate)

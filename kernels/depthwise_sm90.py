@@ -32,6 +32,7 @@ from tccompile.kernels.depthwise import filter_of, image
 from tccompile.kernels.depthwise_sm90_text import NUMBERS, lines, maps
 from tccompile.kernels.depthwise_sm90_walk import CHOSEN, PARAMS, Walk, constant, longest, partitions, share, walk_of, walks
 from tccompile.kernels.loops import refusal, vectors
+from tccompile.kernels.parts.maps import unmapped
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, TiledMap, Value, Work, code, memory_us, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
@@ -62,9 +63,8 @@ class DepthwiseSm90(TextKernel):
             return f"its filter is {r}×{s}: it takes 3×3, 5×5 and 7×7 with stride 1 or 2 along both axes, without dilation"
         if x.shape[3] < op.strides[1]:
             return f"{x.name} is narrower than the stride"
-        for t in (x, y):
-            if t.storage in program.inputs or t.storage in program.outputs:
-                return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
+        if reason := unmapped((x, y), program):
+            return reason
         if not vectors(w, 0, 8):
             return f"the channels of {w.name} do not lie in aligned vectors of 8"
         if x.strides[1] != 1 or any(s % 8 for s in (x.offset, *(x.strides[a] for a in (0, 2, 3) if x.shape[a] > 1))):
@@ -165,7 +165,7 @@ class DepthwiseSm90(TextKernel):
             "read_word": intrinsic("ptx.memory.load_words", 1, "global.nc" if params["constant"] else "global"),
             "take": intrinsic("ptx.mma.take", 1),
             "zeros": intrinsic("ptx.mma.zeros", 4),
-            "put_turned": intrinsic("ptx.hopper.store_turned_x2"),
+            "put_turned": intrinsic("ptx.hopper.store_matrices", 2, True),
             **{f"matrices{n}": intrinsic("ptx.hopper.read_matrices", n) for n in (2, 4)},
             **{f"multiply{n}": intrinsic("ptx.mma.multiply_sparse", n) for n in (2, 4)},
         }

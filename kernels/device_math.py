@@ -86,16 +86,25 @@ absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
 quick_div = instruction("div.full.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a / b within 2 ulp: for functions that are not exact anyway."""
 
+_inverse = instruction("rcp.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
+
+
+@inline
+def coarse_div(a, b):
+    """a / b within 2 ulp, b from 1 on: zero where b is so large that the quotient may be that"""
+    return a * _inverse(b)
+
+
 larger = instruction("max.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """The larger one; that which is no NaN, if one is."""
 
-_power_of_2 = instruction("ex2.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
+exp2 = instruction("ex2.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
 
 
 @inline
 def quick_exp(x):
     """e to the power x, with a relative error of about 1e-7 times (1 + |x|): for x that are not far above zero"""
-    return _power_of_2(x * f32(1.4426950408889634))
+    return exp2(x * f32(1.4426950408889634))
 
 
 @inline
@@ -256,6 +265,7 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
+    "coarse_div": coarse_div, "exp2": exp2,
     "larger": larger, "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
     "bits_within": bits_within,
     # of any type

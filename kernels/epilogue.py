@@ -23,7 +23,19 @@ from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, decode, divider, encode, lifted, split, tuple_of, types_of, unrounded
+from tccompile.kernels.codegen import (
+    Lines,
+    Parameters,
+    coarse,
+    decode,
+    divider,
+    encode,
+    lifted,
+    split,
+    tuple_of,
+    types_of,
+    unrounded,
+)
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
@@ -213,7 +225,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
     target = Written(y.dtype, mode, y_rows, block == 1 and not _always(padded, channels), block > 1)
     expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
-    expr, scalars = lifted(unrounded(expr, y.dtype))
+    expr, scalars = lifted(coarse(unrounded(expr, y.dtype), y.dtype))
     return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
 
 

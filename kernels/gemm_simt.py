@@ -34,6 +34,7 @@ from tccompile.kernels.implicit_gemm import (
     time_us,
 )  # fmt: skip
 from tccompile.kernels.ptx.atoms import Atom, thread_atom
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code, traffic_us
 
 BK = 16
@@ -422,12 +423,14 @@ def _scratch(problem: Problem, tile: Tile, splits: int) -> int:
 
 
 def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, moving: float) -> float:
-    share = {64: 0.75, 32: 0.6, 16: 0.45}[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else 0.8)
+    own = measured(arch).gemm_simt
+    share = own.shares[tile.rows * tile.columns] * (1.0 if chunk_of(problem) == 4 else own.single)
     resident, depth = max(1, min(512 // tile.threads, arch.smem_sm // (tile.smem + 1024))), _depth(problem, arch)
     share *= depth / BK  # a step takes as long however many elements a word has
-    # Beside products of bytes, results count: so long a tile of 128 x 128 took on an H200, by what else differs by row
-    store = (8 + 12 * loads) * tile.bm * tile.bn / (128 * 128) if problem.integers else 0.0
-    rates = Rates(arch.fp32_tflops * 1e6 / arch.sms * share, step_us=0.35, least_us=0.0, start_us=1.0, store_us=store)
+    # Beside products of bytes, results count
+    store = (own.store_us + own.load_us * loads) * tile.bm * tile.bn / (128 * 128) if problem.integers else 0.0
+    rate = arch.fp32_tflops * 1e6 / arch.sms * share
+    rates = Rates(rate, step_us=own.step_us, least_us=0.0, start_us=own.start_us, store_us=store)
     return time_us(problem, arch, rates, Grid(tile.bm, tile.bn, depth, _steps(problem, arch), splits, resident), moving)
 
 

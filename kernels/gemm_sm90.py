@@ -35,24 +35,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import walk
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
-from tccompile.kernels.gemm_sm90_cost import starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, tile
+from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
+from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
-TYPES = (DType.F16, DType.I8, DType.U8, *FLOAT8)
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
 
 DOUBT = 1.05
@@ -105,136 +106,17 @@ def _produce(producer: Any, constant: bool) -> Any:
     return produce
 
 
-def _sum_up(t: Tile, ring: Any, product: Any, results: Any) -> Any:
-    """The device function (share, buffers, operands, slot, parity, thread, tile, e) → the sums of a tile over the block's share
-    of K, and where in the ring it ends."""
-    from tccompile.kernels.ptx.core import i32, inline
-
-    added, at_once = t.added, product.at_once
-
-    @inline
-    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        tid = thread[3]
-        first, end = share
-        acc = product.zero()
-        before, k = ring.none(buffers), first
-        while k < end:
-            ring.wait(buffers, slot, parity)
-            acc = product.multiply(acc, operands, slot, k, first)
-            if added and not results.early and k == first:
-                results.ask(thread, tile, i32(0), e)
-            product.wait_last()
-            if at_once:
-                if tid & 127 == 0:
-                    ring.release(ring.hold(buffers, slot))
-            elif k > first and tid & 127 == 0:  # the multiplications before these are done: give their buffer back
-                ring.release(before)
-            before = ring.hold(buffers, slot)
-            slot, parity = ring.advance(slot, parity)
-            k = i32(k + 1)
-        product.wait()
-        if not at_once and tid & 127 == 0:
-            ring.release(before)
-        return acc, slot, parity
-
-    return sum_up
-
-
-def _sum_up_sparse(t: Tile, ring: Any, product: Any, results: Any) -> Any:
-    """The same of 2:4 weights. The places of two stages are in registers, in turn: those of one are loaded while the products of
-    the other are made."""
-    from tccompile.kernels.ptx.core import i32, inline
-
-    added = t.added
-
-    @inline
-    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        leads = thread[3] & 127 == 0
-        first, end = share
-        acc, even, odd = product.zero(), product.none(), product.none()
-        before, k = ring.none(buffers), first
-        while k < end:
-            ring.wait(buffers, slot, parity)
-            even = product.load(operands, slot)
-            acc = product.multiply(acc, operands, slot, k, first, even)
-            if added and not results.early and k == first:
-                results.ask(thread, tile, i32(0), e)
-            product.wait_last(odd, k)
-            if k > first and leads:
-                ring.release(before)
-            before = ring.hold(buffers, slot)
-            slot, parity = ring.advance(slot, parity)
-            k = i32(k + 1)
-            if k < end:
-                ring.wait(buffers, slot, parity)
-                odd = product.load(operands, slot)
-                acc = product.multiply(acc, operands, slot, k, first, odd)
-                product.wait_last(even, k)
-                if leads:
-                    ring.release(before)
-                before = ring.hold(buffers, slot)
-                slot, parity = ring.advance(slot, parity)
-                k = i32(k + 1)
-        product.wait(even, k)
-        product.wait(odd, k)
-        if leads:
-            ring.release(before)
-        return acc, slot, parity
-
-    return sum_up
-
-
-def _sum_up_rough(t: Tile, ring: Any, product: Any, results: Any) -> Any:
-    """The same where sums are rough: those of two stages are made by themselves, and then added to the others."""
-    from tccompile.kernels.ptx.core import i32, inline
-
-    added = t.added
-
-    @inline
-    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        leads = thread[3] & 127 == 0
-        first, end = share
-        acc, odd, k = product.zero(), product.none(), first
-        if added and not results.early and k < end:
-            results.ask(thread, tile, i32(0), e)
-        while k < end:
-            ring.wait(buffers, slot, parity)
-            even = product.load(operands, slot)
-            part = product.multiply(product.nothing(), operands, slot, k, k, even)
-            held, last = ring.hold(buffers, slot), k + 1 == end
-            slot, parity = ring.advance(slot, parity)
-            k = i32(k + 1)
-            before = held
-            if not last:
-                ring.wait(buffers, slot, parity)
-                odd = product.load(operands, slot)
-                part = product.multiply(part, operands, slot, k, first, odd)
-                before = ring.hold(buffers, slot)
-                slot, parity = ring.advance(slot, parity)
-                k = i32(k + 1)
-            product.wait(even, k)
-            product.wait(odd, k)
-            if leads:
-                ring.release(held)
-                if not last:
-                    ring.release(before)
-            acc = product.add(acc, part)
-        return acc, slot, parity
-
-    return sum_up
-
-
 def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     """The device function of the warpgroups that multiply: (thread, buffers, rows, order, share, tiles, e).
 
     thread  as `parts.results` has it; share, tiles: as `_produce` has them; e: the arguments of the results
     """
+    from tccompile.kernels.parts import sums
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline
 
     place, bn = tile_order.placing(), t.bn
-    how = _sum_up if not t.sparse else _sum_up_rough if t.atom.rough else _sum_up_sparse
-    sum_up = how(t, ring, product, results)
+    sum_up = sums.summing(ring, product, results, t.added)
 
     @inline
     def consume(thread, buffers, rows, order, share, tiles, e):
@@ -398,8 +280,8 @@ class Hopper(OneWay):
         ]
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
-            for bn, every in (SWAPPED if how.k_major[0] else {}).items()
-            for bm in filter(takes, every)
+            for bn in (SWAPPED if how.k_major[0] else ())
+            for bm in filter(takes, swapped_rows(bn, how.kinds))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
@@ -445,11 +327,11 @@ class Hopper(OneWay):
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
         """The cost of each config."""
         problem, how = self._described(way, program)
-        boxed = boxed_results(way, program, problem, 2)
+        own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
-        erfs = sum(e.fn in ("erf", "gelu") for e in walk(way.epilogue.expr))
+        slots = slots_of(coarse(way.epilogue.expr, program.tensors[way.y].dtype), arch)
         moving = traffic_us(way, program, arch)
 
         sparse = self._compressed(way, program)
@@ -459,9 +341,9 @@ class Hopper(OneWay):
             read = sparse if sparse and config.get("sparse") else how
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
-            computing = time_us(problem, read, t, arch, loads, biased, constant, erfs)
+            computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
-            apart = 0.32 * min(shorter, 15) + 0.15 * max(shorter - 15, 0)
+            apart = own.exposed * min(shorter, own.exposed_us) + own.exposed_more * max(shorter - own.exposed_us, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost

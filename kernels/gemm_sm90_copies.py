@@ -15,6 +15,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
+from tccompile.kernels.parts.maps import may_move, unmapped
 from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
 from tccompile.kernels.parts.staging import BYTES
 from tccompile.kernels.ptx.atoms import BITS
@@ -127,9 +128,8 @@ def _array(t: Tensor, depth: tuple[int, int], rows: tuple[int, int], batches: tu
 @remembered
 def copies(problem: Problem, program: Program) -> Copies | str:
     """The maps for an op that `implicit_gemm.unfit` has passed, or why the copy engine cannot read its operands."""
-    for t in (problem.x, problem.w):
-        if t.storage in program.inputs or t.storage in program.outputs:
-            return f"{t.name} is a model input or output, whose address may change; tensor maps hold addresses"
+    if reason := unmapped((problem.x, problem.w), program):
+        return reason
     if problem.column_batch and problem.batches > 1:
         return f"{problem.batches} groups; the kernel takes one"
     if 0 in (problem.rows, problem.columns, problem.depth, problem.batches):
@@ -250,11 +250,11 @@ def boxed_results(op: Op, program: Program, problem: Problem, lanes: int) -> Box
         return None
     if any(load.step is None or not load.vector for load in by_row):
         return None
-    outside, size = {*program.inputs, *program.outputs}, y.dtype.size
+    size = y.dtype.size
     boxes = y, *(load.tensor for load in by_row)
-    if any(t.storage in outside for t in boxes):
+    if any(may_move(t, program) for t in boxes):
         return None
-    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), FLOAT8, BYTES)):
+    if not any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), FLOAT8, BYTES)):
         return None
     lane = frame[-1] or 0
     step = next((y.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)

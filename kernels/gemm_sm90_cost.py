@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tccompile.arch import Arch
+from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
@@ -28,12 +29,21 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
-def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool, erfs: int = 0) -> float:
+def slots_of(expr: Expr, arch: Arch) -> float:
+    """Slots of instructions that the functions of an epilogue take which count."""
+    own = measured(arch).gemm_sm90
+    slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu}
+    return sum(slots.get(e.fn, 0) for e in walk(expr))
+
+
+def time_us(
+    problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, biased: bool, constant: bool, slots: float = 0
+) -> float:
     """Microseconds from the first block's start to the last one's end, if memory is fast enough.
 
     loads   of the epilogue by row; what they cost is from ResNet-50's layers
     biased  whether it loads by column too, as convolutions do and most products of the benchmarks do not
-    erfs    how often it computes erf
+    slots   of instructions that functions of a result take: see `slots_of`
 
     Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
@@ -78,7 +88,7 @@ def time_us(problem: Problem, how: Copies, t: Tile, arch: Arch, loads: int, bias
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
-    storing += erfs * own.erf * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
+    storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
     return waves * (steps * step + tail + storing) - early * step
 
 

@@ -14,7 +14,7 @@ Tensor Cores  the warp's 16 rows are an mma's rows, the small operand its column
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -309,8 +309,16 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
         f"row = (tile * i32({across}) + at_row) * i32({warp.rows})",
         f"begin = i32(part * each + at_k * i32({warp.vectors}))",
         *(_mma_loop(warp, s_bytes, along, streamed) if tensor_cores else _plain_loop(warp, s_bytes, t_bytes, along)),
+        *added(params, along, rows, few, kind, total),
+    ]
+    return out + stored(params, rows, few, result)
+
+
+def added(params: Mapping[str, Value], along: int, rows: int, few: int, kind: str = "f32", total: str = "f32") -> list[str]:
+    """A thread adds the parts of some results: of the block's warps, then of all blocks. They lie in shared memory then."""
+    count = rows * few
+    out = [
         "cuda.syncthreads()",
-        # A thread adds the parts of some results: of the block's warps, then of all blocks.
         "at = tid",
         f"while at < {count}:",
         f"    total = {total}(shared[at])",
@@ -342,8 +350,12 @@ def lines(tensor_cores: bool, params: dict[str, Value]) -> list[str]:
             "        i += i32(1)",
             f"    shared[at] = {kind}(total)",
         ]
-    out += [f"    at += i32({THREADS})", "cuda.syncthreads()", "at = tid"]
-    # Each thread stores groups of 8 neighbouring columns.
+    return [*out, f"    at += i32({THREADS})", "cuda.syncthreads()"]
+
+
+def stored(params: Mapping[str, Value], rows: int, few: int, result: str = "f32") -> list[str]:
+    """Each thread stores groups of 8 neighbouring columns."""
+    out = ["at = tid"]
     if params["swapped"]:
         # y's padding may reach further than the small operand's; what it is given does not matter.
         values = [f"{result}(shared[r * i32({few}) + min(c + i32({i}), i32({few - 1}))])" for i in range(LANES)]

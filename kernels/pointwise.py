@@ -30,16 +30,13 @@ from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, constant, decode, divider, encode, lifted, split, unrounded
+from tccompile.kernels.codegen import Lines, Parameters, coarse, constant, decode, divider, encode, lifted, split, unrounded
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 THREADS = 256
 TILE = 64
-NARROW = 4.0
-"""What a thread costs that stores fewer elements at once than it could: it is for expressions that spill otherwise."""
-
 LIMIT = 2**31 - 2**20
 """Bound of everything that is computed in 32 bits; the slack is for the last block's threads."""
 
@@ -310,15 +307,14 @@ class PointwiseKernel(TextKernel):
         yield from ({"lanes": n} for n in _lanes(plan))
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        traffic = traffic_us(op, program, arch)
+        own, launch, traffic = measured(arch).pointwise, measured(arch).launch_us, traffic_us(op, program, arch)
         if "tile" in config:
-            return measured(arch).launch_us + 1.2 * traffic  # 2.3 to 2.9 TB/s on an H100, where a plain copy has 2.9
+            return launch + own.transposing * traffic
         plan, lanes = _plan(op, program), int(config["lanes"])  # type: ignore[arg-type]
         if lanes < _lanes(plan)[0]:
-            return measured(arch).launch_us + NARROW * traffic
-        # Scalar reads over more than one group of lanes: 0.8 to 1.35 TB/s there where the input is large, 2.1 from a cache.
+            return launch + own.narrow * traffic
         scattered = plan.padded > lanes > 1 and any(mode == "each" and load.tensor.size for load, mode in _pairs(plan, lanes))
-        return measured(arch).launch_us + (2.2 if scattered else 1.0) * traffic
+        return launch + (own.scattered if scattered else 1.0) * traffic
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         plan = _plan(op, program)
@@ -385,7 +381,7 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
             out.integer(r.high)
         tail = mode == "each" and not same(round_up(plan.padded, lanes), plan.extent)
         loads.append((load.tensor.dtype.value, mode, used, tuple(terms), tuple(valid), str(load.fill), tail, shifted))
-    expr, scalars = lifted(unrounded(expr, plan.y.dtype))
+    expr, scalars = lifted(coarse(unrounded(expr, plan.y.dtype), plan.y.dtype))
     params: dict[str, Value] = {
         "lanes": lanes,
         "order": tuple(order),
@@ -413,7 +409,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
             out.integer(plan.stride(strides, d))
     steps = [plan.stride(load.strides, d) for d in (last, *rest)]
     wide = plan.dims[dim][0] % 8 == 0 and _aligned(load.tensor, 8, [*steps, load.offset])
-    expr, scalars = lifted(unrounded(expr, plan.y.dtype))
+    expr, scalars = lifted(coarse(unrounded(expr, plan.y.dtype), plan.y.dtype))
     params: dict[str, Value] = {
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,
         "writes": 8 if _modes(plan, 8)[0] == "vector" else 1, "mask": not same(plan.padded, plan.extent), "expr": encode(expr),

@@ -49,9 +49,9 @@ class PoolKernel(TextKernel):
         assert isinstance(op, Pool)
         taps = math.prod(op.window)
         reads = math.prod(program.op_shape(op)) * taps
-        # A tap costs about four instructions a lane; and a thread with a large window waits for each row of it in turn.
-        issue = reads * 4 / (arch.fp32_tflops * 1e6 / 2)
-        waits = 0.6 * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / 4)
+        own = measured(arch).pool
+        issue = reads * own.tap / (arch.fp32_tflops * 1e6 / 2)
+        waits = own.wait_us * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / own.at_once)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, waits)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -110,16 +110,15 @@ class ReduceKernel(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Reduce)
-        shares, splits = describe(op, program, config.get("beside", BESIDE)), config["splits"]
+        own, shares, splits = measured(arch).reduce, describe(op, program, config.get("beside", BESIDE)), config["splits"]
         steps = ceil_div(shares.inner.size, shares.threads * shares.vector * splits)
         waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
-        # Four loads in flight a thread; vectors of lanes measured on an H200, to 5 %
-        latency = waves * ((0.075 * steps - 0.15) if shares.lanes > 1 else 1.0 + (0.12 if shares.vector > 1 else 0.07) * steps)
-        return (
-            measured(arch).launch_us
-            + max(traffic_us(op, program, arch), latency)
-            + ((1.1 if shares.lanes > 1 else 2.0) if splits > 1 else 0.0)
-        )
+        if shares.lanes > 1:  # four loads in flight a thread
+            latency, adding = waves * (own.lanes_us * steps - own.lanes_early_us), own.split_lanes_us
+        else:
+            each = own.vector_us if shares.vector > 1 else own.step_us
+            latency, adding = waves * (own.start_us + each * steps), own.split_us
+        return measured(arch).launch_us + max(traffic_us(op, program, arch), latency) + (adding if splits > 1 else 0.0)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Reduce)

@@ -51,7 +51,7 @@ class ResizeKernel(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Resize)
         reads = math.prod(program.op_shape(op)) * math.prod(_taps(op, program))
-        issue = reads * 4 / (arch.fp32_tflops * 1e6 / 2)
+        issue = reads * measured(arch).pool.tap / (arch.fp32_tflops * 1e6 / 2)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -60,8 +60,9 @@ class _Scan(TextKernel):
         tiles = ceil_div(ceil_div(n, TILE), chunks)
         y = program.tensors[op.y]
         launches = (1 if chunks == 1 else 2) + (isinstance(op, Places) or y.padded != y.shape)
-        # a tile waits for memory, and some ten times for its threads
-        return measured(arch).launch_us * launches + traffic_us(op, program, arch) + waves * tiles * (1.0 if chunks == 1 else 1.6)
+        own = measured(arch).order
+        each = own.scan_us if chunks == 1 else own.scan_chunks_us
+        return measured(arch).launch_us * launches + traffic_us(op, program, arch) + waves * tiles * each
 
     def launches(self, op: Cumulate | Places, program: Program, config: Config, params: Any, axis: int) -> Work:
         """The launches, after those that fill what they do not write."""

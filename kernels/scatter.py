@@ -80,7 +80,8 @@ class ScatterKernel(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Scatter)
-        return 2 * measured(arch).launch_us + traffic_us(op, program, arch) + 0.03 * _shares(op, program).steps
+        moving, steps = traffic_us(op, program, arch), _shares(op, program).steps
+        return 2 * measured(arch).launch_us + moving + measured(arch).order.scatter_us * steps
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Scatter)

@@ -74,11 +74,12 @@ class SortKernel(TextKernel):
         resident = min(arch.threads_sm * 2 // tile, 16)
         blocks = lines * ceil_div(x.shape[op.axis], tile)
         together = min(resident, ceil_div(blocks, arch.sms))
-        stage = max(0.04, together * tile * 6 / (128 * rate.cycles_us))  # a barrier, or a comparison's instructions
+        stage = max(measured(arch).order.stage_us, together * tile * measured(arch).order.exchange / (128 * rate.cycles_us))
         total = traffic_us(op, program, arch) + ceil_div(blocks, arch.sms * resident) * levels * (levels + 1) / 2 * stage
         passes = _passes(op, program, tile, config.get("fan", 2))
         for p in passes:  # each step of a search waits for a cache
-            total += hint(p.kept).bit_length() * 0.2 * max(1.0, hint(p.threads) / (arch.sms * arch.threads_sm))
+            waves = max(1.0, hint(p.threads) / (arch.sms * arch.threads_sm))
+            total += hint(p.kept).bit_length() * measured(arch).order.search_us * waves
         return total + rate.launch_us * (1 + len(passes) + (y.padded != y.shape))
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -167,6 +167,8 @@ class Kernel(ABC):
     name: str
     realises: type[Op]
     tensor_cores: bool = False
+    reads_integers: bool = False
+    """Whether it reads weights as integers in blocks (`forms.Packed`), and in no other form."""
 
     @abstractmethod
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:

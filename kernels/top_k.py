@@ -51,8 +51,8 @@ class TopKKernel(TextKernel):
         assert isinstance(op, TopK)
         x, y = program.tensors[op.x], program.tensors[op.y]
         n, launches = x.shape[op.axis], 1 + (y.padded != y.shape)
-        # some five instructions a comparison, and each takes a load from a cache to begin with
-        compared = n * max(5 * x.size / (arch.sms * 128), 30.0) / 1500
+        own = measured(arch).order
+        compared = n * max(own.compare * x.size / (arch.sms * 128), own.load_cycles) / own.compare_cycles_us
         return launches * measured(arch).launch_us + traffic_us(op, program, arch) + compared
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

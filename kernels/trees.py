@@ -58,7 +58,7 @@ class TreesKernel(TextKernel):
         parts = ceil_div(y.shape[1], TARGETS)
         waves = max(1.0, y.padded[0] * lanes * parts / (arch.sms * arch.threads_sm))
         walks = ceil_div(op.trees, lanes) * (op.depth + 1) * measured(arch).branch_us
-        added_up = (lanes.bit_length() - 1) * min(y.shape[1], TARGETS) * 0.05
+        added_up = (lanes.bit_length() - 1) * min(y.shape[1], TARGETS) * measured(arch).join_us
         return measured(arch).launch_us + traffic_us(op, program, arch) + waves * (walks + added_up)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

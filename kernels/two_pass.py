@@ -184,11 +184,11 @@ def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     steps = ceil_div(shares.inner.size, shares.threads)
     passes = 1 if shares.held else 3
     x = program.tensors[op.x]  # type: ignore[attr-defined]
-    # Measured on an H200: a vector of 8 takes 110 instructions in all, about 100 more if it may lack lanes.
-    lane = 14 * (passes if shares.by_k else 1) + 2 * (shares.held > 0 and shares.words > 0)  # conversions
-    partial = 100 if shares.by_k and shares.unit == 8 and shares.count % 8 else 0
-    instructions = 100 + shares.rows * (steps * lane * shares.unit + partial)
-    issue = shares.blocks * shares.block * instructions / (arch.fp32_tflops * 1e6 / 2 * 0.6)
+    own = measured(arch).two_pass
+    lane = own.element * (passes if shares.by_k else 1) + own.words * (shares.held > 0 and shares.words > 0)
+    partial = own.partly if shares.by_k and shares.unit == 8 and shares.count % 8 else 0
+    instructions = own.setup + shares.rows * (steps * lane * shares.unit + partial)
+    issue = shares.blocks * shares.block * instructions / (arch.fp32_tflops * 1e6 / 2 * own.issue)
     # Words, a guess: all vectors are on their way at once, in 64 registers a thread.
     threads_sm, ahead = (min(arch.threads_sm, 1024), 4) if shares.words else (arch.threads_sm, REGISTERS)
     if shares.shared:
@@ -198,13 +198,13 @@ def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:
     # What is read again comes from L2, at twice the bandwidth, if all blocks' rows fit.
     cached = not shares.words or size / waves <= arch.l2 * 2**20
     again = (passes - 1) * size / (arch.gbps * (2e3 if cached else 1e3))
-    reads = min(shares.held, ahead) + max(shares.held - ahead, 0) / 8 if shares.held else 3 * steps * 0.6
-    once = 0.4 + 0.4 * reads + 0.3 * (shares.rows - 1) + (0.0 if shares.by_k else 0.8)
+    reads = min(shares.held, ahead) + max(shares.held - ahead, 0) / 8 if shares.held else 3 * steps * own.together
+    once = own.once_us + own.read_us * reads + own.row_us * (shares.rows - 1) + (0.0 if shares.by_k else own.exchange_us)
     filled = min(1.0, 2 * shares.blocks / arch.sms)  # an SM draws a part of the bandwidth at most
     moved = (traffic_us(op, program, arch) + again) / max(filled, 0.01)
-    latency = once if waves == 1 else once * 0.3 * waves
+    latency = once if waves == 1 else once * own.waves * waves
     longest = max(moved, issue, latency)
-    return measured(arch).launch_us + longest + 0.1 * (moved + issue + latency - longest)
+    return measured(arch).launch_us + longest + own.apart * (moved + issue + latency - longest)
 
 
 def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **params: Value) -> Work:

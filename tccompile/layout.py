@@ -1,9 +1,9 @@
 """Program → Program: how far the innermost axis of each tensor is padded, now that it is known in which format it is stored.
 
 The stages before this one settle in which order the axes of a tensor lie, and which tensors are parts of others. They place all
-of them as if every innermost axis were padded to a multiple of GRAIN elements, which holds whatever format is chosen: parts that
-begin and end at multiples of GRAIN do so in any layout that this stage makes. Here each tensor that owns memory gets the padding
-that its format asks for (`padding`), and its parts move with it. Model inputs and outputs stay as they are: without padding.
+of them as if products read each as an operand, and floats in 16 bits, the narrowest format that is chosen for them: so a tensor
+has as much padding there as it may need. Here each tensor that owns memory keeps what its format and its readers ask for
+(`padding`), and its parts move with it. Model inputs and outputs stay as they are: without padding.
 """
 
 from __future__ import annotations
@@ -11,36 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tccompile.ir.extent import round_up
-from tccompile.ir.ops import Attention, Conv, Gemm, Mlp, Rnn
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, dense, per_row, translated
-from tccompile.ir.types import DType
-
-LANES = 8
-"""Elements that a thread of most kernels reads, computes and writes at once, whatever their type. The innermost axis is padded to
-a multiple of it, so that no thread has less to do."""
-
-
-def padding(dtype: DType, multiplied: bool) -> int:
-    """The innermost axis of a tensor of this type is padded to a multiple of so many elements.
-
-    multiplied  whether Tensor Cores may read it as an operand, whose rows are of ROW bytes each
-    """
-    return max(LANES, per_row(dtype)) if multiplied else LANES
+from tccompile.ir.tensor import Tensor, dense, padding, translated
 
 
 def lay_out(program: Program) -> Program:
     """The program with each tensor padded as its format asks for."""
     old = program.tensors
     multiplied = _multiplied(program)
-    fixed, divided = {*program.inputs, *program.outputs}, {t.base for t in old.values()}
-    new: dict[str, Tensor] = {}
-    for name, t in old.items():
-        if t.base is None:
-            unit = padding(t.dtype, name in multiplied)
-            if name in divided and GRAIN % unit:
-                unit = GRAIN  # its parts lie at multiples of GRAIN: kernels that ask for more refuse them
-            new[name] = t if name in fixed else _padded(t, unit)
+    fixed = {*program.inputs, *program.outputs}
+    whole = {name: t for name, t in old.items() if t.base is None}
+    new = {name: t if name in fixed else _padded(t, padding(t.dtype, name in multiplied)) for name, t in whole.items()}
     parts = {name: _part(t, old[t.base], new[t.base]) for name, t in old.items() if t.base is not None}
     return replace(program, tensors={name: (new | parts)[name] for name in old})
 
@@ -49,7 +30,7 @@ def _multiplied(program: Program) -> set[str]:
     """The tensors that own the memory of operands of products, all forms of them included."""
     out = set()
     for op in program.ops:
-        if isinstance(op, Conv | Gemm | Mlp | Attention | Rnn):
+        if op.multiplies:
             out |= {program.tensors[name].storage for name in op.operands}
             out |= {name for form in program.forms_of(op) for name in form.tensors}
     return out

@@ -91,6 +91,8 @@ class Options:
             raise UsageError(f"blocks of {self.nchwc_block} channels: ONNX Runtime has those of 8 and of 16")
         if self.calibrate is not None and self.precision != "mixed":
             raise UsageError(f"inputs to calibrate with change nothing in {self.precision}; they are for precision mixed")
+        if self.max_error is not None and not isinstance(self.max_error, int | float):
+            raise UsageError(f"the error that is allowed is a number such as 1e-3, not {self.max_error!r}")
         if self.max_error is not None and not self.max_error > 0:
             raise UsageError(f"an error of {self.max_error:g} at most cannot be kept to: give a number above 0")
         if self.max_error is not None and self.precision != "mixed":
@@ -185,6 +187,10 @@ def as_sizes(ranges: Mapping[str, Ranged | Sequence[int | Ranged]]) -> dict[str,
     """Ranges as Python says them: {"batch": (1, 64)} for a named dimension, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
     out: dict[str, Size | Axes] = {}
     for name, told in ranges.items():
+        if not isinstance(told, Size | Sequence) or isinstance(told, str):
+            raise UsageError(
+                f"the range of {name!r} is {told!r}: give (LOW, HIGH) or (LOW, HIGH, STEP), the smaller number first"
+            )
         if isinstance(told, Size) or all(isinstance(n, int) for n in told):
             out[name] = _size(name, told)
         else:

@@ -1,36 +1,32 @@
-"""The stages in order, and nothing else.
+"""The stages in order.
 
   load         ONNX file → gs.Graph      checked, one opset, shapes bound, constants folded
   rewrite      gs.Graph → gs.Graph       equations on standard ONNX ops
   quantize     gs.Graph → gs.Graph       if asked for: bytes for what products read, by running the graph on the CPU
-  lower        gs.Graph → Program        typed ops; NHWC and padding
+  lower        gs.Graph → Program        typed ops; NHWC
   fuse         Program → Program         epilogues, views instead of copies
   measure      Program → spreads         what values tensors take, from running it on the CPU
   precision    Program → Program         fp16 or fp32 storage, scales; weights that kernels may take in other forms
+  layout       Program → Program         how channels are padded, which depends on the formats
 for each GPU generation:
   schedule     Program × Arch → choices  which kernel, which config, which launches, and why
   place        choices → placement       liveness, arena, edges between steps
   emit         choices → machine code    Numba → PTX → cubin, cached on disk
 pack           → Plan                    one file
+
+What a stage does that takes several rooms is in `stages`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 import os
-import warnings
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 import tccompile
 from tccompile.arch import ARCHS, PTX
@@ -43,17 +39,15 @@ from tccompile.emit import toolchain
 from tccompile.emit.job import Job, SpillError
 from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, pack
-from tccompile.errors import InputError, ModelError, TccompileError, UnsupportedError, UsageError, blamed_on
+from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import Decisions, deciding
-from tccompile.ir.feeds import read_arrays, samples, seeded
-from tccompile.ir.ops import Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
-from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
@@ -66,20 +60,10 @@ from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
-from tccompile.precision.error_budget import Raised, within
-from tccompile.precision.estimate import estimated
 from tccompile.precision.formats import precision, storage_note
-from tccompile.precision.metric import read_metric
-from tccompile.precision.positions import ranges_of
-from tccompile.precision.ranges import Spread, activations, is_long, operands, rooms, smaller, why_too_long
-from tccompile.precision.real_inputs import at_own_shapes, in_batches
+from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
-from tccompile.quantize.calibration import Chosen, Purpose
-from tccompile.quantize.calibration import read as read_calibration
-from tccompile.quantize.calibration import write as write_calibration
-from tccompile.quantize.choose import choose
-from tccompile.quantize.known import Measure, find, tested
-from tccompile.quantize.smooth import smoothed
+from tccompile.quantize.calibration import Chosen
 from tccompile.ranges.alike import Pattern, ProgramAt, patterns
 from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
@@ -94,40 +78,20 @@ from tccompile.refit.names import read_map
 from tccompile.rewrites import rewrite
 from tccompile.rewrites.rule import Applied
 from tccompile.runtime.generations import Named, archs_of
-from tccompile.schedule.choose import Candidate, Choice, schedule
+from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
+from tccompile.stages.budget import raised_within, with_raised
+from tccompile.stages.measure import measured
+from tccompile.stages.progress import Progress, logged, quiet
+from tccompile.stages.quantize import calibrated
+from tccompile.stages.quantized_notes import quantization_notes
 from tccompile.tune import gpu_to_measure, tune
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
     from tccompile.load.model import Given, Model, Opened
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is."""
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    """No progress."""
-
-
-LOG = logging.getLogger("tccompile")
-"""Tells each stage of a build as it begins, at INFO."""
-
-
-def logged(progress: Progress) -> Progress:
-    """The same progress, with stages in the log."""
-    now = ""
-
-    def told(stage: str, done: int, total: int) -> None:
-        nonlocal now
-        if stage != now:
-            LOG.info("%s", stage)
-        now = stage
-        progress(stage, done, total)
-
-    return told
 
 
 @speaking_python
@@ -192,30 +156,36 @@ def compile(
     if isinstance(model, str | os.PathLike) and Path(model).is_file() and is_plan(Path(model)):
         raise UsageError(f"{os.fspath(model)} is a plan already: open a Session of it")
     sets = tuple(entries) if entries is not None else (shapes or {},)
-    cache = Path(timing_cache) if timing_cache is not None else None
     options = Options(
         sets,
         archs_of(archs),
         precision=precision,
         strip_weights=strip_weights,
-        timing_cache=cache,
+        timing_cache=_path("timing_cache", timing_cache),
         tune=tune,
         fp32=tuple(fp32),
-        calibrate=Path(calibrate) if calibrate is not None else None,
+        calibrate=_path("calibrate", calibrate),
         input_ranges=dict(input_ranges or {}),
         max_error=max_error,
-        metric=Path(metric) if metric is not None else None,
+        metric=_path("metric", metric),
         quantize=quantize,
-        calibration=Path(calibration) if calibration is not None else None,
+        calibration=_path("calibration", calibration),
         nchwc_block=nchwc_block,
         limits=dict(limits or {}),
-        lora=Path(lora) if lora is not None else None,
+        lora=_path("lora", lora),
         lora_scale=lora_scale,
-        lora_names=Path(lora_names) if lora_names is not None else None,
+        lora_names=_path("lora_names", lora_names),
         ranges=as_sizes(ranges or {}),
         ops=ops if isinstance(ops, tuple) else tuple(ops),
     )
     return compile_model(adapted(part(in_memory(model), inputs, outputs), options), options)
+
+
+def _path(argument: str, given: str | os.PathLike[str] | None) -> Path | None:
+    if given is None or isinstance(given, str | os.PathLike):
+        return None if given is None else Path(given)
+    way_out = "; numpy.savez('data.npz', NAME=array, …) writes one, an array for each input" if argument == "calibrate" else ""
+    raise UsageError(f"{argument} is the path of a file, not an object of type {type(given).__name__}{way_out}")
 
 
 def adapted(model: Model, options: Options) -> Model:
@@ -445,11 +415,11 @@ def to_program(
     chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
     formats: Callable[[Program], Program] = chosen
     if options.max_error is not None:
-        raised, note = _raised(program, floats, chosen, spreads, options, opened, calibration)
-        formats = partial(_with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
+        raised, note = raised_within(program, floats, chosen, spreads, options, opened, calibration)
+        formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = compress(join_groups(absorb_shuffles(formats(program))), opened.weights)
+    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
     verify(program)
     dump.program(4, "precision", program)
 
@@ -467,355 +437,9 @@ def to_program(
     return program
 
 
-def _raised(
-    program: Program,
-    floats: Program | None,
-    chosen: Callable[..., Program],
-    spreads: Mapping[str, Spread],
-    options: Options,
-    opened: Opened,
-    calibration: Chosen | None,
-) -> tuple[Raised, str]:
-    """The program within the error that the user allows, and a line on it. What takes too long to be run is measured at other
-    shapes, and the same nodes are raised.
-
-    floats  the model in floats, where the program is quantized; `chosen`, the precision of a program with some ops raised
-    Raises UsageError if it takes too long at any shapes.
-    """
-    why = why_too_long(program)
-    if why is None:
-        runs, real = inputs_of(program, options)
-        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration, runs, real)
-        return raised, _cost_of(raised, options, known)
-    with blamed_on("the model"):
-        found = _elsewhere(opened, program, options)
-        if found is None:
-            raise UsageError(f"--max-error runs the model on the CPU, and {why}: compile it for smaller shapes first")
-        graph, runs, real = found
-        small = fuse(lower(graph if calibration is None else rewrite(calibration.applied(graph))))
-        exact = None if calibration is None else lower(graph)
-        raised, known = _within_budget(small, exact, chosen, spreads, options, opened, calibration, runs, real)
-    reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
-    ops = tuple(i for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes))
-    raised = replace(raised, program=_with_raised(chosen, reasons, program), before=chosen(program), ops=ops)
-    return raised, f"{_cost_of(raised, options, known)}; measured at smaller shapes, since {why}"
-
-
-def _with_raised(chosen: Callable[..., Program], reasons: Mapping[str, str], program: Program) -> Program:
-    """The precision of a program with nodes raised for reasons, whatever its shapes."""
-    ops = {
-        i: next(reasons[n] for n in op.nodes if n in reasons)
-        for i, op in enumerate(program.ops)
-        if not reasons.keys().isdisjoint(op.nodes)
-    }
-    return chosen(program, raised=ops)
-
-
-def _elsewhere(
-    opened: Opened, program: Program, options: Options
-) -> tuple[gs.Graph, Sequence[Mapping[str, np.ndarray]], bool] | None:
-    """The graph at other shapes than the program's, where running it does not take too long; inputs, and whether they are the
-    user's."""
-    if options.calibrate is not None and (found := at_own_shapes(opened, read_arrays(options.calibrate, program.inputs))):
-        return *found, True
-    with suppress(TccompileError):
-        graph = rewrite(load(*smaller(opened, program)))
-        if not why_too_long(small := lower(graph)):
-            return graph, _random(small, options), False
-    return None
-
-
-def _within_budget(
-    program: Program,
-    floats: Program | None,
-    chosen: Callable[..., Program],
-    spreads: Mapping[str, Spread],
-    options: Options,
-    opened: Opened,
-    calibration: Chosen | None,
-    runs: Sequence[Mapping[str, np.ndarray]],
-    real: bool,
-) -> tuple[Raised, float]:
-    """The program within the error that the user allows, and what of that error was measured when it was quantized.
-
-    By the user's inputs what is quantized is compared with the model in floats. Bytes need not hold what random inputs are: by
-    them it is compared with itself, and what bytes cost is known.
-    """
-    assert options.max_error is not None
-
-    def with_raised(ops: Mapping[int, str]) -> Program:
-        return chosen(program, raised=ops)
-
-    if calibration is None or real:
-        few = runs if calibration is None else tested(runs)
-        metric = None if options.metric is None else read_metric(options.metric)
-        return within(program, options.max_error, with_raised, spreads, few, opened.weights, floats, metric), 0.0
-    bound = math.sqrt(options.max_error**2 - calibration.off.expected**2)  # errors add up as squares
-    return within(program, bound, with_raised, spreads, runs, opened.weights), calibration.off.expected
-
-
-DEFAULT_ERROR = {"int8": 5e-2, "fp8": 1e-1, "auto": 5e-2}
-"""What outputs may be off by where products are in bytes, relative to fp32, unless the user says it."""
-
-SHARE = 0.95
-"""What bytes may take of the error that is allowed, such that all else stays in fp16."""
-
-
-def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> Chosen:
-    """What is multiplied in bytes at all entries' shapes: as the user's file has it, or else chosen by what is known, from the
-    file or from running the model on the user's inputs.
-
-    Raises InputError if the inputs fit neither an entry nor the model, UsageError if running the model would take too long.
-    """
-    progress("load", 0, 5)
-    graphs = [rewrite(load(model, shapes)) for shapes in options.entries]
-    purpose = _purpose(graphs, options)
-    file = options.calibration
-    kept = read_calibration(file) if file is not None and file.exists() else None
-    if kept is not None and kept.purpose == purpose:
-        return kept.chosen
-    with blamed_on("the model"):
-        real = _to_measure(model, graphs, options.calibrate) if options.calibrate is not None else None
-        measure, metric = None, None if options.metric is None else read_metric(options.metric)
-        if kept is None:
-            assert real is not None
-            known, measure = find(*real, model.weights, partial(progress, "calibrate"), purpose.formats, metric)
-        else:
-            known = kept.known
-            if real is not None:
-                measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights, metric)
-        known_times = timings(options.timing_cache, options.archs)
-        times = partial(_times, archs=options.archs, known=known_times, ranked={}, ratios={})
-        usable = known.within(graphs, options.fp32, purpose.formats)
-        chosen, tried = choose(usable, graphs, purpose.bound, times, measure)
-    if file is not None and kept is None:
-        write_calibration(replace(known, tried=(*known.tried, *tried)), purpose, chosen, file)
-    return chosen
-
-
-def _purpose(graphs: Sequence[gs.Graph], options: Options) -> Purpose:
-    """What bytes are to be chosen for."""
-    assert options.quantize is not None
-    bound = SHARE * (options.max_error or DEFAULT_ERROR[options.quantize])
-    shapes = tuple({t.name: tuple(t.shape) for t in graph.inputs} for graph in graphs)
-    metric = None if options.metric is None else digest(np.frombuffer(options.metric.read_bytes(), np.uint8))
-    return Purpose(shapes, options.archs, formats_of(options), bound, metric, options.fp32)
-
-
-def formats_of(options: Options) -> tuple[str, ...]:
-    """Which bytes products may be in. `auto` takes floats only where all generations asked for multiply them on Tensor Cores: one
-    program serves all."""
-    assert options.quantize is not None
-    if options.quantize != "auto":
-        return (options.quantize,)
-    return ("int8",) if _without_float8(options.archs) else ("int8", "fp8")
-
-
-def _without_float8(archs: Sequence[str]) -> list[str]:
-    """The generations whose Tensor Cores do not multiply floats of 8 bits."""
-    return [name for name in archs if not atoms(ARCHS[name], "e4m3", "e4m3")]
-
-
-def _to_measure(model: Opened, graphs: Sequence[gs.Graph], data: Path) -> tuple[gs.Graph, list[Mapping[str, np.ndarray]]]:
-    """The graph at shapes that the user's inputs fit and that may be run on the CPU, an entry's if there is one; and the inputs.
-
-    Raises InputError and UsageError.
-    """
-    why = None
-    for graph in graphs:
-        program = lower(graph)
-        arrays = read_arrays(data, program.inputs)
-        if (runs := samples(program, arrays)) and (why := why_too_long(program)) is None:
-            return graph, [*runs]
-    if found := at_own_shapes(model, arrays):
-        return found
-    if why is not None:
-        raise UsageError(f"quantizing runs the model on the CPU, and {why}: calibrate it for smaller shapes first")
-    raise _misfit(data, program)
-
-
-def quantization_notes(found: Chosen, options: Options) -> list[str]:
-    """What is in bytes, what that costs and saves, and why the other products are not."""
-    whole, some = len(found.layers) + len(found.floats), f"{len(found.layers)}"
-    if options.quantize == "auto" and found.layers:
-        counts = {"int8": len(found.layers) - len(found.float8), "fp8": len(found.float8)}
-        some = " and ".join(f"{count} in {name}" for name, count in counts.items() if count)
-    head = f"{options.quantize}: {some} of {whole} products"
-    if found.layers:
-        notes = [f"{head}; outputs are off by {_error_of(found, options)}; by estimates {_saved(found, options)}"]
-    else:
-        notes = [f"{head}: all is in fp16, or in fp32 where mixed has it"]
-    if options.quantize == "auto" and (without := _without_float8(options.archs)):
-        notes.append(f"auto is without fp8, which Tensor Cores of {', '.join(without)} do not multiply: --arch names others")
-    if options.quantize == "auto" and found.float8 and len(found.float8) < len(found.layers):
-        notes.append(f"in fp8: {', '.join(sorted(found.float8))}")
-    named = "bytes" if options.quantize == "auto" else options.quantize
-    for reason in dict.fromkeys(sorted(found.floats.values())):
-        names = sorted(name for name, why in found.floats.items() if why == reason)
-        notes.append(f"not in {named}, since {reason}: {', '.join(names)}")
-    return notes
-
-
-def _error_of(found: Chosen, options: Options) -> str:
-    if not found.runs:
-        said = f"about {found.off.expected:.1e}, estimated by what was calibrated for other builds"
-        return f"{said}: --calibrate DATA.npz measures it"
-    examples = f"{found.runs} example{'s' if found.runs > 1 else ''} of the data"
-    new = f"new ones are expected to be within {found.off.expected:.1e}"
-    if found.off.own is not None:
-        new = f"by {options.metric} {found.off.own:.3g}"
-    return f"{found.off.largest:.1e} on {examples}, {found.held or 'none'} of them held back from calibration; {new}"
-
-
-def _saved(found: Chosen, options: Options) -> str:
-    """What bytes save on each generation, all entries together."""
-    entries = f" for all {len(options.entries)} entries" if len(options.entries) > 1 else ""
-    return ", ".join(f"{b:.1f} µs in place of {a:.1f} on {arch}" for arch, (a, b) in found.times.items()) + entries
-
-
-UNSURE = 1.05
-"""What a step that reads or writes 8 bits is taken to take, in its estimate: so fp16 is left for what is surely faster."""
-
-
-def _times(
-    graph: gs.Graph,
-    archs: Sequence[str],
-    known: Timings,
-    ranked: dict[str, dict[Hashable, list[Candidate]]],
-    ratios: dict[str, dict[type[Op], float]],
-) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and their times in microseconds,
-    measured ones where a table has the op.
-
-    ranked  candidates that were found for other graphs; more are added
-    ratios  what times of ops of a kind are in their estimates, by those of the first graph, the model in floats, that are
-            measured: what is not measured is compared with them
-    """
-    program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
-    found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
-    for name in archs:
-        choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
-        steps = list(zip(program.ops, choices, strict=True))
-        off = ratios.setdefault(name, _ratios(steps))
-        found[name] = []
-        for op, choice in steps:
-            sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
-            found[name].append((op.nodes, choice.cost * sure))
-    return found
-
-
-def _ratios(steps: Sequence[tuple[Op, Choice]]) -> dict[type[Op], float]:
-    sums: dict[type[Op], list[float]] = {}
-    for op, choice in steps:
-        if choice.measured:
-            both = sums.setdefault(type(op), [0.0, 0.0])
-            both[0] += choice.cost
-            both[1] += choice.estimate
-    return {kind: took / said for kind, (took, said) in sums.items()}
-
-
-def _margin(op: Op, program: Program) -> float:
-    tensors = (program.tensors[name] for name in (*op.inputs, op.y))
-    return UNSURE if any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors) else 1.0
-
-
-def _cost_of(raised: Raised, options: Options, known: float) -> str:
-    """What an error budget was met by, and what it costs where there is most to lose: on the last generation asked for.
-
-    known  an error that was measured before, and comes to it
-    """
-    arch = options.archs[-1]
-    error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
-    errors = f"storage's error is {error:.1e} of {options.max_error:g} allowed"
-    if not raised.ops:
-        return f"{errors}; nothing had to be raised for it"
-    before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))
-    return (
-        f"{errors}, {error_before:.1e} without {len(raised.ops)} of {len(raised.program.ops)} ops in fp32: "
-        f"by estimates {after:.1f} µs in place of {before:.1f} on {arch}; --explain names them"
-    )
-
-
-def inputs_of(program: Program, options: Options) -> tuple[Sequence[Mapping[str, np.ndarray]], bool]:
-    """What the program is measured with: the user's inputs, or random ones; and whether they are the user's. Of several entries
-    these need to fit only one, and where a model is quantized, none.
-
-    Raises InputError if the user's do not fit.
-    """
-    if options.calibrate is not None:
-        arrays = read_arrays(options.calibrate, program.inputs)
-        if runs := samples(program, arrays) or in_batches(program, arrays):
-            return runs, True
-        if len(options.entries) == 1 and options.quantize is None:
-            raise _misfit(options.calibrate, program)
-    return _random(program, options), False
-
-
-def _random(program: Program, options: Options) -> list[dict[str, np.ndarray]]:
-    """Random inputs of mean 0, and positive as images often are."""
-    known = ranges_of(program, options.input_ranges)
-    return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
-
-
-def _misfit(data: Path, program: Program) -> InputError:
-    if samples(program, read_arrays(data, program.inputs)) is not None:
-        return InputError(f"{data}: the arrays hold no set of inputs, being empty")
-    shapes = ", ".join(f"{n!r} {program.tensors[n].shape}" for n in program.inputs)
-    return InputError(f"{data}: the arrays fit the inputs' shapes neither alone nor in a row: {shapes}")
-
-
 def mode_of(model: Opened, options: Options) -> str:
     """The precision: "mixed" is fp32 for models of scikit-learn and its kind, where rounding would move labels."""
     return "fp32" if options.precision == "mixed" and is_classical(model.proto) else options.precision
-
-
-def measured(
-    model: Opened, program: Program, options: Options, progress: Progress = quiet, calibration: Chosen | None = None
-) -> dict[str, Spread]:
-    """The values that the program's tensors take with the user's inputs, or else with random ones (see `positions.ranges_of`).
-
-    With random ones, of mean 0 and positive as images often are, a network that would take long is run on smaller images, if it
-    takes them; see `ranges.smaller`. Where nothing can be run, they are estimated from the weights.
-    """
-    progress("measure", 0, 1)
-    weights = model.weights
-    constants = operands(program, weights)
-
-    def run(program: Program, runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Spread]:
-        done, total = count(1), len(runs) * len(program.ops)
-        # Where tccompile has chosen the bytes, another one for a value about halfway is as good
-        exact, step = options.quantize is None, lambda: progress("measure", next(done), total)
-        return constants | activations(program, runs, weights, step, exact)
-
-    def other(graph: gs.Graph) -> Program:
-        """At other shapes: not fused, since that depends on them, and this way no tensor's name is missing."""
-        return lower(graph if calibration is None else rewrite(calibration.applied(graph)))
-
-    if options.calibrate is not None:
-        arrays = read_arrays(options.calibrate, program.inputs)
-        runs = samples(program, arrays)
-        if not runs or why_too_long(program):
-            with blamed_on("the model"):
-                if found := at_own_shapes(model, arrays):
-                    return run(other(found[0]), found[1])
-        if runs:
-            return run(program, runs)
-        if len(options.entries) == 1:
-            raise _misfit(options.calibrate, program)
-    small = program
-    if is_long(program):
-        with suppress(TccompileError):
-            small = other(rewrite(load(*smaller(model, program))))
-    why = why_too_long(small)
-    if why is None:
-        try:
-            with blamed_on("the model"):
-                return run(small, _random(small, options))
-        except InputError as error:
-            why = f"random inputs do not fit: {error}"
-    way_out = "calibrate with real inputs to measure it"
-    warnings.warn(f"what values tensors take was estimated from the weights, {why}: {way_out}", RuntimeWarning, stacklevel=2)
-    return constants | estimated(program, weights)
 
 
 def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress, told: Told) -> tuple[list[Pattern], Options]:

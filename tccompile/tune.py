@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from tccompile.emit.pack import Build, section
 from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
 from tccompile.fuse.sparse import offered
-from tccompile.ir.forms import Sparse
+from tccompile.ir.forms import Form, Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Rnn
+from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
@@ -254,8 +255,20 @@ def repeated(op: Op, program: Program, times: int) -> Program:
         ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)
     inputs = tuple(n for n in program.inputs if n in op.inputs)
+    forms: dict[str, tuple[Form, ...]] = {}
+    for (name, form), i in product(_packed(op, program).items(), range(times)):
+        of_one = form.renamed({part: f"{part}@{i}" for part in form.tensors})
+        for part, other in zip(form.tensors, of_one.tensors, strict=True):
+            tensors[other], constants[other] = replace(program.tensors[part], name=other), Source(part, (), "")
+        forms[f"{name}@{i}"] = (of_one,)
     whole = join_groups(Program(inputs, tuple(outputs), tensors, constants, tuple(ops)))
-    return offered(whole, [f"{name}@{i}" for name in _sparse(op, program) for i in range(times)])
+    whole = offered(whole, [f"{name}@{i}" for name in _sparse(op, program) for i in range(times)])
+    return replace(whole, forms={**whole.forms, **forms})
+
+
+def _packed(op: Op, program: Program) -> dict[str, Packed]:
+    """The op's constants that are known as integers in blocks."""
+    return {name: form for name in op.operands for form in program.forms.get(name, ()) if isinstance(form, Packed)}
 
 
 def _sparse(op: Op, program: Program) -> list[str]:
@@ -347,7 +360,22 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
             data[t.name] = pack_constant(t, np.resize(_normal() > 0, t.shape).astype(t.dtype.numpy))
     for name in _sparse(op, program):
         data[name] = _pruned(program.tensors[name], data[name])
+    for name, form in _packed(op, program).items():
+        data |= _integers(name, form, program)
     return data
+
+
+def _integers(name: str, form: Packed, program: Program) -> dict[str, memoryview]:
+    """The bytes of random integers in blocks, their scales and zero points, and of the weights that they are."""
+    w, values, scales = (program.tensors[part] for part in (name, form.tensor, form.scales))
+    own = {form.tensor: np.resize(_normal().view(np.uint8), values.shape)}  # all bytes, but for those of exponents
+    own[form.scales] = np.full(scales.shape, w.shape[1] ** -0.5 / (1 << form.bits - 2), scales.dtype.numpy)
+    if form.zeros:
+        own[form.zeros] = np.full(program.tensors[form.zeros].shape, 1 << form.bits - 1, np.uint8)
+    zeros = own[form.zeros] if form.zeros else form.zero
+    (n, k) = w.shape
+    own[name] = unpacked((n, k), own[form.tensor], own[form.scales], zeros, form.bits, form.block)
+    return {part: pack_constant(program.tensors[part], x) for part, x in own.items()}
 
 
 def _pruned(t: Tensor, data: bytes | memoryview) -> memoryview:
@@ -379,8 +407,9 @@ def _forms(program: Program, data: Mapping[str, bytes | memoryview]) -> dict[str
     """The bytes of other forms of weights, which are equal in all repetitions."""
     made: dict[tuple[int, ...], bytes | memoryview] = {}
     out = {}
-    for w, forms in program.forms.items():
+    for w, every in program.forms.items():
         source, t = program.constants[w], program.tensors[w]
+        forms = [form for form in every if not isinstance(form, Packed)]  # which is in `data`
         assert isinstance(source, Source)
         values = elements(np.frombuffer(data[source.name], t.dtype.numpy), t)
         if t.dtype in FLOAT8:

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.cli import commands as cli
 from tccompile.cli import foreign
 from tccompile.cli.bug import where_to_send
+from tccompile.cli.cache import cache
 from tccompile.ir.ops import Conv, Op
 from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Options
@@ -137,10 +138,12 @@ def test_errors_are_json_where_results_are(
         ("tccompile", "m.onnx --fp16", "--precision fp16"),
         ("tccompile", "--onnx=m.onnx --saveEngine=m.plan", "tccompile MODEL.onnx"),
         ("tccompile", "m.onnx --optShapes=x:1x3", "--entry"),
-        ("tccompile", "run m.plan", "There are no subcommands: tcrun MODEL.plan"),
-        ("tccompile", "cache", "There are no subcommands: tccompile --cache"),
-        ("tccompile", "cache --size", "here it is tccompile --cache"),
-        ("tccompile", "cache --clear", "here it is tccompile --clear-cache"),
+        ("tccompile", "run m.plan", "If no file is meant: tcrun MODEL.plan"),
+        ("tccompile", "-q cache", "If no file is meant: tccompile cache --size, or --clear, with cache as the first word"),
+        ("tccompile", "m.onnx --clear", "here it is tccompile cache --clear"),
+        ("tccompile", "cache", "give --size, which says"),
+        ("tccompile", "cache --size --clear", "give --size, which says"),
+        ("tccompile", "cache --clean", "see: tccompile cache --help"),
         ("tcrun", "--loadEngine=m.plan", "tcrun MODEL.plan"),
         ("tcrun", "m.plan --nonsense", "No such option '--nonsense'"),
     ],
@@ -152,7 +155,7 @@ def test_what_users_of_other_tools_type(command: str, args: str, says: str, run:
 
 def test_no_hint_is_about_an_option_that_there_is() -> None:
     """And every option and command that a hint names is there."""
-    options = {o: c for c in (cli.tccompile, cli.tcrun, cli.tcinspect, cli.tcrefit) for p in c.params for o in (*p.opts,)}
+    options = {o: c for c in (cli.tccompile, cache, cli.tcrun, cli.tcinspect, cli.tcrefit) for p in c.params for o in (*p.opts,)}
     both = [o for o in foreign.SAID if o in {o for p in cli.tccompile.params for o in p.opts}]
     assert not both
     for said in (*foreign.SAID.values(), *foreign.COMMANDS.values()):
@@ -199,15 +202,18 @@ def test_explain_begins_with_what_takes_longest(run: Any, models: Path) -> None:
 
 
 def test_the_cache_is_told_of_and_cleared(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tccompile.emit import cache
+    from tccompile.emit import cache as kept
 
-    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path / "kept"))
     for i in range(3):
-        cache.put(f"{i:064x}", bytes(1000))
-    told = run("tccompile", "--cache")
-    assert told.code == 0 and told.out.startswith(f"{tmp_path / 'cache'}: 3 entries, 3.1 KiB of 2.0 GiB")
-    assert "3 entries deleted, 3.1 KiB" in run("tccompile", "--clear-cache").out
-    assert "0 entries, 0 B" in run("tccompile", "--cache").out and cache.get(f"{0:064x}") is None
+        kept.put(f"{i:064x}", bytes(1000))
+    told = run("tccompile", "cache", "--size")
+    assert told.code == 0 and told.out.startswith(f"{tmp_path / 'kept'}: 3 entries, 3.1 KiB of 2.0 GiB")
+    assert "3 entries deleted, 3.1 KiB" in run("tccompile", "cache", "--clear").out
+    assert "0 entries, 0 B" in run("tccompile", "cache", "--size").out and kept.get(f"{0:064x}") is None
+    onnx.save(network(), "cache")
+    assert "0 entries" in run("tccompile", "cache", "--size").out
+    assert run("tccompile", "./cache", "--check").out == "every node is supported\n"
 
 
 def test_a_bug_is_sent_with_the_node_and_without_weights(
@@ -296,8 +302,12 @@ def test_stages_are_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: py
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="shells of Unix")
-def test_shells_complete_options() -> None:
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("--precision f", ["plain,fp16", "plain,fp32"]), ("cache --", ["plain,--size", "plain,--clear", "plain,--help"])],
+)
+def test_shells_complete_options(words: str, offered: list[str]) -> None:
     start = "import sys; from tccompile.cli.commands import tccompile; sys.argv[0] = 'tccompile'; tccompile()"
-    asked = {"COMP_WORDS": "tccompile --precision f", "COMP_CWORD": "2", "_TCCOMPILE_COMPLETE": "bash_complete"}
+    asked = {"COMP_WORDS": f"tccompile {words}", "COMP_CWORD": "2", "_TCCOMPILE_COMPLETE": "bash_complete"}
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, env=os.environ | asked)
-    assert done.stdout.split() == ["plain,fp16", "plain,fp32"]
+    assert done.stdout.split() == offered

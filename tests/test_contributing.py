@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import tccompile.rewrites
@@ -67,6 +68,20 @@ def test_the_rewrite_passes_its_own_tests(tmp_path: Path, monkeypatch: pytest.Mo
         checks.test_once_is_enough("Abs")
     for file, sign, text in changes("adding-a-rewrite.md"):
         assert sign == "+" or f"{text}\n" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_rewrite_with_a_constant_passes_its_own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, tests = blocks("adding-a-rewrite.md", "python")[2:]
+    added = module("reciprocal", source, tmp_path)
+    checks = module("test_reciprocal", tests, tmp_path)
+    checks.test_what_has_no_reciprocal_stays()
+    with pytest.raises(AssertionError):
+        checks.test_a_constant_becomes_a_factor(np.float32)
+    monkeypatch.setattr(tccompile.rewrites, "REWRITES", (*added.REWRITES, *tccompile.rewrites.REWRITES))
+    for dtype in (np.float32, np.float16):
+        checks.test_a_constant_becomes_a_factor(dtype)
+    checks.test_what_has_no_reciprocal_stays()
+    checks.test_other_quotients_stay()
 
 
 @pytest.mark.parametrize("case", ["mean_rows", "conv_3x3"])

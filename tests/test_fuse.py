@@ -18,6 +18,7 @@ from tccompile.ir.program import Program, verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.schedule.choose import schedule
+from tests.networks import feeds
 from tests.networks import reference as onnx_runtime
 from tests.rewrites.common import Net
 
@@ -643,3 +644,28 @@ def test_what_reads_neighbours_in_other_parts_is_computed_of_the_whole():
     x = net("Concat", "x", "x", axis=1)
     program = fused(net.out(net("GlobalAveragePool", net("LRN", x, size=3, alpha=0.1))).model())
     assert ops(program) == {"Pointwise": 3, "Reduce": 1}
+
+
+def rows_put_back(n: int = 13, m: int = 12, width: int = 40, each: bool = False, reduction: str = "none") -> Net:
+    """What torchvision does with regions of several sizes: an index, expanded to whole rows or another one for `each` element."""
+    net = Net(x=(n, width), u=(m, width), i=(m, width if each else 1))
+    index = net("Expand", net("Cast", "i", to=TensorProto.INT64), np.array([m, width]))
+    return net.out(net("Neg", net("ScatterElements", net("Relu", "x"), index, "u", axis=0, reduction=reduction)))
+
+
+@pytest.mark.parametrize("low", [0, -13])
+def test_rows_that_are_scattered_are_read_where_they_lie(low: int) -> None:
+    """The last one of those that go to the same place; those that nothing goes to stay."""
+    m = rows_put_back().model()
+    program, rng = fuse(lower(load(m))), np.random.default_rng(0)
+    verify(program)
+    assert ops(program) == {"Pointwise": 4, "Reduce": 1}
+    inputs = feeds(m, 0) | {"i": rng.integers(low, 13, (12, 1)).astype(np.float32)}
+    (got,), (want,) = (r.values() for r in (reference.evaluate(program, inputs, sources(m)), onnx_runtime(m, inputs)))
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("near", [{"m": 6}, {"width": 31}, {"each": True}, {"reduction": "add"}, {"n": 2050, "m": 2048}])
+def test_other_updates_are_scattered(near: dict) -> None:
+    """Of few of the rows, of short ones, of elements, of sums, of more rows than are compared with each other."""
+    assert ops(fuse(lower(load(rows_put_back(**near).model()))))["Scatter"] == 1

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.load.constants import recipe_of
-from tccompile.load.model import load, sources
+from tccompile.load.model import in_memory, load, parsed, sources
 from tccompile.load.opset import NEWEST, UNIFORM, UPGRADES
 from tccompile.rewrites import rewrite
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, reference, relative_error, skeleton
@@ -349,8 +349,28 @@ def _cut(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].raw_data = b"123"
 
 
+FILES = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n": "git lfs pull",
+    b"<!DOCTYPE html><html>": "a web page",
+    b"PK\x03\x04\x00\x00\x08\x08archive/data.pkl": "torch.onnx.export",
+    b"\x80\x02}q\x00.": "skl2onnx",
+    b"\x1c\x00\x00\x00TFL3\x14\x00": "tf2onnx --tflite",
+    b"\x89TCPLAN\n\x0c\x00\x00\x00": "a plan already",
+    b'\x40\x00\x00\x00\x00\x00\x00\x00{"w":{"dtype":"F32"': "safetensors",
+}
+"""How files begin that are taken for models, and what is said of them."""
+
+
+@pytest.mark.parametrize("begin", FILES, ids=FILES.get)
+def test_files_of_other_kinds(begin: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(begin)
+    for given in (tmp_path / "m.onnx", begin):
+        with pytest.raises(ModelError, match=f"not an ONNX file: it .*{FILES[begin]}"):
+            parsed(in_memory(given))
+
+
 BAD = {
-    "not protobuf": (b"no model at all", ModelError, "not an ONNX file"),
+    "not protobuf": (b"no model at all", ModelError, "not an ONNX file: it is something else, or was cut off"),
     "empty": (b"", ModelError, "holds no graph"),
     "truncated": (_linear().SerializeToString()[:-40], ModelError, "not an ONNX file"),
     "weights too short": (_changed(_cut), ModelError, "'w0' is broken: it has 3 bytes"),

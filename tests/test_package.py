@@ -341,6 +341,43 @@ def test_a_plan_is_not_compiled_again(plan: Plan, tmp_path: Path) -> None:
         tccompile.compile(tmp_path / "m.plan")
 
 
+WRONG = {
+    "calibrate": ({"x": X}, r"calibrate is the path of a file, not an object of type dict; numpy.savez\('data.npz'"),
+    "metric": (len, "metric is the path of a file, not an object of type builtin_function_or_method$"),
+    "ranges": ({"batch": 5}, r"the range of 'batch' is 5: give \(LOW, HIGH\)"),
+    "max_error": ("1e-3", "the error that is allowed is a number such as 1e-3, not '1e-3'"),
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
+def test_arguments_of_another_type(argument: str) -> None:
+    given, says = WRONG[argument]
+    with pytest.raises(UsageError, match=says):
+        tccompile.compile(model(), archs=["sm_86"], **{argument: given})  # type: ignore[arg-type]
+
+
+def test_a_plan_that_cannot_be_written_names_its_own_file(plan: Plan, tmp_path: Path) -> None:
+    """And not the one that it is written into until it is whole."""
+    (tmp_path / "folder").mkdir()
+    for path, kind in ((tmp_path / "nowhere" / "m.plan", FileNotFoundError), (tmp_path / "folder", OSError)):
+        with pytest.raises(kind) as error:
+            plan.save(path)
+        assert error.value.filename == str(path) and error.value.filename2 is None
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_names_and_layouts_that_were_meant() -> None:
+    image = [helper.make_tensor_value_info(n, FLOAT, (1, 3, 4, 8)) for n in ("pixel_values", "pixel_mask", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["pixel_values", "pixel_mask"], ["y"])], "g", image[:2], image[2:])
+    made = without_code(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), precision="fp32")
+    x = np.zeros((1, 3, 4, 8), np.float32)
+    with tccompile.Session(made, "cpu") as session:
+        with pytest.raises(InputError, match=r"no input 'Pixel-Values' \(did you mean 'pixel_values'\?\); it has"):
+            session.run(None, {"Pixel-Values": x, "pixel_mask": x})
+        with pytest.raises(InputError, match=r"Its channels come first: give pixel_mask as array.transpose\(0, 3, 1, 2\)$"):
+            session.run(None, {"pixel_values": x, "pixel_mask": x.transpose(0, 2, 3, 1)})
+
+
 def test_reports_are_printed() -> None:
     report = tccompile.check(model(("batch", 3, "h", "w")))
     assert "--shape x=1x3x224x224" in report.text and "shapes={'x': (1, 3, 224, 224)}" in str(report)

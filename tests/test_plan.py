@@ -297,7 +297,8 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_another_format_version_is_named():
     other = FILE[:8] + struct.pack("<I", FORMAT_VERSION + 1) + FILE[12:]
     says = (
-        f"has plan format {FORMAT_VERSION + 1}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+        f"has plan format {FORMAT_VERSION + 1}, this version of tccompile reads format {FORMAT_VERSION}: "
+        "install the newer one that made it, or compile the model again"
     )
     with pytest.raises(PlanError, match=says):
         from_bytes(other)

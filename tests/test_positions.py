@@ -11,7 +11,7 @@ from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.errors import UsageError, VerificationError
 from tccompile.ir.feeds import InputRange, seeded
-from tccompile.ir.ops import Gemm
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.types import DType
 from tccompile.options import Options, parse_ranges
 from tccompile.pipeline import to_program
@@ -395,3 +395,28 @@ def test_a_budget_needs_mixed_precision():
         Options(precision="fp16", max_error=1e-3)
     with pytest.raises(UsageError, match="above 0"):
         Options(max_error=-1.0)
+
+
+# --- Boxes -------------------------------------------------------------------------------------------------------------
+
+
+def detector() -> onnx.ModelProto:
+    """One convolution gives what boxes are moved and scaled by, another one scores; of the boxes that are kept, their corners."""
+    n = Network(5)
+    features = n("x", "Conv", n.weight(16, 8, 3, 3))
+    heads = [n(n(features, "Conv", n.weight(k, 16, 1, 1)), "Reshape", np.array([1, k, 36], np.int64)) for k in (4, 3)]
+    deltas, scores = n(heads[0], "Transpose", perm=[0, 2, 1]), n(heads[1], "Sigmoid")
+    anchors = RNG.uniform(100, 600, (1, 36, 2)).astype(np.float32)
+    shift, size = (n(deltas, "Slice", np.array([i]), np.array([i + 2]), np.array([2])) for i in (0, 2))
+    middle, half = n(n(shift, "Mul", array(20.0)), "Add", anchors), n(n(size, "Exp"), "Mul", array(9.0))
+    boxes = n(n(middle, "Sub", half), "Concat", n(middle, "Add", half), axis=2)
+    kept = n(boxes, "NonMaxSuppression", scores, np.array([9]), array(0.5), array(0.2))
+    which = n(n(kept, "Slice", np.array([2]), np.array([3]), np.array([1])), "Squeeze", np.array([1]))
+    found = n(n(boxes, "Squeeze", np.array([0])), "Gather", which, axis=0)
+    return model(n, {"x": (FLOAT, (1, 8, 8, 8))}, n(found, "Mul", array(2.0)))
+
+
+def test_boxes_are_exact_from_the_last_layers_on() -> None:
+    program = without_code(detector(), ("sm_90a",), precision="mixed").entries[0].program
+    assert [op.nodes[0] for op in program.ops if program.tensors[op.y].dtype is DType.F16 and isinstance(op, Conv)] == ["Conv_0"]
+    assert all(program.tensors[op.y].dtype is not DType.F16 for op in program.ops if op.nodes[0] != "Conv_0")

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tccompile import pipeline
 from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
 from tccompile.emit.pack import pack
@@ -38,7 +37,7 @@ from tccompile.load.model import load as load_model
 from tccompile.load.model import sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import Told, calibrated, inputs_of, origin_of, quantization_notes, read, to_program
+from tccompile.pipeline import Told, origin_of, read, to_program
 from tccompile.plan.format import Plan
 from tccompile.precision import ranges
 from tccompile.precision.formats import precision
@@ -58,6 +57,10 @@ from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.stages import quantize, times
+from tccompile.stages.measure import inputs_of
+from tccompile.stages.quantize import calibrated, formats_of
+from tccompile.stages.quantized_notes import quantization_notes
 from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
@@ -1020,7 +1023,7 @@ def test_sums_of_bytes_are_floats_before_they_are_shuffled_or_moved() -> None:
 
 def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch: Any) -> None:
     """By the user's inputs against the model in floats; from a file alone, by what it says and random inputs."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: steps(graph, 2.0, 1.0)})
+    monkeypatch.setattr(quantize, "step_times", lambda graph, archs, **_: {archs[0]: steps(graph, 2.0, 1.0)})
     net, kept, told = perceptron(64, 256), tmp_path / "kept.json", Told()
     data, opened = saved(net, tmp_path / "d.npz"), read(net.model())
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept, max_error=2e-2)
@@ -1094,7 +1097,7 @@ def test_shapes_that_data_are_run_at(
     np.savez(tmp_path / "d.npz", x=(x := net.normal(*data)))
     options = Options((entry,), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz")
     seen = list[tuple[gs.Graph, list]]()
-    monkeypatch.setattr(pipeline, "find", lambda graph, runs, *rest: seen.append((graph, runs)) or find(graph, runs, *rest))
+    monkeypatch.setattr(quantize, "find", lambda graph, runs, *rest: seen.append((graph, runs)) or find(graph, runs, *rest))
     opened = read(net.model())
     found = calibrated(opened, options)
     ((graph, runs),) = seen
@@ -1164,13 +1167,13 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
         times.append(f"{rows} on {', '.join(archs)}")
         return dict.fromkeys(archs, steps(graph, float(rows), 100.0))
 
-    monkeypatch.setattr(pipeline, "_times", steps_of)
+    monkeypatch.setattr(quantize, "step_times", steps_of)
     np.savez(tmp_path / "d.npz", x=net.normal(12, 32))
     options = Options(({"x": (1, 32)},), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz", calibration=tmp_path / "c")
     opened = read(net.model())
     assert not calibrated(opened, options).layers
     later = replace(options, calibrate=None)
-    monkeypatch.setattr(pipeline, "find", None)
+    monkeypatch.setattr(quantize, "find", None)
     for rows, count in (((128,), 2), ((1, 90), 0), ((1, 128), 0), ((90, 128), 2)):
         found = calibrated(opened, some := replace(later, entries=tuple({"x": (n, 32)} for n in rows)))
         assert len(found.layers) == count and found.runs == 0
@@ -1260,13 +1263,13 @@ def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
         known = [i for i, op in enumerate(program.ops) if isinstance(op, Gemm) and program.tensors[op.a].dtype is DType.F16][:1]
         return [Choice(KERNELS[0], {}, Work(()), *((3.0, "", 1.0) if i in known else (1.0, ""))) for i in range(len(program.ops))]
 
-    monkeypatch.setattr(pipeline, "schedule", choices)
+    monkeypatch.setattr(times, "schedule", choices)
     ratios: dict[str, Any] = {}
     how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
-    floats = pipeline._times(graph, **how)["sm_90a"]
+    floats = times.step_times(graph, **how)["sm_90a"]
     assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {Gemm: 3.0}}
-    bytes_ = pipeline._times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
-    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * pipeline.UNSURE)] * 2
+    bytes_ = times.step_times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
+    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * times.UNSURE)] * 2
 
 
 # --- Formats, new inputs, and users' own measures ------------------------------------------------------------------------
@@ -1340,7 +1343,7 @@ def test_floats_of_8_bits_are_chosen_where_all_generations_have_them(
     quantize: str, archs: tuple, formats: tuple, tmp_path: Path
 ) -> None:
     options = Options(archs=archs, quantize=quantize, calibrate=tmp_path)
-    assert pipeline.formats_of(options) == formats
+    assert formats_of(options) == formats
     found = Chosen({}, {}, ("a", "b"), ("b",) * (len(formats) > 1), {"c": "why"}, Off(1e-3, 2e-3), 8, 2, {"sm_90a": (9.0, 7.0)})
     head, *rest_ = quantization_notes(found, options)
     assert head.startswith("auto: 1 in int8 and 1 in fp8 of 3 products; " if formats == BOTH else f"{quantize}: 2")
@@ -1379,7 +1382,7 @@ def error(found, exact, inputs):
 
 def test_a_users_own_measure_is_held_to_the_bound(tmp_path: Path, monkeypatch: Any) -> None:
     """By it all may be in bytes, whose relative error is far above that number."""
-    monkeypatch.setattr(pipeline, "_times", lambda graph, archs, **_: {archs[0]: eight(graph)})
+    monkeypatch.setattr(quantize, "step_times", lambda graph, archs, **_: {archs[0]: eight(graph)})
     net, script, told = perceptron(8, 64), tmp_path / "same.py", Told()
     script.write_text(SCRIPT)
     data = saved(net, tmp_path / "d.npz")

@@ -20,7 +20,7 @@ from tccompile.ir.weights import float8_scales
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
-from tccompile.pipeline import calibrated, compile, quantization_notes, read, to_program
+from tccompile.pipeline import compile, read, to_program
 from tccompile.quantize import calibration as files
 from tccompile.quantize.calibration import Chosen
 from tccompile.quantize.choose import choose
@@ -30,6 +30,8 @@ from tccompile.quantize.known import Off, find
 from tccompile.quantize.observe import observe, outputs
 from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session
+from tccompile.stages.quantize import calibrated
+from tccompile.stages.quantized_notes import quantization_notes
 from tests.networks import feeds, relative_error
 from tests.rewrites.common import Net, check_recipes
 from tests.tiers import thorough

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from tccompile.ir.storage import from_storage, nearest, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import Literal, Source
+from tccompile.lower.pointwise import FLOAT
 from tests.networks import relative_error
 
 F32 = DType.F32
@@ -230,6 +232,15 @@ def test_functions(name):
     out = pointwise(call(name, load(0), *arguments), (identity_view("x", 1),), x.shape, x=x)
     assert out.dtype == np.float32
     assert relative_error(out, ref) < 1e-6
+
+
+def test_what_onnx_calls_functions_has_its_lines():
+    """For each name in FLOAT a function, and beside ONNX Runtime, unless it is one of NumPy's, its line in ACTIVATIONS."""
+    for op_type, (name, _) in FLOAT.items():
+        assert name in FUNCTIONS, f"{op_type}: add a line for {name} to FUNCTIONS in tccompile/ir/expr.py"
+        assert name in ACTIVATIONS or re.fullmatch(r"\w+\(x\)", FUNCTIONS[name].body), f"add {name} to ACTIVATIONS here"
+    with pytest.raises(NameError, match=r"no function 'mush': add its line to FUNCTIONS in tccompile/ir/expr.py"):
+        call("mush", load(0))
 
 
 def test_every_function_evaluates_in_its_type():

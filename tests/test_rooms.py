@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("ranges",),
     ("check", "dump", "tune"),
+    ("stages",),
     ("pipeline",),
     ("verify", "backend", "torch", "ray", "triton"),
     ("dynamo",),

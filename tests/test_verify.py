@@ -201,6 +201,32 @@ def test_a_model_that_onnx_runtime_does_not_take():
         verify(model, plan, 1e-2)
 
 
+@pytest.mark.parametrize("elem", [onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE], ids=["bf16", "float64"])
+def test_types_that_onnx_runtime_has_few_operators_in(elem, tmp_path):
+    """Weights in another file, in an attribute, a cast, and a branch of an If."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(elem)
+    w = np.random.default_rng(1).standard_normal((8, 8, 1, 1)).astype(dtype)
+    one = onnx.numpy_helper.from_array(np.array([0.5], dtype), "half")
+    make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    branches = {
+        f"{name}_branch": onnx.helper.make_graph([make(op, ["c"], [name])], name, [], [info(name, elem, (1, 8, 4, 4))])
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    nodes = [
+        make("Conv", ["x", "w"], ["a"]), make("Constant", [], ["half"], value=one), make("Mul", ["a", "half"], ["b"]),
+        make("Cast", ["b"], ["c"], to=elem), make("If", ["yes"], ["y"], **branches),
+    ]  # fmt: skip
+    weights = [onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(np.array(True), "yes")]
+    x, y = (info(n, elem, (1, 8, 4, 4)) for n in ("x", "y"))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10
+    )
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    made = verify(tmp_path / "m.onnx", without_code(tmp_path / "m.onnx", ("sm_80",)), 1e-2)
+    assert made.passed and 0 < made.results[0].error < 1e-2
+    assert made.plan.certificates[0].oracle.endswith("(bf16 and float64 as fp32)")
+
+
 def test_relative_error():
     a = np.array([3.0, 4.0])
     assert relative_error(a, a) == 0 and relative_error(a + np.array([0, 0.5]), a) == pytest.approx(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import gzip
 import os
 import re
 import shutil
@@ -90,10 +91,13 @@ def python(code: str, site: Path, work: Path, *options: str) -> subprocess.Compl
 
 RUN = """
 import importlib.util, runpy
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 assert not any(importlib.util.find_spec(name) for name in ("onnx", "numba", "rich"))
 import numpy as np, tccompile
 with tccompile.Session("m.plan", "cpu") as session:
     assert session.run(None, {"x": np.ones((2, 3), np.float32)})[0].tolist() == [[-1] * 3] * 2
+assert opened and not [path for path in opened if "/kernels" in path], "that is for compiling"
 assert "compile" in dir(tccompile) and "float32" in str(tccompile.inspect("m.plan"))
 try:
     tccompile.compile("m.onnx")
@@ -115,9 +119,10 @@ def test_the_base_install_runs_plans(installed: Path, work: Path) -> None:
 
 def test_with_the_compiler_it_compiles(installed: Path, work: Path) -> None:
     code = "import tccompile\nassert tccompile.__file__.startswith(sys.path[0])\n"
-    code += "print(repr(tccompile.compile('m.onnx', archs=['8.6'])), tccompile.check('m.onnx').missing)"
+    code += "print(repr(tccompile.compile('m.onnx', archs=['8.6'])), tccompile.check('m.onnx').missing)\n"
+    code += "from tccompile.schedule.timings import timings\nprint([t.gpu for t in timings(None, ()).tables])"
     done = python(code, installed, work)
-    assert done.stdout == "<Plan 'm': x 2x3 → y 2x3, for sm_86> ()\n", done.stderr
+    assert done.stdout == "<Plan 'm': x 2x3 → y 2x3, for sm_86> ()\n['NVIDIA H200']\n", done.stderr
 
 
 def test_what_is_in_it(wheel: Path) -> None:
@@ -125,8 +130,11 @@ def test_what_is_in_it(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     top = {name.partition("/")[0] for name in names}
     assert top == {"tccompile", f"tccompile-{TOLD['version']}.dist-info"}
+    with zipfile.ZipFile(wheel) as archive:
+        table = gzip.decompress(archive.read("tccompile/kernels/timings/h200.json.gz"))
+    assert table == (ROOT / "kernels/timings/h200.json").read_bytes()
     data = {name for name in names if not name.endswith(".py") and name.startswith("tccompile/")}
-    assert data == {"tccompile/py.typed", "tccompile/kernels/timings/h200.json", "tccompile/runtime/finite.ptx"}
+    assert data == {"tccompile/py.typed", "tccompile/kernels/timings/h200.json.gz", "tccompile/runtime/finite.ptx"}
 
 
 def test_what_it_says_of_itself(told: Message) -> None:

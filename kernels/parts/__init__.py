@@ -3,10 +3,12 @@
 layout       where things lie in a block's shared memory (no Numba)
 operands     how an operand of a product lies in a stage of a ring (no Numba)
 staging      how results lie in shared memory on their way out (no Numba)
+maps         tensor maps of images, and which tensors may have one (no Numba)
 tile_order   in which order blocks take the tiles of a product
 ring         buffers that copies fill and warpgroups read, with their barriers: once, or in a ring
 producers    what fills a stage: boxes of a matrix, or pixels by im2col
 accumulator  what multiplies stages, and holds the sums
+sums         how the products of a tile's stages are summed up, as the ring brings them
 results      how sums leave: as rows, in boxes, in boxes turned over, added up over a cluster
 
 And for convolutions whose tiles are rectangles of an image:

@@ -25,6 +25,7 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
+    sparse                                   whether the left operand is
 
     places   of a left operand that is sparse, which a thread has in registers while it is multiplied. Then there are instead
              load(operands, slot)                            those of a stage
@@ -57,6 +58,7 @@ class Accumulator(Part):
             return multiplied(acc, operands[0] + at, operands[1] + at, i32(k - first))
 
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
+        self.sparse = places is not None
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
         if places:
             self._read_places(places, operands, multiplied, ring)

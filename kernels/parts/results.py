@@ -27,7 +27,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
-from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
+from tccompile.kernels.parts.staging import BOXES, KINDS, RESULT, Staging
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import memory, mma
 from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
@@ -345,25 +345,31 @@ def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, 
     halves, added = staging.result == RESULT, staging.landed is not None
     compute, extra = epilogue.build_results(params, groups=1 if halves else 2)
     if halves:
-        return _place_of_halves, put_rows(compute, added), extra
+        return _place_of_halves, put_rows(compute, added, kind_of(params)), extra
     return *_put_bytes(compute, staging.result * columns, added, params), extra
 
 
-def put_rows(compute: Any, added: bool) -> Any:
+def kind_of(params: Params) -> str:
+    """PTX's type of results of 16 bits in a box."""
+    return KINDS[epilogue.Form.decoded(params).y.dtype]
+
+
+def put_rows(compute: Any, added: bool, kind: str) -> Any:
     """The device function put(values, at, c, e): 16 rows of 16 columns through the epilogue and into a box, where `at` is the
     lane's address for stmatrix. A lane has 4 values of 8 columns after those of the 8 before."""
+    store, load = hw.store_matrices(kind=kind), hw.load_matrices(kind=kind)
 
     @inline
     def put_plain(values, at, c, e):
         a, b = compute(values[:4], c, e), compute(values[4:8], i32(c + 8), e)
-        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+        store(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
 
     @inline
     def put_added(values, at, c, e):
         """The same, with what is at their place."""
-        there = hw.load_matrices(at)
+        there = load(at)
         a, b = compute(values[:4], there[:4], c, e), compute(values[4:8], there[4:], i32(c + 8), e)
-        hw.store_matrices(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
+        store(at, a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3])
 
     return put_added if added else put_plain
 
@@ -537,7 +543,9 @@ def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple
         return zeros
 
     compute = results if added else plain
-    there_x2, there_x4 = (hw.load_turned_x2, hw.load_turned_x4) if added else (nothing, nothing)
+    kind = kind_of(params)
+    store_x2, store_x4 = (hw.store_matrices(count, True, kind) for count in (2, 4))
+    there_x2, there_x4 = (hw.load_matrices(count, True, kind) if added else nothing for count in (2, 4))
 
     @inline
     def both(values, there, read, c, e):
@@ -547,13 +555,13 @@ def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple
     @inline
     def put_8(values, read, at, c, e):
         v = both(values, there_x2(at), read, c, e)
-        hw.store_turned_x2(at, v[0], v[1], v[2], v[3])
+        store_x2(at, v[0], v[1], v[2], v[3])
 
     @inline
     def put_16(values, read, at, c, e):
         there = there_x4(at)
         v, w = both(values[:4], there[:4], read, c, e), both(values[4:], there[4:], read, c, e)
-        hw.store_turned_x4(at, v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3])
+        store_x4(at, v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3])
 
     def put(rows: int) -> Any:
         if rows <= 16:

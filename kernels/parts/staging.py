@@ -9,6 +9,9 @@ from tccompile.ir.types import DType
 RESULT = 2
 """Bytes of a result in a box that stmatrix fills: 16 bits."""
 
+KINDS = {DType.F16: "f16", DType.BF16: "bf16"}
+"""Types of such results, and what instructions call them."""
+
 BYTES = (DType.I8, DType.U8)
 """Types of results that may be in boxes beside halves, and of what is added to them."""
 

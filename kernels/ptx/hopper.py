@@ -402,26 +402,15 @@ def part(n: int, columns: int, acc: str = "f32") -> Any:
     return taken
 
 
-store_matrices = instruction(
-    "{ .reg .b32 a, b, c, d; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3; cvt.rn.f16x2.f32 c, $6, $5;"
-    " cvt.rn.f16x2.f32 d, $8, $7; stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {a, b, c, d}; }",
-    void, u32, f32, f32, f32, f32, f32, f32, f32, f32,
-)  # fmt: skip
-"""Four 8×8 matrices as fp16, side by side: a lane gives two neighbours in row lane / 4 of each, and the address of row lane mod 8
-of matrix lane / 8."""
-
-store_turned_x2 = instruction(
-    "{ .reg .b32 a, b; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3;"
-    " stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {a, b}; }",
-    void, u32, f32, f32, f32, f32,
-)  # fmt: skip
-store_turned_x4 = instruction(
-    "{ .reg .b32 a, b, c, d; cvt.rn.f16x2.f32 a, $2, $1; cvt.rn.f16x2.f32 b, $4, $3; cvt.rn.f16x2.f32 c, $6, $5;"
-    " cvt.rn.f16x2.f32 d, $8, $7; stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {a, b, c, d}; }",
-    void, u32, f32, f32, f32, f32, f32, f32, f32, f32,
-)  # fmt: skip
-"""Two or four 8×8 matrices as fp16: a lane gives two neighbours in column lane / 4 of each, and the address of row lane mod 8 of
-matrix lane / 8."""
+@cache
+def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> Any:
+    """The device function (address, two float32 a matrix): `count` matrices of 8×8 numbers as `kind`, f16 or bf16, to shared
+    memory. A lane gives two neighbours in row lane / 4 of each, or where they are turned in column lane / 4, and the address of
+    row lane mod 8 of matrix lane / 8."""
+    words = "abcd"[:count]
+    rounded = " ".join(f"cvt.rn.{kind}x2.f32 {word}, ${2 * i + 2}, ${2 * i + 1};" for i, word in enumerate(words))
+    stored = f"stmatrix.sync.aligned.m8n8.x{count}{'.trans' if turned else ''}.shared.b16 [$0], {{{', '.join(words)}}};"
+    return instruction(f"{{ .reg .b32 {', '.join(words)}; {rounded} {stored} }}", void, u32, *(f32,) * (2 * count))
 
 
 @cache
@@ -431,26 +420,22 @@ def read_matrices(n: int) -> Any:
     return instruction(f"ldmatrix.sync.aligned.m8n8.x{n}.shared.b16 {{{words}}}, [${n}];", (u32,) * n, u32)
 
 
-load_matrices = instruction(
-    "{ .reg .b32 a, b, c, d; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, b, c, d}, [$8];"
-    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h;"
-    " mov.b32 {l, h}, c; cvt.f32.f16 $4, l; cvt.f32.f16 $5, h; mov.b32 {l, h}, d; cvt.f32.f16 $6, l; cvt.f32.f16 $7, h; }",
-    (f32,) * 8, u32,
-)  # fmt: skip
-"""What `store_matrices` of the same address wrote."""
+WIDENED = {
+    "f16": "mov.b32 {{l, h}}, {word}; cvt.f32.f16 ${low}, l; cvt.f32.f16 ${high}, h;",
+    "bf16": "mov.b32 {{l, h}}, {word}; mov.b32 ${low}, {{z, l}}; mov.b32 ${high}, {{z, h}};",
+}
+"""A word's two numbers of 16 bits as float32."""
 
-load_turned_x2 = instruction(
-    "{ .reg .b32 a, b; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {a, b}, [$4];"
-    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h; }",
-    (f32,) * 4, u32,
-)  # fmt: skip
-load_turned_x4 = instruction(
-    "{ .reg .b32 a, b, c, d; .reg .b16 l, h; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [$8];"
-    " mov.b32 {l, h}, a; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; mov.b32 {l, h}, b; cvt.f32.f16 $2, l; cvt.f32.f16 $3, h;"
-    " mov.b32 {l, h}, c; cvt.f32.f16 $4, l; cvt.f32.f16 $5, h; mov.b32 {l, h}, d; cvt.f32.f16 $6, l; cvt.f32.f16 $7, h; }",
-    (f32,) * 8, u32,
-)  # fmt: skip
-"""What `store_turned_x2` and `store_turned_x4` of the same address wrote."""
+
+@cache
+def load_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> Any:
+    """The device function address → what `store_matrices` wrote there, as float32."""
+    words = "abcd"[:count]
+    loaded = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if turned else ''}.shared.b16 {{{', '.join(words)}}}, [${2 * count}];"
+    widened = " ".join(WIDENED[kind].format(word=word, low=2 * i, high=2 * i + 1) for i, word in enumerate(words))
+    zero = ("", "") if kind == "f16" else (", z", "mov.b16 z, 0; ")
+    declared = f".reg .b32 {', '.join(words)}; .reg .b16 l, h{zero[0]}; {zero[1]}"
+    return instruction(f"{{ {declared}{loaded} {widened} }}", (f32,) * (2 * count), u32)
 
 
 @cache

@@ -18,6 +18,12 @@ shuffle = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", f32, f32, i32)
 shuffle_int = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", i32, i32, i32)
 """The same of integers."""
 
+ballot = instruction("{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }", i32, i32)
+"""ballot(value): a bit for each lane of the warp, set where its value is not 0. All lanes take part."""
+
+count_bits = instruction("popc.b32 $0, $1;", i32, i32, pure=True)
+"""How many bits are set."""
+
 product = instruction("mul.rn.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a times b, rounded before anything is added to it."""
 

@@ -57,6 +57,8 @@ class ConvHalo:
     """Weights that come, as far as launches before do not hide it."""
     start_us: Rate
     """A launch."""
+    exposed: Rate
+    """What is not hidden of the shorter of computing and moving."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class ConvStem:
     """A tile, at least."""
     launching_us: Rate
     """A launch."""
+    exposed: Rate
+    """What is not hidden of the shorter of computing and moving."""
 
 
 @dataclass(frozen=True)
@@ -259,10 +263,18 @@ class GemmSm90:
     """The same of numbers of 8 bits, where less than half lies inside."""
     together: Table[int]
     """What clusters of so many blocks fill at once: their blocks share one of the GPU's parts, of 14 to 18."""
+    exposed: Rate
+    """What is not hidden of the shorter of computing and moving: a beginning and an end."""
+    exposed_more: Rate
+    """The same of what is beyond `exposed_us` of it."""
+    exposed_us: Rate
+    """How long `exposed` holds."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
+    coarse_gelu: Rate
+    """The same of gelu where 8 bits of it are stored."""
 
 
 @dataclass(frozen=True)
@@ -408,6 +420,140 @@ class Mlp:
 
 
 @dataclass(frozen=True)
+class TwoPass:
+    """What `two_pass.py`, softmax and norms, ask of a GPU."""
+
+    setup: Rate
+    """A thread's, beside its elements."""
+    element: Rate
+    """An element in a pass."""
+    words: Rate
+    """More where rows are kept as words of halves: to convert them."""
+    partly: Rate
+    """More for a vector that may lack lanes."""
+    issue: Rate
+    """What is issued of what multiply-adds reach."""
+    once_us: Rate
+    """A block's start and end."""
+    read_us: Rate
+    """A read that waits for the one before."""
+    together: Rate
+    """What reads take that are not kept, of three passes."""
+    row_us: Rate
+    """Each row more of a thread."""
+    exchange_us: Rate
+    """Sums that threads exchange."""
+    waves: Rate
+    """A wave of blocks beside others."""
+    apart: Rate
+    """What is not hidden of the shorter ones of memory's, instructions' and latency's time."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """What `reduce.py` asks of a GPU."""
+
+    lanes_us: Rate
+    """A step, where a thread has several results side by side."""
+    lanes_early_us: Rate
+    """Less in all, as the first steps are under way at once."""
+    start_us: Rate
+    """Others' begin and end."""
+    vector_us: Rate
+    """A step of vectors, of which a thread has one result."""
+    step_us: Rate
+    """A step of single elements."""
+    split_lanes_us: Rate
+    """To add up splits, where a thread has several results."""
+    split_us: Rate
+    """The same of others."""
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """What `pointwise.py` asks of a GPU."""
+
+    transposing: Rate
+    """All that moves, where it is turned round in shared memory."""
+    narrow: Rate
+    """The same of threads that store fewer elements at once than they could: it is for expressions that spill otherwise."""
+    scattered: Rate
+    """The same of elements that are read one by one, over several groups of lanes."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What `pool.py` and `resize.py` ask of a GPU."""
+
+    tap: Rate
+    """A tap of a lane."""
+    wait_us: Rate
+    """A row of the window, which is waited for in turn."""
+    at_once: Rate
+    """What comes at once of a row whose loop is not unrolled."""
+
+
+@dataclass(frozen=True)
+class ConvDirect:
+    """What `conv_direct.py` asks of a GPU."""
+
+    vector: Rate
+    """To address, load and convert a vector."""
+    setup: Rate
+    """A thread's, beside its taps."""
+    slots: Rate
+    """What an instruction takes of a multiprocessor, those of a multiply-add counted as one."""
+    tap_us: Rate
+    """A tap, where one wave of blocks does all."""
+    more_us: Rate
+    """More of it for each product."""
+
+
+@dataclass(frozen=True)
+class GemmSimt:
+    """What `gemm_simt.py` asks of a GPU."""
+
+    shares: Table[float]
+    """What multiply-adds reach, by the results of a thread."""
+    single: Rate
+    """Where elements are loaded one by one."""
+    step_us: Rate
+    """A step's overhead."""
+    start_us: Rate
+    """A block's start and end."""
+    store_us: Rate
+    """To store 128 by 128 results of products of bytes."""
+    load_us: Rate
+    """More for each tensor that differs by row."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What kernels of running sums, sorting and scattering ask of a GPU."""
+
+    cumulate_us: Rate
+    """`cumulate.py`: an element of a line."""
+    compare: Rate
+    """`top_k.py`: a comparison."""
+    load_cycles: Rate
+    """A comparison at least: it loads from a cache."""
+    compare_cycles_us: Rate
+    """What these are counted by."""
+    scan_us: Rate
+    """`scan.py`: a tile, which waits for memory, and some ten times for its threads."""
+    scan_chunks_us: Rate
+    """The same in two launches."""
+    stage_us: Rate
+    """`sort.py`: a stage at least, which ends with a barrier."""
+    exchange: Rate
+    """An element of a stage."""
+    search_us: Rate
+    """A step of a search, which waits for a cache."""
+    scatter_us: Rate
+    """`scatter.py`: an update that follows another one."""
+
+
+@dataclass(frozen=True)
 class Rates:
     """All that was measured of one GPU: what several cost models ask, and by their kernels, what one does."""
 
@@ -420,6 +566,8 @@ class Rates:
     """A split's way through the workspace: fences, the counter, the first read."""
     branch_us: Rate
     """A tree's branch: its record comes from L2, and then the feature that it names."""
+    join_us: Rate
+    """To add up two values of a tree's leaves that neighbouring threads have."""
     loss: Rate
     """What each of the others loses to a step whose blocks are on all multiprocessors, of that step's time."""
     conv_halo: ConvHalo
@@ -437,3 +585,10 @@ class Rates:
     norm_team: NormTeam
     rnn: Rnn
     mlp: Mlp
+    two_pass: TwoPass
+    reduce: Reduce
+    pointwise: Pointwise
+    pool: Pool
+    conv_direct: ConvDirect
+    gemm_simt: GemmSimt
+    order: Order

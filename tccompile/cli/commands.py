@@ -80,7 +80,7 @@ class Command(click.Command):
         except click.ClickException as error:
             failed(message_of(error), UsageError.exit_code)
             if isinstance(error, click.UsageError):
-                say(f"see: {prog_name} --help", err=True)
+                say(f"see: {error.ctx.command_path if error.ctx else prog_name} --help", err=True)
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
             return failed("stopped", INTERRUPTED)
@@ -160,7 +160,7 @@ def _check_plan_output(path: Path) -> None:
         raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")
 
 
-def _need_compiler(purpose: str) -> None:
+def need_compiler(purpose: str) -> None:
     from importlib.util import find_spec
 
     missing = [name for name in ("onnx", "onnx_graphsurgeon", "numba", "numba_cuda", "rich") if find_spec(name) is None]
@@ -175,25 +175,23 @@ def _need_compiler(purpose: str) -> None:
 # --- tccompile -------------------------------------------------------------------------------------------------------
 
 
-def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """For --cache and --clear-cache: print where compiled kernels are kept and how much that is, or delete them; and end."""
-    if not asked or context.resilient_parsing:
-        return
-    _need_compiler("the cache of compiled kernels")
-    from tccompile.cli.report import size_text
-    from tccompile.emit import cache
+class Compile(Command):
+    """The command tccompile, whose one subcommand is named by its first word: `tccompile cache`."""
 
-    count, size = cache.size()
-    if option.name == "clear_cache":
-        cache.evict(0)
-        count, size = (before - now for before, now in zip((count, size), cache.size(), strict=True))
-        say(f"{cache.folder()}: {count} entries deleted, {size_text(size)}")
-    else:
-        say(f"{cache.folder()}: {count} entries, {size_text(size)} of {size_text(cache.LIMIT)} (TCCOMPILE_CACHE_DIR says where)")
-    context.exit()
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["cache"]:
+            from tccompile.cli.cache import cache
+
+            return cache.make_context(f"{info_name} cache", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
-@click.command(cls=Command)
+@click.command(cls=Compile)
 @click.argument("model", metavar="MODEL.onnx", type=EXISTING)
 @click.option(
     "-o", "output", type=NEW, metavar="MODEL.plan", help="The plan to write; default: in this folder, the model's name."
@@ -324,17 +322,6 @@ def _tell_cache(context: click.Context, option: click.Parameter, asked: bool) ->
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
-@click.option(
-    "--cache",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_tell_cache,
-    help="Say where compiled kernels are kept for other builds, and how much that is, and exit.",
-)
-@click.option(
-    "--clear-cache", is_flag=True, is_eager=True, expose_value=False, callback=_tell_cache, help="Delete these, and exit."
-)
 @click.version_option(__version__)
 def tccompile(
     model: Path,
@@ -388,6 +375,7 @@ def tccompile(
     tccompile model.onnx --shape image=1x3x224x224           where the model leaves a shape open
     tccompile model.onnx --check                             what is not supported, if anything
     tcrun model.plan input.npy -o output.npy                 then run it
+    tccompile cache --size                                   what is kept for other builds; --clear deletes it
     """
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one")
@@ -445,7 +433,7 @@ def tccompile(
             _check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
                 raise UsageError(f"the plan and the times cannot both be {output}; choose another name for one")
-    _need_compiler("compiling")
+    need_compiler("compiling")
     from tccompile.cli import report
     from tccompile.pipeline import adapted, compile_model
     from tccompile.pipeline import check as check_model
@@ -480,9 +468,9 @@ def tccompile(
     if verification:
         _print_verification(verification, as_json, quiet)
     if explain:
-        say(report.explain_text(sections, data["notes"]))
+        say(report.explain_text(sections, () if verbose else data["notes"]))  # which --verbose has among the rest
     if not quiet:
-        say(report.inspect_text(data) if verbose else report.summary_text(data, quantize))
+        say(report.inspect_text(data) if verbose else report.summary_text(data, None if explain else quantize))
     return 0
 
 
@@ -531,7 +519,7 @@ def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
     """The model, or its part if tensors are named between which it is to be compiled."""
     if not (inputs or outputs):
         return model
-    _need_compiler("compiling")
+    need_compiler("compiling")
     from tccompile.load.cut import part
 
     return part(model, inputs, outputs)
@@ -543,7 +531,7 @@ def _entries(model: Model, shape_texts: Sequence[str], entry_texts: Sequence[str
         raise UsageError("--shape binds the inputs of the only entry; with --entry, give all shapes there")
     if not (shape_texts or entry_texts):
         return ({},)
-    _need_compiler("compiling")
+    need_compiler("compiling")
     from tccompile.load.model import input_names
 
     inputs = input_names(model)
@@ -555,7 +543,7 @@ def _verify(
 ) -> Verification:
     """Bytes hold only what calibration has shown: random inputs of what is quantized lie where the user's do."""
     from tccompile.custom.files import collected, using
-    from tccompile.pipeline import DEFAULT_ERROR
+    from tccompile.stages.quantize import DEFAULT_ERROR
     from tccompile.verify.oracle import ranges_in, verify
 
     progress("verify", 0, 1)
@@ -773,7 +761,7 @@ def tcrun(
     if input_file is not None:
         feeds = read_arrays(input_file, program.inputs)
     if weights is not None:
-        _need_compiler("--weights")
+        need_compiler("--weights")
         from tccompile.load.model import sources
 
         loaded = fill(loaded, sources(weights))
@@ -978,7 +966,7 @@ def tcinspect(
 
 def _report(plan: Plan, path: Path, as_json: bool) -> int:
     """Write a page about a plan."""
-    _need_compiler("--report, which estimates times,")
+    need_compiler("--report, which estimates times,")
     from tccompile.cli.report_page import report_page
     from tccompile.plan.format import whole_file
     from tccompile.schedule.timings import timings
@@ -1001,7 +989,7 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
     from tccompile.cli.plan_diff import changes, text_of
 
     try:
-        _need_compiler("the time of an inference")
+        need_compiler("the time of an inference")
     except UsageError:  # the rest needs none
         found = changes(old, new)
     else:
@@ -1018,7 +1006,7 @@ def _print_changes(old: Plan, new: Plan, as_json: bool) -> int:
 def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, trust: Path | None) -> int:
     """Print in what a plan's code and launches differ from what its kernels make here; the exit code. If in nothing, it can be
     trusted."""
-    _need_compiler("--rebuild")
+    need_compiler("--rebuild")
     from tccompile.custom.files import collected, using
     from tccompile.verify.rebuild import differences
 
@@ -1099,7 +1087,7 @@ def tcrefit(
     _check_plan_output(output)
     loaded = read_plan(plan)
     if new.suffix != ".safetensors" or (was is not None and was.suffix != ".safetensors"):
-        _need_compiler("reading a model")
+        need_compiler("reading a model")
     with _Progress(quiet or as_json, False) as progress:
         progress("refit", 0, 1)
         made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))

@@ -51,8 +51,8 @@ SAID = {
     "--threads": "--jobs N",
     "--refit": "tcrefit MODEL.plan NEW.onnx -o NEW.plan",
     "--providers": "tcrun --device gpu or cpu",
-    "--size": "tccompile --cache",
-    "--clear": "tccompile --clear-cache",
+    "--size": "tccompile cache --size",
+    "--clear": "tccompile cache --clear",
 }
 """Options of trtexec, polygraphy and of tools like them."""
 
@@ -67,7 +67,7 @@ COMMANDS = {
     "verify": "tccompile MODEL.onnx --verify",
     "bench": "tcrun MODEL.plan --bench",
     "profile": "tcrun MODEL.plan --profile",
-    "cache": "tccompile --cache, or tccompile --clear-cache",
+    "cache": "tccompile cache --size, or --clear, with cache as the first word",
 }
 """Subcommands of tools that have such."""
 
@@ -80,5 +80,5 @@ def message_of(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and message.endswith("does not exist."):
         word = message.removesuffix(" does not exist.").rpartition("File ")[2].strip("'")
         if word in COMMANDS:
-            return f"{message} There are no subcommands: {COMMANDS[word]}"
+            return f"{message} If no file is meant: {COMMANDS[word]}"
     return message

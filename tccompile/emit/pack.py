@@ -14,6 +14,7 @@ import numpy as np
 from tccompile.arch import ARCHS, Feature
 from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
+from tccompile.ir.forms import Packed
 from tccompile.ir.program import Program
 from tccompile.ir.storage import to_storage
 from tccompile.ir.tensor import Tensor
@@ -77,8 +78,9 @@ def pack(
     weights: dict[str, bytes | memoryview] = {}
     known: dict[str, Held] = {}
     packed: list[Entry] = []
+    every = frozenset[str]().union(*(_read(builds) for _, builds in entries))
     for number, (program, builds) in enumerate(entries):
-        program = _without_unread(program, _read(builds))
+        program = _with_alone(_without_unread(program, _read(builds)), every)
         names = _own_names(program, packed, number)
         program, placements = _renamed(program, names), [_moved(b.placement, names) for b in builds]
         builds = [replace(b, placement=p) for b, p in zip(builds, placements, strict=True)]
@@ -125,7 +127,8 @@ def _packed(of: _Constants, constant: str) -> tuple[bytes | memoryview | None, H
     Raises UnsupportedError for weights that float16 cannot hold.
     """
     tensor, recipe = of.program.tensors[constant], of.program.constants[constant]
-    left_out, told = of.stripped and _is_weight(constant, of.program), of.origin if sources_of(recipe) else None
+    stripped = of.stripped and _is_weight(constant, of.program)
+    left_out, told = stripped or of.program.packed(constant) is not None, of.origin if sources_of(recipe) else None
     if left_out and told is None:
         return None, None
     with np.errstate(over="ignore"):
@@ -195,6 +198,15 @@ def _without_unread(program: Program, read: frozenset[str]) -> Program:
         constants={name: recipe for name, recipe in program.constants.items() if name not in dropped},
         forms={name: forms for name, forms in kept.items() if forms},
     )
+
+
+def _with_alone(program: Program, read: frozenset[str]) -> Program:
+    """The program with the forms marked that are all that a plan has of constants which no launch of any entry has `read`."""
+    forms = {
+        name: tuple(replace(form, alone=name not in read) if isinstance(form, Packed) else form for form in own)
+        for name, own in program.forms.items()
+    }
+    return replace(program, forms=forms)
 
 
 def _own_names(program: Program, earlier: Sequence[Entry], number: int) -> dict[str, str]:

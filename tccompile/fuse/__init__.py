@@ -12,6 +12,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     finish_sums           s · product(x, w) + b          =>  product(x, w) with that epilogue, where the product is of bytes
     read_bytes            conv(s · x, w)                 =>  s · conv(x, w), x bytes, w a filter for each channel
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
+    gather_rows           scatter(x, at = rows i, u)     =>  the rows of u where i has them, and else those of x
     masks_once            attention(…, mask = f(x))      =>  f(x) for one row, if it is the same for all
     epilogues             f(op(x), y)                    =>  op(x) with epilogue f(acc, y)
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
@@ -40,6 +41,7 @@ from tccompile.fuse.gather import gather_channels
 from tccompile.fuse.masks import masks_once
 from tccompile.fuse.own import lay_as_asked, write_outputs
 from tccompile.fuse.pad import split_pads
+from tccompile.fuse.rows import gather_rows
 from tccompile.fuse.steps import in_steps
 from tccompile.fuse.two_products import two_products
 from tccompile.fuse.unfold import unfold_inputs, unfold_outputs
@@ -60,6 +62,7 @@ def fuse(program: Program) -> Program:
         finish_sums,
         read_bytes,
         compose,
+        gather_rows,
         masks_once,
         epilogues,
         in_steps,

@@ -7,7 +7,7 @@ from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
 from tccompile.ir.extent import possible
 from tccompile.ir.ops import Attention, Conv, Gemm
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, merged
+from tccompile.ir.tensor import Tensor, merged
 
 FEW_RESULTS = 8
 """Results of a convolution below which CUDA cores are as good for it as Tensor Cores."""
@@ -21,7 +21,7 @@ def alias(program: Program) -> Program:
         y = e.tensors[op.y]
         if not e.is_private(y.name):
             continue
-        view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0])
+        view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0], e.grain(y.name))
         can = possible(f"{y.name} as a view", view is not None and _suits_readers(e, view))
         if view is not None and can:
             e.tensors[y.name] = view
@@ -52,8 +52,8 @@ def _suits_readers(e: Editor, view: Tensor) -> bool:
     return True
 
 
-def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:
-    """`y` as a view of `x` with padding that is there and zero, or None."""
+def _as_view(x: Tensor, y: Tensor, view: View, grain: int) -> Tensor | None:
+    """`y` as a view of `x` with padding that is there and zero, at a multiple of `grain` elements; or None."""
     address = constant(0)
     for index, stride in zip(view.index, x.strides, strict=True):
         address = address + index * stride
@@ -69,16 +69,16 @@ def _as_view(x: Tensor, y: Tensor, view: View) -> Tensor | None:
         index = view.index[x.inner]
         lo, hi = index.bounds(y.shape)
         lanes = [a for a, k in affine.items() if k == 1]
-        if x.padded == x.shape and lanes and not (y.shape[lanes[0]] % GRAIN or x.offset % GRAIN or offset % GRAIN):
+        if x.padded == x.shape and lanes and not (y.shape[lanes[0]] % grain or x.offset % grain or offset % grain):
             return Tensor(y.name, y.shape, y.dtype, y.shape, strides, x.storage, x.offset + offset)  # heads of a row, say
-        if index.affine is None or len(index.terms) > 1 or (index.terms and not lanes) or lo % GRAIN or x.offset % GRAIN:
+        if index.affine is None or len(index.terms) > 1 or (index.terms and not lanes) or lo % grain or x.offset % grain:
             return None
         if hi == x.shape[x.inner] - 1:  # reaches the end: x's padding is y's
             if lanes:
                 padded[lanes[0]] += x.padded[x.inner] - x.shape[x.inner]
             elif x.padded[x.inner] != 1:
                 return None
-        elif not lanes or y.shape[lanes[0]] % GRAIN:
+        elif not lanes or y.shape[lanes[0]] % grain:
             return None
     return Tensor(y.name, y.shape, y.dtype, tuple(padded), strides, x.storage, x.offset + offset)
 

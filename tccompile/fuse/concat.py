@@ -10,7 +10,7 @@ from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, s
 from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, translated
+from tccompile.ir.tensor import Tensor, translated
 
 
 def into_parts(program: Program) -> Program:
@@ -160,8 +160,11 @@ def _write_in_place(e: Editor, piece: Piece) -> None:
     if not e.is_private(source.name) or e.writer(source.name) is None or source.inner != part.inner:
         return
     lanes = source.inner
-    if lanes is not None and (part.offset % GRAIN or part.padded[lanes] % GRAIN or source.padded != part.padded):
-        return
+    if lanes is not None:
+        grain = e.grain(part.name, source.name)
+        alike = all(n == m or a == lanes for a, (n, m) in enumerate(zip(source.padded, part.padded, strict=True)))
+        if part.offset % grain or part.padded[lanes] % grain or not alike:
+            return
     if any(t.base == source.name for t in e.tensors.values()):
         return
     e.tensors[source.name] = replace(part, name=source.name)

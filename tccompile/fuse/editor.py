@@ -9,7 +9,7 @@ from tccompile.ir.expr import Epilogue, Expr, View, constant, coord, identity_vi
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import Tensor
+from tccompile.ir.tensor import LANES, Tensor, padding
 from tccompile.ir.weights import Recipe
 
 MAX_LOADS = 12
@@ -66,6 +66,17 @@ class Editor:
         """Whether the tensor is ours to do away with: no model input, output or constant, no view, not seen through one."""
         fixed = name in self.program.inputs or name in self.program.outputs or name in self.constants
         return not fixed and self.tensors[name].base is None and name not in self.viewed
+
+    def grain(self, *names: str) -> int:
+        """Multiples of so many elements at which parts of tensors begin and end, for all that reads what lies where these do."""
+        kinds = {self.tensors[name].dtype for name in names}
+        if all(padding(kind, multiplied=True) == LANES for kind in kinds):
+            return LANES
+        storages = {self.tensors[name].storage for name in names}
+        read = {name: self.readers[name] for name, t in self.tensors.items() if t.storage in storages}
+        ops = ((name, self.ops[i]) for name, readers in read.items() for i in readers)
+        multiplied = any(op is not None and op.multiplies and name in op.operands for name, op in ops)
+        return max(padding(kind, multiplied) for kind in kinds)
 
     def result(self) -> Program:
         ops = tuple(op for op in self.ops if op is not None)

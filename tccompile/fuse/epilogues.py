@@ -15,13 +15,12 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.extent import Shape, round_up
+from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, dense
+from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, transform
-from tccompile.layout import padding
 from tccompile.lower.movement import depth_to_space_view
 
 SCATTERED_CHANNELS = 16
@@ -118,10 +117,7 @@ def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
         return None
     lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
-    is_byte = y.dtype in (DType.I8, DType.U8) and e.is_private(y.name)
-    unit = padding(y.dtype, multiplied=True) if is_byte else 1  # to which layout pads it, if a product reads it
-    padded = [round_up(n, unit) if axis == y.inner else n for axis, n in enumerate(y.padded)]
-    if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, padded, strict=True))):
+    if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, y.padded, strict=True))):
         return None  # its kernels write the padding along their lanes only
     return _joined(e, producer, consumer, producer.epilogue)
 
@@ -133,7 +129,8 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
     Either both lie in memory just so, and the consumer's result becomes a view; or the consumer writes a part of a tensor, of
     which the producer's result becomes a view.
     """
-    t, y = e.tensors[producer.y], e.tensors[consumer.y]
+    y = e.tensors[consumer.y]
+    t = _stored_as(e.tensors[producer.y], y.dtype)
     if producer.epilogue.shuffle != 1 or y.size != t.size:
         return None
     found = _inverse(view, t, y)
@@ -145,9 +142,9 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
         return None
     if y.base is None and strides != t.strides:
         return None
-    part = replace(t, dtype=y.dtype, strides=strides, base=y.base, offset=y.offset)
+    part = replace(t, strides=strides, base=y.base, offset=y.offset)
     steps = [y.offset, *(s for a, s in enumerate(strides) if a != t.inner and t.padded[a] > 1)]
-    if y.base is not None and (part.inner != t.inner or any(n % GRAIN for n in steps)):
+    if y.base is not None and (part.inner != t.inner or any(n % e.grain(y.name, t.name) for n in steps)):
         return None
     moved = replace(consumer, y=t.name, epilogue=tidy(consumer.epilogue.expr, views))
     merged = _joined(e, producer, moved, producer.epilogue)
@@ -158,6 +155,12 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
         e.tensors[y.name] = replace(y, base=t.name, offset=0)
         e.viewed.add(t.name)
     return merged
+
+
+def _stored_as(t: Tensor, dtype: DType) -> Tensor:
+    """The tensor in another type, with as much padding as `dense` gives it if that is what it has."""
+    usual = t == dense(t.name, t.shape, t.dtype, t.order)
+    return dense(t.name, t.shape, dtype, t.order) if usual else replace(t, dtype=dtype)
 
 
 def _inverse(view: View, t: Tensor, y: Tensor) -> tuple[list[Index], Shape] | None:

@@ -1,7 +1,7 @@
 """conv(concat(f(x), g(y)), w)  =>  conv(z, w'), where z has gaps, so that f and g can write it though they fill no vectors
 
-A part of a concatenation can only be written by the op that makes it if it begins and ends at a multiple of 8 channels. So each
-part gets channels of zeros at its end, and the weights of the convolutions that read them zeros to match.
+A part of a concatenation can only be written by the op that makes it if it begins and ends at a multiple of 8 channels, or 16 of
+bytes. So each part gets channels of zeros at its end, and the weights of the convolutions that read them zeros to match.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tccompile.fuse.editor import Editor
 from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor, dense
+from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.weights import Literal, transform
 
 LARGER = 1.5
@@ -50,10 +50,11 @@ def _pays(e: Editor, whole: Tensor, parts: list[Op]) -> bool:
     views = {t.name for t in e.tensors.values() if t.base == whole.name}
     if at != whole.shape[1] or views != {op.y for op in parts} or whole.name in e.position:
         return False
-    spread = sum(round_up(n, GRAIN) for n in channels)
+    grain = e.grain(whole.name)
+    spread = sum(round_up(n, grain) for n in channels)
     readers = [e.ops[i] for i in e.readers[whole.name]]
     convolved = all(op is not None and mixes(e, op, whole.name) for op in readers)
-    return convolved and any(n % GRAIN for n in channels[:-1]) and spread <= LARGER * at
+    return convolved and any(n % grain for n in channels[:-1]) and spread <= LARGER * at
 
 
 def mixes(e: Editor, op: Op, name: str) -> bool:
@@ -64,7 +65,7 @@ def mixes(e: Editor, op: Op, name: str) -> bool:
 
 def _spread(e: Editor, whole: Tensor, parts: list[Op]) -> None:
     channels = [e.tensors[op.y].shape[1] for op in parts]
-    room = [round_up(n, GRAIN) for n in channels]
+    room = [round_up(n, e.grain(whole.name)) for n in channels]
     spread = dense(whole.name, (whole.shape[0], sum(room), *whole.shape[2:]), whole.dtype, whole.order)
     e.tensors[whole.name] = spread
     taken, start, at = np.full(sum(room), whole.shape[1], np.int64), 0, 0

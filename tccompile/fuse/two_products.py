@@ -10,7 +10,7 @@ from tccompile.ir.expr import ACC, Expr, call, coord, load, substitute, walk
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Mlp, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN
+from tccompile.ir.tensor import LANES
 
 HIDDEN = 256
 """The most hidden units: the kernel keeps them in shared memory."""
@@ -65,7 +65,7 @@ def _is_product(e: Editor, op: Op) -> bool:
     x, w = e.tensors[op.x], e.tensors[op.w]
     if not (x.dtype.is_float and w.dtype.is_float):
         return False
-    whole = w.strides[1] == 1 and not any(n % GRAIN for n in (w.padded[1], w.strides[0], w.offset))
+    whole = w.strides[1] == 1 and not any(n % LANES for n in (w.padded[1], w.strides[0], w.offset))
     return x.rank == 4 and x.shape[2:] == w.shape[2:] == (1, 1) and whole
 
 

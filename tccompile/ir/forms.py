@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from tccompile.ir.packed import CHUNK
+from tccompile.ir.tensor import Tensor
+
 
 @dataclass(frozen=True)
 class Form:
@@ -54,5 +57,37 @@ class Sparse(Form):
         return replace(super().renamed(names), places=names.get(self.places, self.places))
 
 
-FORMS: tuple[type[Form], ...] = (Grouped, Sparse)
+@dataclass(frozen=True)
+class Packed(Form):
+    """Weights (N, K) that are integers of 4 or 8 bits times a scale for each block of K: `tensor` has the integers, `scales` and
+    `zeros` what they are multiplied by and what stands for 0. All lie as `ir/packed.py` says.
+
+    zeros  "" where `zero` stands for 0 in all blocks
+    block  along K; one that has all of K is a multiple of `packed.CHUNK`
+    alone  whether the plan has the weights in no other form: they are computed from this one where they are asked for
+    """
+
+    scales: str
+    zeros: str
+    bits: int
+    block: int
+    zero: int = 0
+    alone: bool = False
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.tensor, self.scales, *([self.zeros] if self.zeros else []))
+
+    def text(self, tensors: Mapping[str, Tensor]) -> str:
+        """As people read it: what a kernel sees of it."""
+        scales = tensors[self.scales]
+        of_each = "one scale a row" if scales.shape[1] == 1 and self.block >= CHUNK else f"blocks of {self.block}"
+        return f"{self.bits} bits in {of_each}{' with zero points' if self.zeros else ''}"
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        own = {name: names.get(name, name) for name in (self.scales, self.zeros)}
+        return replace(super().renamed(names), scales=own[self.scales], zeros=own[self.zeros])
+
+
+FORMS: tuple[type[Form], ...] = (Grouped, Sparse, Packed)
 """All kinds: plans name them by their classes."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tccompile.errors import PlanError
+from tccompile.ir import packed
 from tccompile.ir.evaluate import takes
 from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, Remainder, View, parts
 from tccompile.ir.extent import Extent, Shape
-from tccompile.ir.forms import Form, Grouped, Sparse
+from tccompile.ir.forms import Form, Grouped, Packed, Sparse
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.ops.op import OneOf
@@ -128,6 +129,9 @@ def _check_form(name: str, form: Form, program: Program) -> None:
     if isinstance(form, Sparse):
         _check_sparse(what, program.tensors[name], program.tensors[form.tensor], program.tensors[form.places])
         return
+    if isinstance(form, Packed):
+        _check_packed(what, form, program.tensors[name], [program.tensors[part] for part in form.tensors])
+        return
     match form:
         case Grouped(groups=groups, of=of) if 0 < groups < of and of % groups == 0:
             together = of // groups
@@ -141,6 +145,21 @@ def _check_sparse(what: str, w: Tensor, values: Tensor, places: Tensor) -> None:
     fits = values == dense(values.name, of_values, w.dtype, pad=1) and places == dense(places.name, of_places, DType.U8, pad=1)
     found = f"{values.dtype.value} {values.shape} and {places.dtype.value} {places.shape}"
     require(fits, f"{what}, and its places are {found} in place of {w.dtype.value} {of_values} and uint8 {of_places}, row-major")
+
+
+def _check_packed(what: str, form: Packed, w: Tensor, parts: list[Tensor]) -> None:
+    require(w.rank == 2 and w.dtype.is_float, f"{what}: that is {w.dtype.value} {w.shape}, which has no form of integers")
+    require(0 <= form.zero < 256, f"{what}: {form.zero} stands for 0")
+    try:
+        shapes_ = packed.shapes(w.shape, form.bits, form.block)
+    except ValueError as error:
+        raise PlanError(f"{what}: {error}") from None
+    scales = parts[1]
+    kinds = DType.U8, scales.dtype if scales.dtype in (DType.F16, DType.F32) else DType.F32, DType.U8
+    wide = packed.per(form.block) > 1 or scales.dtype is DType.F32
+    for part, shape, kind in zip(parts, shapes_, kinds, strict=False):
+        fits = wide and part == dense(part.name, shape, kind, pad=1)
+        require(fits, f"{what}: {part.name!r} is {part.dtype.value} {part.shape} in place of {kind.value} {shape}, row-major")
 
 
 def _check_base(t: Tensor, base: Tensor | None) -> None:

@@ -9,7 +9,7 @@ from operator import or_
 
 from tccompile.ir.expr import Epilogue, Expr, walk
 from tccompile.ir.extent import Extent, Shape, hint
-from tccompile.ir.forms import Form
+from tccompile.ir.forms import Form, Packed
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense
 from tccompile.ir.types import DType
@@ -80,6 +80,10 @@ class Program:
     def forms_of(self, op: Op) -> list[Form]:
         """Other forms of the constants that `op` reads."""
         return [form for name in op.inputs for form in self.forms.get(name, ())]
+
+    def packed(self, name: str) -> Packed | None:
+        """The form of integers that is all that a plan has of a constant; None if it has the constant itself."""
+        return next((form for form in self.forms.get(name, ()) if isinstance(form, Packed) and form.alone), None)
 
     def readers(self) -> dict[str, list[Op]]:
         """The ops that read each tensor."""

@@ -121,10 +121,11 @@ def _copy(into: np.ndarray, values: np.ndarray) -> None:
         into[...] = values
         return
     into, values = (np.moveaxis(x, (a, b), (0, 1)) for x in (into, values))
-    for i in range(0, into.shape[0], TILE):
-        for j in range(0, into.shape[1], TILE):
-            into[i : i + TILE, j : j + TILE] = values[i : i + TILE, j : j + TILE]
+    for i in range(0, into.shape[0], WIDE):
+        for j in range(0, into.shape[1], HIGH):
+            into[i : i + WIDE, j : j + HIGH] = values[i : i + WIDE, j : j + HIGH]
 
 
-TILE, WORTH_TILES = 256, 1 << 20
-"""Elements of a tile's sides, and from how many bytes on it takes less time."""
+WIDE, HIGH, WORTH_TILES = 32, 512, 1 << 20
+"""Elements of a tile, as they follow each other where they are written and where they are read, and from how many bytes on it
+takes less time."""

@@ -20,10 +20,17 @@ def per_row(dtype: DType) -> int:
     return 8 * ROW // dtype.bits
 
 
-GRAIN = per_row(DType.F16)
-"""Elements. Until formats are chosen, the innermost axis of every tensor is padded to a multiple of this, and parts of tensors
-that are read as operands begin and end at multiples of it. It is a row of the narrowest format that is chosen for a float, so it
-suits all that are: see `layout.py`."""
+LANES = 8
+"""Elements that a thread of most kernels reads, computes and writes at once, whatever their type. The innermost axis is padded to
+a multiple of it, so that no thread has less to do."""
+
+
+def padding(dtype: DType, multiplied: bool) -> int:
+    """The innermost axis of a tensor of this type is padded to a multiple of so many elements.
+
+    multiplied  whether products may read it as an operand, whose rows are of ROW bytes each for Tensor Cores
+    """
+    return max(LANES, per_row(dtype)) if multiplied and dtype is not DType.BOOL else LANES
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,13 @@ class Tensor:
         return unit[0] if unit else None
 
 
-def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int = GRAIN) -> Tensor:
+def dense(name: str, shape: Shape, dtype: DType, order: tuple[int, ...] | None = None, pad: int | None = None) -> Tensor:
     """A tensor with storage of its own, axes in `order` (outermost first; default as in `shape`), the last one padded.
 
-    An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding.
+    An image's NHWC is order (0, 2, 3, 1); `pad=1` gives no padding. By default there is what operands of products have: `layout`
+    takes away what is too much.
     """
+    pad = padding(dtype, multiplied=True) if pad is None else pad
     order = tuple(range(len(shape))) if order is None else order
     padded = list(shape)
     if order:
@@ -130,7 +139,7 @@ class Storage:
     """How a tensor is stored other than its neighbours, and why.
 
     scale    what lies in memory is the value times this, any positive number
-    in_full  products of float32 that it is the result of are made in full, and not of parts that leave out their last digits
+    in_full  products of float32 that it is the result of multiply float32, not parts that leave out last digits
     """
 
     reason: str

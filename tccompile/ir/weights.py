@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.halves import rounded
+from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
+from tccompile.ir.packed import shapes as packed
 from tccompile.ir.sparse import shapes as compressed
 from tccompile.ir.sparse import sparse_places, sparse_values
 from tccompile.ir.storage import nearest
@@ -76,83 +79,6 @@ def _slice(x: np.ndarray, starts: tuple, ends: tuple, steps: tuple) -> np.ndarra
 def _pad(x: np.ndarray, before: tuple, after: tuple) -> np.ndarray:
     widths = [pair for _, *pair in zip(x.shape, before, after, strict=True)]  # NumPy would take one pair for all axes
     return np.pad(x, widths) if widths else x
-
-
-def _rounded(x: np.ndarray, terms: int) -> np.ndarray:
-    """As float16, with the sums over the last `terms` axes kept.
-
-    To nearest, but for those few elements that lie about halfway to the next number, and by which rounding adds up.
-    """
-    if x.dtype == np.float16:
-        return x
-    k = math.prod(x.shape[x.ndim - terms :])
-    lines, out = x.reshape(-1, k), np.empty((x.size // max(k, 1), k), np.float16)
-    turns = (np.arange(k) * GOLDEN % 1).argsort(kind="stable")  # any first part of it is spread evenly: for equal elements
-    back = turns.argsort()
-    for i in range(0, len(lines), step := max((1 << 16) // max(k, 1), 1)):
-        rounded = _sums_kept(np.take(lines[i : i + step], turns, 1))
-        np.take(rounded, back, 1, out[i : i + step], "clip")  # without it, NumPy makes a copy of `out`
-    return out.reshape(x.shape)
-
-
-GOLDEN = 0.6180339887498949
-
-
-def _sums_kept(x: np.ndarray) -> np.ndarray:
-    """The rows as float16, each with the sum that it has."""
-    near = x.astype(np.float16, order="C")
-    wide = near.astype(np.float32)
-    if not np.isfinite(wide).all():
-        return near
-    off = wide - x
-    total = off.sum(1, dtype=np.float64)
-    up = (total < 0)[:, None]
-    off *= np.where(up, np.float32(-1), np.float32(1))  # positive: rounded to the side of its row's sum
-    # The next float16 towards 0, or away from it: as far as one in the last of its 10 bits; in float32's bits, that is quick
-    bits = wide.view(np.int32)
-    inward = np.signbit(wide) == up
-    gap = np.maximum(((bits - inward) & EXPONENT) - (10 << 23), LEAST).view(np.float32)
-    stays = (off <= 0) | (wide == 0) | ((np.abs(wide) == LARGEST) & ~inward)
-    np.copyto(gap, 0, where=stays)
-    largest = np.maximum(gap.max(1, keepdims=True, initial=0), np.finfo(np.float32).tiny)
-    # What rounding to the other side costs for what it brings, from 0 to 1, or 2
-    cost = gap - 2 * off
-    cost /= largest
-    np.clip(cost, 0, 1, out=cost)
-    np.copyto(cost, 2, where=stays)
-    flipped, short = _cheapest(cost, gap, np.abs(total), min(1.0, x.shape[1] ** -0.5))
-    if short.any():
-        flipped = flipped[~short[flipped // x.shape[1]]]
-        rest = np.flatnonzero(short)
-        more, _ = _cheapest(cost[rest], gap[rest], np.abs(total[rest]), 1.0)
-        row, column = np.divmod(more, x.shape[1])
-        flipped = np.concatenate([flipped, rest[row] * x.shape[1] + column])
-    near.view(np.uint16).reshape(-1)[flipped] += np.where(inward.reshape(-1)[flipped], -1, 1).astype(np.uint16)
-    return near
-
-
-EXPONENT = 0xFF << 23
-LEAST = (127 - 24) << 23
-"""Of float32: the bits of the exponent, and of 2**-24, float16's least."""
-
-LARGEST = np.float32(65504)
-
-
-def _cheapest(cost: np.ndarray, gap: np.ndarray, total: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where the elements are to round to the other side: those of least cost in each row, the first of equals, such that their
-    gaps add up to about the row's total. Only those up to the bound are sorted; and in which rows there are too few of them.
-    """
-    bits = np.float16(bound).view(np.uint16)  # costs in 16 bits: those are sorted fast, and everywhere alike
-    at = np.flatnonzero(cost <= bound * (1 + 2**-9))
-    costs, rows = cost.reshape(-1)[at].astype(np.float16).view(np.uint16), at // max(cost.shape[1], 1)
-    order = (rows << 16 | costs).argsort(kind="stable")
-    order = order[costs[order] <= bits]
-    at, rows = at[order], rows[order]
-    brought = gap.reshape(-1)[at].astype(np.float64)
-    after = np.concatenate([[0.0], brought.cumsum()])  # exact: multiples of 2**-24 below 2**29
-    edges = np.searchsorted(rows, np.arange(len(total) + 1))
-    flipped = after[:-1] - after[edges[rows]] + brought / 2 < total[rows]
-    return at[flipped], (after[edges[1:]] - after[edges[:-1]] < total) & (bound < 1)
 
 
 def byte_scales(x: np.ndarray) -> np.ndarray:
@@ -295,13 +221,16 @@ TRANSFORMS: dict[str, Callable[..., np.ndarray]] = {
     "reshape": lambda x, shape: x.reshape(shape),
     "transpose": lambda x, axes: x.transpose(axes),
     "cast": _cast,
-    "rounded": _rounded,
+    "rounded": rounded,
     "byte_scales": byte_scales,
     "float8_scales": float8_scales,
     "multiples": multiples,
     "in_bytes": _in_bytes,
     "sparse_values": sparse_values,
     "sparse_places": sparse_places,
+    "packed_values": packed_values,
+    "packed_scales": packed_scales,
+    "packed_zeros": packed_zeros,
     "float8": lambda x: nearest(x, DType.E4M3),
     "concat": lambda *xs, axis: np.concatenate(xs, axis),
     "slice": _slice,
@@ -395,6 +324,11 @@ def _extents(fn: str, *shapes: tuple[int, ...], **given: Any) -> tuple[int, ...]
             return x[:1]
         case "sparse_values" | "sparse_places":
             return compressed(x, given["whole"])[fn == "sparse_places"]
+        case "packed_values":
+            return packed(x, given["bits"], given["block"])[0]
+        case "packed_scales" | "packed_zeros":
+            n, blocks = x
+            return packed((n, blocks * given["block"]), 8, given["block"])[1 + (fn == "packed_zeros")]
         case "cast" if np.dtype(given["dtype"]).itemsize > 8:
             raise TypeError(f"elements of {np.dtype(given['dtype']).itemsize} bytes")
     return x

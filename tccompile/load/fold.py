@@ -988,28 +988,33 @@ def _shift(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
 def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """(x - zero_point) * scale, with one scale a tensor, one an extent of `axis`, or one a block along it."""
     block, shape = _attribute(node, "block_size", 0), list(y.shape)
-    if block and x[1].dtype == np.float32 and len(shape) > 0:
-        axis = _attribute(node, "axis", 1) % len(shape)
-        if shape[axis] % block:
-            return None
-        apart = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
-        once = (*shape[:axis], shape[axis] // block, 1, *shape[axis + 1 :])
-        numbers, *scales = (
-            derived("", "reshape", t, shape=s) for t, s in zip(x, (apart, once, once), strict=False) if t is not None
-        )
-        out = derived("", "cast", numbers, dtype="float32")
-        if len(scales) > 1:
-            out = derived("", "sub", out, derived("", "cast", scales[1], dtype="float32"))
-        return [derived("", "reshape", derived("", "mul", out, scales[0]), shape=y.shape)]
-    return _dequantize_along(node, x, y)
+    if not block or not shape or x[1].dtype.kind != "f":
+        return _dequantize_along(node, x, y)
+    axis = _attribute(node, "axis", 1) % len(shape)
+    blocks = ceil_div(shape[axis], block)
+
+    missing = blocks * block - shape[axis]  # of the last block, which may be shorter
+    apart, once = ((*shape[:axis], blocks, n, *shape[axis + 1 :]) for n in (block, 1))
+    numbers = derived("", "cast", x[0], dtype="float32")
+    if missing:
+        numbers = derived("", "pad", numbers, before=(0,) * len(shape), after=[missing * (a == axis) for a in range(len(shape))])
+    out = derived("", "reshape", numbers, shape=apart)
+    if len(x) > 2 and x[2] is not None:
+        out = derived("", "sub", out, derived("", "reshape", derived("", "cast", x[2], dtype="float32"), shape=once))
+    out = derived("", "mul", out, derived("", "reshape", derived("", "cast", x[1], dtype="float32"), shape=once))
+    out = derived("", "reshape", out, shape=(*shape[:axis], blocks * block, *shape[axis + 1 :]))
+    if missing:
+        out = derived("", "slice", out, starts=(0,) * len(shape), ends=tuple(shape), steps=(1,) * len(shape))
+    return [out if y.dtype == np.float32 else derived("", "cast", out, dtype=y.dtype.name)]
 
 
 def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
     """The same without blocks."""
     scale = x[1]
-    if held(scale).ndim > 1 or _attribute(node, "block_size", 0) or scale.dtype != np.float32:
+    if held(scale).ndim > 1 or _attribute(node, "block_size", 0) or scale.dtype.kind != "f":
         return None
-    return [dequantized(x[0], scale, x[2] if len(x) > 2 else None, _attribute(node, "axis", 1))]
+    out = dequantized(x[0], scale, x[2] if len(x) > 2 else None, _attribute(node, "axis", 1))
+    return [out if y.dtype == np.float32 else derived("", "cast", out, dtype=y.dtype.name)]
 
 
 def _quantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:

@@ -42,6 +42,7 @@ from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
 from tccompile.load.issues import Findings, Issue
 from tccompile.load.nodes import all_nodes, dense_values, first_line, reads, rename_inputs, subgraphs, widened
 from tccompile.load.opset import NEWEST, OLDEST, UNIFORM, Scope, upgrade_nodes
+from tccompile.load.other_files import told_by
 from tccompile.load.survey import Survey
 from tccompile.load.types import Type
 from tccompile.load.valid import title
@@ -91,8 +92,15 @@ def in_memory(model: Given) -> Model:
     if not isinstance(data, bytes | bytearray | memoryview):
         what = "a file that is open as text: open it with 'rb'" if text else f"a {type(data).__name__}"
         raise UsageError(f"a model is a path, an onnx.ModelProto, bytes or an open file, not {what}")
+    return _proto("the bytes are not an ONNX file", bytes(data))
+
+
+def _proto(what: str, data: bytes) -> onnx.ModelProto:
     proto = onnx.ModelProto()
-    _guard("the bytes are not an ONNX file", proto.ParseFromString, bytes(data))
+    try:
+        proto.ParseFromString(data)
+    except Exception as e:  # of protobuf's two implementations
+        raise ModelError(f"{what}: {told_by(data)}") from e
     return proto
 
 
@@ -249,14 +257,14 @@ def _parsed(model: Model) -> tuple[onnx.ModelProto, Path | None]:
     if isinstance(model, onnx.ModelProto):
         proto = deepcopy(model)
     else:
-        proto, path = onnx.ModelProto(), Path(model)
+        path = Path(model)
         try:
             if stat.S_ISCHR(path.stat().st_mode):
                 raise UsageError(f"cannot read the model {path}: it is a device, not a file")
             data = path.read_bytes()
         except OSError as e:
             raise UsageError(f"cannot read the model {path}: {e.strerror}") from e
-        _guard(f"{path} is not an ONNX file", proto.ParseFromString, data)
+        proto = _proto(f"{path} is not an ONNX file", data)
     if not proto.HasField("graph"):
         raise ModelError(f"{path or 'the model'} is not an ONNX model: it holds no graph")
     _check_text(proto)
@@ -549,7 +557,7 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or not _beside(path, model):
         raise ModelError(f"the constant {name!r} lies in {location!r}, outside the model's folder; it will not be read")
     if not path.is_file():
-        raise ModelError(f"the constant {name!r} lies in {location!r}, and there is no such file beside the model")
+        raise ModelError(f"the constant {name!r} lies in {location!r}, and there is no such file beside the model: put it there")
     available = path.stat().st_size
     try:
         offset = int(entries.get("offset", 0))
@@ -559,7 +567,7 @@ def _external(tensor: onnx.TensorProto, name: str, model: Path | None, size: int
     if offset < 0 or not 0 <= length <= available - offset or (size is not None and length != size):
         raise ModelError(
             f"the constant {name!r} needs {size} bytes; the model says they are the {length} from {offset} on of {location!r}, "
-            f"which has {available}"
+            f"which has {available}: copy or download it anew"
         )
     return np.memmap(path, np.uint8, "r", offset, (length,)) if length else np.empty(0, np.uint8)
 

@@ -1,7 +1,7 @@
 """From a graph of standard ONNX ops to the typed Program: one converter an ONNX op, in `ops/`.
 
 Needs: one opset, static shapes, constants folded. Guarantees: what `program.verify` checks; floats are F32 (the precision
-stage chooses fp16 later), images NHWC, the innermost axis padded to a multiple of `tensor.GRAIN` elements (by format: later too).
+stage chooses fp16 later), images NHWC, the innermost axis padded as `tensor.dense` does (by format: later too).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tccompile.ir.expr import (
 )
 from tccompile.ir.extent import Shape, ceil_div
 from tccompile.ir.ops import Gemm, Reduce
-from tccompile.ir.tensor import GRAIN, Tensor
+from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import GROWTH, Recipe, transform
 from tccompile.load.constants import derived, held, recipe_of
@@ -152,14 +152,14 @@ class _Sums:
         return int(least * both + rest)
 
     def share(self) -> int:
-        """How many terms a part has: all of them, or else a multiple of GRAIN, the same in all parts but for the last."""
+        """How many terms a part has: all of them, or else a multiple of LANES, the same in all parts but for the last."""
         whole = self.bound(max(self.terms, 1))
         if whole <= EXACT:
             return self.terms
         parts = ceil_div(whole, EXACT)
         while True:
-            share = ceil_div(self.terms, parts * GRAIN) * GRAIN
-            if share == GRAIN or self.bound(share) <= EXACT:
+            share = ceil_div(self.terms, parts * LANES) * LANES
+            if share == LANES or self.bound(share) <= EXACT:
                 return share
             parts += ceil_div(parts, 8)
 

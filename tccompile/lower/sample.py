@@ -276,9 +276,9 @@ def roi_align(node: gs.Node, b: Builder) -> None:
         raise b.refuse(f"sampling_ratio is {points}: it reads the square of that in each cell", "give one up to 1024, as 2")
     mode, half = b.attr("mode", "avg"), b.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     r, c, *cells = shape_of(t)
-    spots: list[list[Spot]] = []
+    spots: list[tuple[Tensor, Tensor]] = []
     for axis, (cell, n) in enumerate(zip(cells, x.shape[2:], strict=True)):
-        shape = (r, cell * points)  # points along the axis
+        shape = (r, cell, points)  # points along the axis
         reads = Reads(b, shape)
         low, high = (reads.view(View(rois.name, (coord(0), constant(k + 1 - axis)))) for k in (0, 2))
         shift = 0.5 if half else 0.0
@@ -286,24 +286,25 @@ def roi_align(node: gs.Node, b: Builder) -> None:
         size = call("sub", call("sub", call("mul", high, scale), shift), start)
         if not half:
             size = call("max", size, 1.0)
-        where = b.literal(f"{t.name}.where{axis}", ((np.arange(cell * points) + 0.5) / (cell * points)).astype(np.float32))
-        u = call("add", start, call("mul", size, reads.view(View(where.name, (coord(1),)))))
+        at = ((np.arange(cell * points) + 0.5) / (cell * points)).astype(np.float32)
+        where = b.literal(f"{t.name}.where{axis}", at.reshape(cell, points))
+        u = call("add", start, call("mul", size, reads.view(View(where.name, (coord(1), coord(2))))))
         place = b.compute(b.new(f"{t.name}.place{axis}", shape), u, reads)
         spots.append(_region_spots(b, f"{t.name}.{axis}", place, n))
+    image = element(batch.name, [coord(0)], x.shape[0])
+    if points <= FEW_POINTS:
+        rows, columns = (
+            [(coord(0), coord(2 + a), constant(p), constant(k)) for p in range(points) for k in (0, 1)] for a in (0, 1)
+        )
+        reads = Reads(b, shape_of(t))
+        value = _of_taps(reads, x, image, spots, (rows, columns), mode)
+        b.compute(b.result(t, IMAGE[4]), value if mode == "max" else call("mul", value, 1.0 / points**2), reads)
+        return
     whole = (r, c, cells[0] * points, cells[1] * points)
     reads = Reads(b, whole)
-    image = element(batch.name, [coord(0)], x.shape[0])
-    read: list[Expr] = []
-    for (i, wi), (j, wj) in itertools.product(*spots):
-        rows, columns = (coord(0), coord(2)), (coord(0), coord(3))
-        index = (image, coord(1), element(i.name, rows, x.shape[2]), element(j.name, columns, x.shape[3]))
-        assert wi is not None and wj is not None
-        weight = call("mul", reads.view(View(wi.name, rows)), reads.view(View(wj.name, columns)))
-        read.append(call("mul", reads.view(View(x.name, index)), weight))
-    value = read[0]
-    for other in read[1:]:
-        value = call("max" if mode == "max" else "add", value, other)
-    sampled = b.compute(b.new(f"{t.name}.sampled", whole), value, reads)
+    place_of = [(quotient(coord(2 + axis), points, whole), remainder(coord(2 + axis), points, whole)) for axis in (0, 1)]
+    rows, columns = ([(coord(0), *place, constant(k)) for k in (0, 1)] for place in place_of)
+    sampled = b.compute(b.new(f"{t.name}.sampled", whole), _of_taps(reads, x, image, spots, (rows, columns), mode), reads)
     split = (r, c, cells[0], points, cells[1], points)
     parts = b.new(f"{t.name}.cells", split)
     b.copy(View(sampled.name, (coord(0), coord(1), coord(2) * points + coord(3), coord(4) * points + coord(5))), parts)
@@ -312,22 +313,55 @@ def roi_align(node: gs.Node, b: Builder) -> None:
     b.copy(View(kept.name, (coord(0), coord(1), coord(2), constant(0), coord(3), constant(0))), b.result(t, IMAGE[4]))
 
 
-def _region_spots(b: Builder, name: str, place: Tensor, n: int) -> list[Spot]:
-    """The two neighbours of each place: a place more than 1 outside counts as nothing, others are moved to the edge."""
-    shape = place.shape
-    found: list[Spot] = []
-    for k in range(2):
+FEW_POINTS = 2
+"""Points along an axis of a cell up to which all that they read is read in one expression."""
+
+
+Taps = tuple[Sequence[tuple[Index, ...]], Sequence[tuple[Index, ...]]]
+"""Of both axes, where the places and the weights of what is read are in their tensors."""
+
+
+def _of_taps(reads: Reads, x: Tensor, image: Index, spots: Sequence[tuple[Tensor, Tensor]], taps: Taps, mode: str) -> Expr:
+    """The sum, or the maximum, of what taps along both axes read of an image, times their weights."""
+    (rows, row_weights), (columns, column_weights) = spots
+    total: Expr | None = None
+    for i in taps[0]:
+        of_row, weight = None, reads.view(View(row_weights.name, i))
+        for j in taps[1]:
+            at = (image, coord(1), element(rows.name, i, x.shape[2]), element(columns.name, j, x.shape[3]))
+            value = call("mul", reads.view(View(x.name, at)), reads.view(View(column_weights.name, j)))
+            value = call("mul", value, weight) if mode == "max" else value
+            of_row = value if of_row is None else call("max" if mode == "max" else "add", of_row, value)
+        assert of_row is not None
+        of_row = of_row if mode == "max" else call("mul", of_row, weight)
+        total = of_row if total is None else call("max" if mode == "max" else "add", total, of_row)
+    assert total is not None
+    return total
+
+
+def _region_spots(b: Builder, name: str, place: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The two neighbours of each place, and their weights, along one axis more: a place more than 1 outside counts as nothing,
+    others are moved to the edge."""
+    shape = (*place.shape, 2)
+    which = b.literal(f"{name}.which", np.arange(2, dtype=np.float32))
+
+    def tensor(text: str, dtype: DType, value: Callable[[Expr, Expr, Expr], Expr]) -> Tensor:
         reads = Reads(b, shape)
-        u = reads.view(identity_view(place.name, 2))
+        u = reads.view(View(place.name, tuple(coord(a) for a in range(place.rank))))
         v = call("min", call("max", u, 0.0), n - 1.0)
-        below = call("floor", v)
-        at = call("min", call("add", below, float(k)), n - 1.0)
-        index = b.compute(b.new(f"{name}.index{k}", shape, DType.I32), cast(at, DType.I64), reads)
-        t = call("sub", v, below)
+        return b.compute(
+            b.new(f"{name}.{text}", shape, dtype), value(u, v, reads.view(View(which.name, (coord(place.rank),)))), reads
+        )
+
+    def index(u: Expr, v: Expr, k: Expr) -> Expr:
+        return cast(call("min", call("add", call("floor", v), k), n - 1.0), DType.I64)
+
+    def weight(u: Expr, v: Expr, k: Expr) -> Expr:
+        t = call("sub", v, call("floor", v))
         inside = call("bit_and", call("greater_equal", u, -1.0), call("less_equal", u, float(n)))
-        value = call("where", inside, t if k else call("sub", 1.0, t), 0.0)
-        found.append((index, b.compute(b.new(f"{name}.weight{k}", shape), value, reads)))
-    return found
+        return call("where", inside, call("where", call("greater", k, 0.0), t, call("sub", 1.0, t)), 0.0)
+
+    return tensor("index", DType.I32, index), tensor("weight", DType.F32, weight)
 
 
 def col2im(node: gs.Node, b: Builder) -> None:

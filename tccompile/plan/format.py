@@ -29,6 +29,7 @@ from tccompile.ir.limits import SIZE, check_program, require
 from tccompile.ir.memory import COMPARED, NOWHERE, Budget, Span, accesses, ordered, whereabouts
 from tccompile.ir.metadata import Metadata
 from tccompile.ir.ops import OPS, Op
+from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
@@ -376,6 +377,8 @@ class Plan:
         Raises UsageError if they were left out of the plan, PlanError if the file is damaged.
         """
         if name not in self.weights:
+            if (found := self._of_integers(name)) is not None:
+                return found
             raise UsageError(
                 f"the plan holds no values of {name!r}, it was made without its weights: give the model "
                 "they come from (tcrun --weights MODEL.onnx)"
@@ -388,6 +391,17 @@ class Plan:
                 "since it was opened"
             )
         return data
+
+    def _of_integers(self, name: str) -> memoryview | None:
+        """The bytes of a constant that the plan has as integers in blocks alone; None if it is no such constant."""
+        for program in (entry.program for entry in self.entries if name in entry.program.constants):
+            if (form := program.packed(name)) is not None:
+                stored = {part: program.tensors[part] for part in form.tensors}
+                parts = {n: np.frombuffer(self.weight(n), t.dtype.numpy).reshape(t.shape) for n, t in stored.items()}
+                zeros = parts[form.zeros] if form.zeros else form.zero
+                w = program.tensors[name]
+                return pack_constant(w, unpacked(w.shape, parts[form.tensor], parts[form.scales], zeros, form.bits, form.block))
+        return None
 
     def size(self, name: str) -> int:
         """The bytes of a constant tensor in the plan; 0 if they were left out."""
@@ -430,7 +444,8 @@ def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
     """
     if values.shape != tensor.shape:
         raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
-    buffer = np.zeros(tensor.span, tensor.dtype.numpy)
+    full = tensor.padded == tensor.shape and tensor.span == values.size
+    buffer = (np.empty if full else np.zeros)(tensor.span, tensor.dtype.numpy)
     store(buffer, tensor, to_storage(values, tensor.dtype))
     return buffer.view(np.uint8).data  # of gigabytes there need not be a copy
 
@@ -470,7 +485,9 @@ NOT_EVALUATED = (ArithmeticError, LookupError, MemoryError, TypeError, ValueErro
 
 def _left_out(plan: Plan) -> dict[str, tuple[Tensor, Recipe]]:
     """The constants whose values are not in the plan."""
-    constants = {n: (e.program.tensors[n], r) for e in plan.entries for n, r in e.program.constants.items()}
+    constants = {
+        n: (e.program.tensors[n], r) for e in plan.entries for n, r in e.program.constants.items() if e.program.packed(n) is None
+    }
     return {name: constant for name, constant in constants.items() if name not in plan.weights}
 
 
@@ -1090,7 +1107,11 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name, and the place of an older one, when all of it has been written."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # not mkstemp's, which only its owner could read
-    file = open(temporary, "xb")  # noqa: SIM115  closed below
+    try:
+        file = open(temporary, "xb")  # noqa: SIM115  closed below
+    except OSError as error:
+        error.filename = os.fspath(path)  # the name that the caller knows
+        raise
     try:
         with file:
             yield file
@@ -1098,8 +1119,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(FileNotFoundError):  # interrupted when it had its name already
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # writing says only that the disk is full
-            error.filename = os.fspath(path)
+        if isinstance(error, OSError):  # writing says only that the disk is full, and renaming names the other file, too
+            error.filename, error.filename2 = os.fspath(path), None
         raise
 
 
@@ -1142,8 +1163,9 @@ def _checked(data: Stretch) -> Plan:
         raise PlanError("is not a plan of tccompile's")
     _, version, zero, length, size, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
+        newer = "install the newer one that made it, or " if version > FORMAT_VERSION else ""
         raise PlanError(
-            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: compile the model again"
+            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model again"
         )
     stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:

@@ -10,10 +10,13 @@ what a user feeds, so what was measured says little. What matters is how they ar
                           resampling and products of few terms, not by layers, norms or functions of bounded results
   whole                   an integer that became a float
   a divisor               what is divided by, or of which a logarithm is taken: small values count as much as large ones
+  a box, or its score     what NonMaxSuppression decides by: fp16 knows a coordinate of 600 to half a pixel
 
 What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the
 way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where
-fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so. Boxes and scores are in
+fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone, such as those that are
+kept, and where regions of interest lie.
 """
 
 from __future__ import annotations
@@ -27,7 +30,22 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Element, Expr, View, is_whole, walk
 from tccompile.ir.feeds import InputRange
-from tccompile.ir.ops import Conv, Cumulate, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Rnn, Scatter, Suppress, TopK
+from tccompile.ir.ops import (
+    Conv,
+    Cumulate,
+    Gemm,
+    Norm,
+    Op,
+    Pointwise,
+    Pool,
+    Reduce,
+    Resize,
+    Rnn,
+    Scatter,
+    Softmax,
+    Suppress,
+    TopK,
+)
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 
@@ -119,7 +137,37 @@ def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) 
     for name, bound in whole.items():
         if bound > exact:
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
+    found.wide = _decided_by(program) | found.wide
     return found
+
+
+def _decided_by(program: Program) -> dict[str, str]:
+    """The tensors, by the owner of their storage, that boxes and scores of NonMaxSuppression are computed from, back to results
+    of layers, and what is computed of such boxes and nothing else; with the reason."""
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    scores: dict[str, str] = {}
+    boxes: dict[str, str] = {}
+    for op in reversed(program.ops):
+        if isinstance(op, Suppress):
+            reason = f"fp32: {op.nodes[0]!r} decides by it"
+            boxes.setdefault(owner[op.boxes], reason)
+            scores.setdefault(owner[op.scores], reason)
+        elif isinstance(op, Pointwise | Reduce | Scatter | Softmax):
+            for found in (boxes, scores):
+                if why := found.get(owner[op.y]):
+                    for name in _floats_of(op, program):
+                        found.setdefault(owner[name], why)
+    known = {*program.inputs, *program.constants}
+    for op in program.ops:
+        read = [owner[name] for name in _floats_of(op, program) if owner[name] not in known]
+        if isinstance(op, Pointwise | Reduce) and read and all(name in boxes for name in read):
+            boxes.setdefault(owner[op.y], boxes[read[0]])
+    return scores | boxes
+
+
+def _floats_of(op: Op, program: Program) -> list[str]:
+    """The floats that an op reads."""
+    return [name for name in op.inputs if program.tensors[name].dtype.is_float]
 
 
 def read_in_full(program: Program) -> dict[int, str]:

@@ -36,6 +36,9 @@ from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
 COMPRESSED = "sparse_values", "sparse_places"
 """What makes the constants of a form of 2:4 weights: see `forms.Sparse`."""
 
+INTEGERS = "packed_values", "packed_scales", "packed_zeros"
+"""And of a form of integers in blocks: see `forms.Packed`."""
+
 THREADS = min(os.cpu_count() or 1, 16)
 """That make constants: NumPy and hashing let others run."""
 
@@ -64,6 +67,7 @@ def refitted_constants(
     for name, values in given.items():
         _check_weight(plan, known, name, np.asarray(values))
     todo: dict[str, tuple[_Constant, set[str]]] = {}
+    computed = {name for entry in plan.entries for name in entry.program.forms if entry.program.packed(name) is not None}
     for entry in plan.entries:
         terms = summed(entry.program)
         for name, recipe in entry.program.constants.items():
@@ -80,9 +84,11 @@ def refitted_constants(
 
     threads = ThreadPoolExecutor(THREADS)
     try:
-        return dict(zip(todo, threads.map(lambda one: made(*one), todo.values()), strict=True))
+        found = dict(zip(todo, threads.map(lambda one: made(*one), todo.values()), strict=True))
     finally:
         threads.shutdown(cancel_futures=True)  # if one is refused, others need not be made
+    # What the plan has as integers alone is made to be checked: it follows from these
+    return {name: data for name, data in found.items() if name in plan.weights or name not in computed}
 
 
 def digests_of(given: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -166,7 +172,7 @@ class _Constant:
     def _check(self, old: Held, new: Held, factor: float) -> None:
         if not self.tensor.dtype.is_float and _is_sum(self.recipe):
             return
-        if isinstance(self.recipe, Transform) and self.recipe.fn in COMPRESSED:
+        if isinstance(self.recipe, Transform) and self.recipe.fn in (*COMPRESSED, *INTEGERS):
             return  # what it is made of is a constant of the plan, too
         halves = self.tensor.dtype is DType.F16
         if np.isinf(new.largest) and not np.isinf(old.largest):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tccompile.ir.halves import BLOCK, scratch
 from tccompile.ir.ops import Conv, Mlp, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -63,21 +64,13 @@ def of_values(recipe: Recipe, values: np.ndarray, tensor: Tensor, terms: int | N
     terms     how many of its last axes are summed over, if it is the weights of a product
     measured  whether it counts how far its channels are apart
     """
-    flat = values.ravel("K")
-    largest = squares = 0.0
-    tiny = 0
-    with np.errstate(all="ignore"):
-        for i in range(0, flat.size, PART):
-            part = np.abs(flat[i : i + PART].astype(np.float32))
-            largest = max(largest, float(np.nan_to_num(part.max(), nan=np.inf, posinf=np.inf)))
-            tiny += int(np.count_nonzero((part < SUBNORMAL) & (part > 0)))
-            squares += _sum_of_squares(part)
-    norm = math.sqrt(squares)
-    subnormals = math.sqrt(tiny / 12) * HALF_STEP / norm if tiny and norm else 0.0
-    loss = subnormals if tensor.dtype is DType.F16 else 0.0
     of_products = terms is not None and values.ndim > 1
+    with np.errstate(all="ignore"):
+        largest, tiny, squares = _looked_at(values, tensor.dtype is DType.F16)
+    norm = math.sqrt(squares.sum())
+    loss = math.sqrt(tiny / 12) * HALF_STEP / norm if tiny and norm else 0.0
     sums = _sums(values, terms) if terms is not None and _whole(recipe, values, tensor) else ()
-    return Held(largest, norm, loss, spread(values) if measured and of_products else math.inf, sums)
+    return Held(largest, norm, loss, _apart(squares) if measured and of_products else math.inf, sums)
 
 
 def _whole(recipe: Recipe, values: np.ndarray, tensor: Tensor) -> bool:
@@ -86,26 +79,47 @@ def _whole(recipe: Recipe, values: np.ndarray, tensor: Tensor) -> bool:
     return not tensor.dtype.is_float or (of_integers and not np.any(values % 1))
 
 
-def _sum_of_squares(x: np.ndarray) -> float:
-    """The same on every machine, as no BLAS is asked; infinite if any of them is infinite or NaN."""
-    total = float(np.square(x).sum(dtype=np.float64))
-    if not math.isfinite(total):  # squares that float32 has not
-        total = float(np.square(x, dtype=np.float64).sum())
-    return math.inf if math.isnan(total) else total
-
-
 def spread(values: np.ndarray) -> float:
     """How far the norms for each input channel of (output, input channels, …) are apart, of those that are not 0."""
-    norms = _squares(values)
-    norms = np.sqrt(norms[norms > 0])
-    return float(norms.max() / norms.min()) if norms.size else 1.0
+    return _apart(_looked_at(values, False)[2])
 
 
-def _squares(values: np.ndarray) -> np.ndarray:
-    """Sums of squares of each input channel, of (output, input channels, …): some output channels at a time, to save memory."""
-    others, step = (0, *range(2, values.ndim)), max(PART // max(math.prod(values.shape[1:]), 1), 1)
-    parts = (np.square(values[i : i + step], dtype=np.float64).sum(others) for i in range(0, len(values), step))
-    return sum(parts, np.zeros(values.shape[1]))
+def _apart(squares: np.ndarray) -> float:
+    norms = np.sqrt(squares[squares > 0])
+    most = norms.max(initial=0)
+    return 1.0 if not norms.size else float(most / norms.min()) if most < np.inf else math.inf
+
+
+def _looked_at(values: np.ndarray, halves: bool) -> tuple[float, int, np.ndarray]:
+    """The largest magnitude, how many are subnormal in float16 if that counts, and the sum of squares of each input channel of
+    (output, input channels, …), or of all: infinite where a value is, or is no number.
+
+    Some at a time, as they lie in memory.
+    """
+    order = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+    at = order.index(1) if values.ndim > 1 else values.ndim
+    lies = values.transpose(order)
+    channels = lies.shape[at : at + 1] or (1,)
+    lies = lies.reshape(math.prod(lies.shape[:at]), *channels, math.prod(lies.shape[at + 1 :]))
+    squares = np.zeros(channels)
+    largest, tiny = 0.0, 0
+    along = int(len(lies) == 1)
+    for i in range(0, lies.shape[along], step := max(BLOCK * lies.shape[along] // max(lies.size, 1), 1)):
+        here = slice(i, i + step)
+        part = lies[:, here] if along else lies[here]
+        size, square, *_ = (room.reshape(part.shape) for room in scratch(part.size))
+        np.copyto(size, part, "unsafe")
+        np.abs(size, out=size)
+        most = float(np.nan_to_num(size.max(initial=0), nan=np.inf, posinf=np.inf))
+        largest = max(largest, most)
+        if halves:
+            tiny += int(np.count_nonzero((size < SUBNORMAL) & (size > 0)))
+        np.square(size, out=square)
+        found = square.sum((0, 2), dtype=np.float64)
+        if not most < 2.0**60 or 0 < most < 2.0**-40:  # squares that float32 has not
+            found = np.nan_to_num(np.square(size, dtype=np.float64).sum((0, 2)), nan=np.inf, posinf=np.inf)
+        squares[here if along else slice(None)] += found
+    return largest, tiny, squares
 
 
 def _sums(values: np.ndarray, terms: int) -> tuple[float, float, float]:

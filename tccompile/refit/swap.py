@@ -13,7 +13,7 @@ from tccompile.errors import UsageError
 from tccompile.ir.weights import sources_of
 from tccompile.plan.format import Plan
 from tccompile.refit.constants import digests_of, refitted_constants, together
-from tccompile.refit.lora import assigned, merged, places, read_adapters
+from tccompile.refit.lora import added, assigned, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.refit.safetensors import SafeTensors
 
@@ -80,9 +80,10 @@ class Adapters:
     def _merged(self, path: Path, scale: float, names: str | os.PathLike[str] | None) -> Made:
         found, called = read_adapters(path), read_map(Path(names)) if names is not None else {}
         known = places((entry.program for entry in self.plan.entries), self.plan.origin.exported)
-        targets = frozenset(place.weight for _, place in assigned(found, known, called))
+        pairs = assigned(found, known, called)
+        targets = frozenset(place.weight for _, place in pairs)
         others = self._base_of(targets)
-        return Made(targets, refitted_constants(self.plan, merged(others, known, found, scale, called), others))
+        return Made(targets, refitted_constants(self.plan, added(others, pairs, scale), others))
 
     def _base_of(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """What these weights are without adapters, and those that make constants with them; UsageError if that is not known."""

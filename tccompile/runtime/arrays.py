@@ -120,8 +120,11 @@ def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> Array:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{name}: cannot read the given {type(array).__name__} ({error})") from error
-    raise InputError(f"{name}: a {type(array).__name__} is not an array; give a NumPy array, or one with __dlpack__")
+        says = next(iter(str(error).splitlines()), type(error).__name__)  # PyTorch's go on with its C++ functions
+        raise InputError(f"{name}: cannot read the given {type(array).__name__} ({says})") from error
+    raise InputError(
+        f"{name}: a value of type {type(array).__name__} is not an array; numpy.asarray makes one of lists and images"
+    )
 
 
 class Exchange:

@@ -97,9 +97,11 @@ class Resident:
 
     def _copy(self, name: str, address: int) -> None:
         """A constant to the device, from memory of its own that is freed again."""
-        data = np.frombuffer(self.plan.weight(name), np.uint8)
+        self._put(address, self.plan.weight(name))
+
+    def _put(self, address: int, data: bytes | memoryview) -> None:
         with self.device as cu:
-            cu.cuMemcpyHtoD(address, data.ctypes.data, data.size)
+            cu.cuMemcpyHtoD(address, np.frombuffer(data, np.uint8).ctypes.data, len(data))
 
     def refit(self, constants: Mapping[str, bytes | memoryview]) -> None:
         """Copy other values of constants to where they lie; of those that have not been uploaded, keep them for then."""
@@ -108,9 +110,11 @@ class Resident:
             later = {name: data for name, data in constants.items() if name not in self._weights}
             digests = {name: digest for name, digest in self.plan.digests.items() if name not in later}
             self.plan = replace(self.plan, weights={**self.plan.weights, **later}, digests=digests)
-            for name, data in constants.items():
-                if name in self._weights and data:
-                    cu.cuMemcpyHtoD(self._weights[name], np.frombuffer(data, np.uint8).ctypes.data, len(data))
+            here = {name: data for name, data in constants.items() if name in self._weights and data}
+            with ThreadPoolExecutor() as threads:
+                largest_first = sorted(here, key=lambda name: -len(here[name]))
+                for copied in [threads.submit(self._put, self._weights[name], here[name]) for name in largest_first]:
+                    copied.result()
             cu.cuCtxSynchronize()  # a copy from pageable memory may return before it is done
 
     def functions(self, rooms: Mapping[int, int]) -> dict[int, Any]:

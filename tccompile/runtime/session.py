@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import shlex
@@ -388,9 +389,11 @@ class Session:
         there = program.results
         if isinstance(asked, str):
             raise InputError(f"the outputs asked for are a list, as [{asked!r}], or None for all of them")
+        if not isinstance(given, Mapping):
+            raise InputError(f"arrays to write into go by name, as {{{there[0]!r}: array}}, not as a {type(given).__name__}")
         for name in (*(() if asked is None else asked), *given):
             if name not in there:
-                raise InputError(f"the model has no output {name!r}; it has {', '.join(map(repr, there))}")
+                raise InputError(f"the model has no output {name!r}{_near(name, there)}; it has {', '.join(map(repr, there))}")
         check_made(program, given)
         return list(asked if asked is not None and len(asked) else there)
 
@@ -400,7 +403,7 @@ class Session:
         inputs = self.plan.entries[0].program.inputs
         for name in arrays:
             if name not in inputs:
-                raise InputError(f"the model has no input {name!r}; it has {', '.join(map(repr, inputs))}")
+                raise InputError(f"the model has no input {name!r}{_near(name, inputs)}; it has {', '.join(map(repr, inputs))}")
         for name in inputs:
             if name not in arrays:
                 raise InputError(f"input {name!r} is missing")
@@ -457,7 +460,8 @@ class Session:
         got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
         if got == t.dtype.value or (t.dtype is DType.BF16 and got == "uint16"):
             return
-        way_out = f"; convert it with .astype(np.{t.dtype.value})" if isinstance(array, np.ndarray) else ""
+        got = "uint16 (as which bfloat16 comes)" if got == "uint16" else got
+        way_out = f"; convert it with .astype(np.{t.dtype.value}), PyTorch's with .to(torch.{t.dtype.value})"
         if t.dtype is DType.BF16:
             way_out = "; NumPy has no such type: give its bits as uint16"
         raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
@@ -481,6 +485,10 @@ class Session:
                 for n, s in got.items()
                 if s != tensors[n].shape
             ]
+            if any(len(tensors[n].shape) != len(s) for n, s in got.items()):
+                return "; ".join(wrong)
+            if turned := next((n for n, s in got.items() if s != tensors[n].shape and _channels_last(s, tensors[n].shape)), None):
+                return f"{'; '.join(wrong)}. Its channels come first: give {turned} as array.transpose(0, 3, 1, 2)"
             words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in got.items())
             return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={dict(got)}"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
@@ -558,6 +566,18 @@ def _on_host(name: str, values: Any) -> np.ndarray:
         return np.asarray(values)
     except Exception as error:  # whatever a library raises about its own arrays
         raise UsageError(f"the weight {name!r} cannot be read as a NumPy array ({error}); copy it to the host first") from error
+
+
+def _near(name: object, names: Sequence[str]) -> str:
+    """A question about the name that may have been meant, if there are many."""
+    plain = {n.lower(): n for n in names}
+    found = difflib.get_close_matches(str(name).lower()[:1000], plain, 1, 0.6) if len(names) > 1 else []
+    return f" (did you mean {plain[found[0]]!r}?)" if found else ""
+
+
+def _channels_last(got: Shape, wanted: Shape) -> bool:
+    """Whether images of the wanted extents have come with their channels last."""
+    return len(got) == 4 and tuple(got[a] for a in (0, 3, 1, 2)) == wanted
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
 from tccompile.ir.extent import hint
-from tccompile.ir.forms import Sparse
+from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
 from tccompile.kernels import KERNELS
@@ -252,7 +252,18 @@ def choose(
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
     if any(isinstance(form, Sparse) for form in program.forms_of(op)):
         reason += "; 2:4" if is_sparse(config) else f"; not as 2:4: {_why_dense(op, program, arch, ranked, us, times)}"
+    if (form := next((f for f in program.forms_of(op) if isinstance(f, Packed)), None)) is not None:
+        reason += f"; weights {'' if kernel.reads_integers else 'not '}in {form.text(program.tensors)}"
+        reason += "" if kernel.reads_integers else f": {_why_floats(op, program, arch, ranked)}"
     return Choice(kernel, config, work, cost, reason, estimate)
+
+
+def _why_floats(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate]) -> str:
+    """Why an op's integers are read as floats: how long the others would take, or else the rule that does not hold."""
+    if own := [c.cost for c in ranked if c.kernel.reads_integers]:
+        return f"that is estimated to take {min(own):.1f} µs"
+    kernels = [k for k in KERNELS if k.reads_integers and isinstance(op, k.realises)]
+    return str(next((k.supports(op, program, arch) for k in kernels), "no kernel reads them"))
 
 
 def is_sparse(config: Config) -> bool:

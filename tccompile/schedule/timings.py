@@ -10,6 +10,7 @@ so, and `--tune` measures them again.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import warnings
@@ -23,10 +24,10 @@ from typing import Any
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.expr import Expr, const
-from tccompile.ir.forms import Sparse
+from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import GRAIN, Tensor
+from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
@@ -116,7 +117,9 @@ def timings(own: Path | None, archs: Sequence[str]) -> Timings:
 
 @memoised
 def _shipped() -> tuple[Table, ...]:
-    return tuple(read(path) for path in sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json")))
+    """Plain in the sources, compressed where they are installed: kernels/timings/packed.py."""
+    tables = sorted((Path(__file__).parents[1] / "kernels" / "timings").glob("*.json*"))
+    return tuple(_decoded(gzip.decompress(t.read_bytes()) if t.suffix == ".gz" else t.read_bytes()) for t in tables)
 
 
 # --- What an op is to the kernels --------------------------------------------------------------------------------------
@@ -129,10 +132,12 @@ SPARSE = ", 2:4"
 def key(op: Op, program: Program) -> str:
     """The op as kernels see it, the same in every model: its geometry, its epilogue without the constants' values, and of each
     tensor its type, extents, order of axes, alignment, and whether it is a constant, a model input or output, or a part of
-    another tensor (whatever that one's size); and whether its weights are 2:4. What Attention multiplies scores by is no part
-    of it: in floats of 8 bits it differs from layer to layer.
+    another tensor (whatever that one's size); and whether its weights are 2:4, or integers in blocks. What Attention multiplies
+    scores by is no part of it: in floats of 8 bits it differs from layer to layer.
     """
-    sparse = SPARSE if any(isinstance(form, Sparse) for form in program.forms_of(op)) else ""
+    forms = program.forms_of(op)
+    known = SPARSE if any(isinstance(form, Sparse) for form in forms) else ""
+    known += "".join(f", {form.text(program.tensors)}" for form in forms if isinstance(form, Packed))
     names = dict.fromkeys((*op.operands, op.y, *op.inputs))
     shown = {name: f"{number}:{_tensor_text(program.tensors[name], program)}" for number, name in enumerate(names)}
     expressions = {k: v for k in op.holds if isinstance(v := getattr(op, k), Expr)}
@@ -140,7 +145,7 @@ def key(op: Op, program: Program) -> str:
     plain |= {"scale": 1.0} if isinstance(op, Attention) else {}
     op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), **plain)
     op = op.renamed(shown)
-    return f"{op_text(op)} -> %{op.y}{sparse}"
+    return f"{op_text(op)} -> %{op.y}{known}"
 
 
 def _without_values(e: Expr) -> Expr:
@@ -157,7 +162,7 @@ def _tensor_text(t: Tensor, program: Program) -> str:
     if t.storage in program.inputs or t.storage in program.outputs:
         place = "io"
     steps = (t.strides[a] for a in axes if t.strides[a] != 1)
-    part = f"/{gcd(GRAIN, t.offset, *steps)}" if t.base else ""
+    part = f"/{gcd(LANES, t.offset, *steps)}" if t.base else ""
     return f"{t.dtype.value}[{extents}]@{''.join(map(str, axes))}{part}{place}"
 
 
@@ -186,15 +191,18 @@ def read(path: Path) -> Table:
     """The table in a file. Raises UsageError that names the file and what is wrong with it."""
     try:
         with open(path, "rb") as file:
-            text = file.read(LIMIT + 1)  # a device says nothing of its size
-        if len(text) > LIMIT:
-            raise CodecError(f"larger than {LIMIT >> 20} MiB")
-        table: Table = _CODEC.decode(loads(text), Table)
-        _check(table)
+            return _decoded(file.read(LIMIT + 1))  # a device says nothing of its size
     except CodecError as error:
         raise UsageError(f"{path} is no timing table: {error}; `tccompile MODEL.onnx --tune` writes one") from None
     except OSError as error:
         raise UsageError(f"cannot read the timing table {path}: {error.strerror}") from None
+
+
+def _decoded(text: bytes) -> Table:
+    if len(text) > LIMIT:
+        raise CodecError(f"larger than {LIMIT >> 20} MiB")
+    table: Table = _CODEC.decode(loads(text), Table)
+    _check(table)
     return table
 
 

@@ -37,6 +37,7 @@ from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain
 from tccompile.verify.certificate import Result, certificate, numbers, results_text
+from tccompile.verify.wide import in_float32
 
 if TYPE_CHECKING:
     from tccompile.pipeline import Model
@@ -224,7 +225,15 @@ class Oracle:
         self.proto, self.path = with_small_weights(model)
         self.tensors = {name for node in self.proto.graph.node for name in node.output}
         self.classes = {node.output[0]: class_names(node) for node in self.proto.graph.node if node.op_type == "ZipMap"}
-        self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part | Tuned) else str(model))
+        self.widened = False
+        try:
+            self._session = self._open(self.proto if isinstance(model, onnx.ModelProto | Part | Tuned) else str(model))
+        except UsageError:
+            if (plain := in_float32(self.proto, sources(model))) is None:
+                raise
+            self.proto, self.widened = plain, True
+            self.name += " (bf16 and float64 as fp32)"
+            self._session = self._open(plain)
 
     def _open(self, model: Any) -> Any:
         options = self.runtime.SessionOptions()
@@ -236,7 +245,7 @@ class Oracle:
             given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
             return self.runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # it raises types of its own, and protobuf's for models beyond 2 GB
-            raise UsageError(f"{self.name} does not take the model: {error}") from None
+            raise UsageError(f"{self.name} does not take the model: {error}; compile it without verifying") from None
 
     def run(self, program: Program, feeds: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
         """The tensors by name, as float64 where they are floats."""
@@ -248,6 +257,8 @@ class Oracle:
             watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
             session = self._open(watched)
         given = {n: feeds[n] if feeds[n].dtype != np.uint16 else from_storage(feeds[n], program.tensors[n].dtype) for n in feeds}
+        if self.widened:
+            given = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in given.items()}
         try:
             values = session.run(list(names), given)
         except Exception as error:

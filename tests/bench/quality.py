@@ -19,13 +19,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from PIL import Image
 
-from tccompile import pipeline
 from tccompile.dump import Dump
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import Opened, read
 from tccompile.options import Options, Shapes
-from tccompile.pipeline import calibrated, to_program
+from tccompile.pipeline import to_program
 from tccompile.quantize.products import OPS
+from tccompile.stages import quantize
+from tccompile.stages.quantize import calibrated
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -97,7 +98,7 @@ def qualities(trained: Trained, archs: tuple[str, ...], everything: bool, folder
 
 
 def _quality(trained: Trained, opened: Opened, options: Options, everything: bool) -> tuple[float, int, float]:
-    times = mock.patch.object(pipeline, "_times", _products) if everything else mock.MagicMock()
+    times = mock.patch.object(quantize, "step_times", _products) if everything else mock.MagicMock()
     with times:
         found = calibrated(opened, options) if options.quantize else None
     program = to_program(opened, trained.shapes, options, Dump(None), calibration=found)

@@ -40,6 +40,7 @@ from tccompile.ir.expr import (
     remainder,
     reshape_view,
 )
+from tccompile.ir.forms import Packed
 from tccompile.ir.ops import (
     Attention,
     Conv,
@@ -62,9 +63,10 @@ from tccompile.ir.ops import (
     Trees,
 )
 from tccompile.ir.ops.rnn import GATES
+from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
 from tccompile.ir.program import Program, verify
 from tccompile.ir.storage import from_storage, to_storage
-from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 
@@ -81,7 +83,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Literal] = {}
 
-    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = 8) -> str:
+    def values(self, name: str, values: np.ndarray, dtype: DType, order: Sequence[int] | None = None, pad: int = LANES) -> str:
         """A constant."""
         self.tensors[name] = dense(name, values.shape, dtype, tuple(order) if order else None, pad)
         self.constants[name] = Literal(from_storage(to_storage(values, dtype), dtype))
@@ -103,14 +105,15 @@ class Builder:
 
     def result(self, shape: tuple[int, ...], dtype: DType = F16, order: Sequence[int] | None = None) -> str:
         """What the op writes: a tensor of its own."""
-        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None)
+        self.tensors["y"] = dense("y", shape, dtype, tuple(order) if order else None, LANES)
         return "y"
 
     def slice_of(
         self, shape: tuple[int, ...], axis: int, whole: int, at: int, dtype: DType = F16, order: Sequence[int] | None = None
     ) -> str:
         """What the op writes: elements `at` onwards along `axis` of a tensor with `whole` of them."""
-        base = dense("whole", (*shape[:axis], whole, *shape[axis + 1 :]), dtype, tuple(order) if order else None)
+        extents = (*shape[:axis], whole, *shape[axis + 1 :])
+        base = dense("whole", extents, dtype, tuple(order) if order else None, LANES)
         self.tensors["whole"] = base
         self.tensors["y"] = _view("y", base, shape, axis, at)
         return "y"
@@ -298,6 +301,37 @@ def gemm(
     ep_ = epilogue(b, shape, ep, len(shape) - 1, None, dtype)
     y = _destination(b, shape, len(shape) - 1, to, dtype, None)
     return b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_))
+
+
+def packed(
+    case: str,
+    a: tuple[int, int],
+    n: int,
+    bits: int = 4,
+    block: int = 32,
+    zeros: bool = True,
+    scales: DType = F32,
+    ep: str = "bias",
+    dtype: DType = F16,
+) -> Program:
+    """a (M, K) by weights (N, K) that have a form of integers in blocks of K. Scales are such that halves hold the weights."""
+    b, k = Builder(case), a[1]
+    blocks = -(-k // block)
+    b.normal("a", a, dtype)
+    u, zero = (b.rng.integers(0, 1 << bits, shape) for shape in ((n, k), (n, blocks)))
+    zero = zero if zeros else np.full_like(zero, 1 << bits - 1)
+    scale = b.rng.integers(4, 8, (n, blocks)) * 2.0 ** (b.rng.integers(-2, 1, (n, blocks)) - bits - round(np.log2(k) / 2))
+    each = [np.repeat(x, block, 1)[:, :k] for x in (zero, scale)]
+    b.values("b", (u - each[0]) * each[1], dtype)
+    b.values("u", packed_values(u, bits, block, 0), DType.U8)
+    b.values("scales", packed_scales(scale, block, scales.value), scales)
+    if zeros:
+        b.values("zeros", packed_zeros(zero, block, 0), DType.U8)
+    shape = (a[0], n)
+    ep_ = epilogue(b, shape, ep, 1, None, dtype)
+    y = b.result(shape, dtype)
+    form = Packed("u", "scales", "zeros" if zeros else "", bits, block, 0 if zeros else 1 << bits - 1)
+    return replace(b.program(Gemm(nodes=(case,), y=y, a="a", b="b", epilogue=ep_)), forms={"b": (form,)})
 
 
 def product_of_bytes(case: str, a: tuple[int, ...], n: int, batched: bool = False, window: tuple[int, ...] = ()) -> Program:
@@ -776,14 +810,23 @@ def places(case: str, n: int, room: int, dtype: DType = DType.BOOL) -> Program:
     return b.program(Places(nodes=(case,), y="y", x="x", epilogue=_plain(I64)))
 
 
-def suppress(case: str, images: int, classes: int, count: int, dtype: DType = F32, **how) -> Program:
-    """Boxes of which many overlap, some upside down; scores of which many are equal, in their order, and NaN."""
+def suppress(
+    case: str, images: int, classes: int, count: int, dtype: DType = F32, space: float = 4, whole: bool = False, **how
+) -> Program:
+    """Boxes of which many overlap, some upside down, or no boxes; scores of which many are equal, in their order, and NaN.
+
+    space  how far they lie apart
+    whole  their corners are whole numbers: of many pairs what they have in common is just as much as the limit says
+    """
     b = Builder(case)
-    middle, size = b.rng.uniform(0, 4, (images, count, 2)), b.rng.uniform(-1, 1, (images, count, 2))
+    middle, size = b.rng.uniform(0, space, (images, count, 2)), b.rng.uniform(-1, 1, (images, count, 2))
     if how.get("centred"):
         boxes = np.concatenate([middle, np.abs(size) * 2], -1)
     else:
         boxes = np.concatenate([middle - size, middle + size], -1)
+    boxes = np.round(boxes) if whole else boxes
+    for value in (np.nan, np.inf, -np.inf, 0):
+        boxes[b.rng.random(boxes.shape) < 0.005] = value
     b.values("boxes", boxes, dtype)
     scores = np.where(b.rng.random((images, classes, count)) < 0.02, np.nan, b.rng.integers(0, 9, (images, classes, count)) / 8)
     b.values("scores", np.sort(scores)[..., ::-1], F32)
@@ -1011,6 +1054,12 @@ def _sparse(make: Callable[..., Program], *args, **how) -> Callable[[str], Progr
 
 CASES: Cases = {
     # weights that are 2:4
+    "packed_row": _case(packed, (1, 600), 40),
+    "packed_halves": _case(packed, (5, 1100), 70, block=64, zeros=False, scales=F16, ep="bias residual"),
+    "packed_blocks_of_16": _case(packed, (11, 300), 45, block=16, scales=F16),
+    "packed_bytes": _case(packed, (16, 2100), 21, bits=8, block=2176, zeros=False, ep="bias relu"),
+    "packed_bytes_in_blocks": _case(packed, (3, 900), 200, bits=8, block=128),
+    "packed_of_floats": _case(packed, (2, 300), 45, block=256, dtype=F32),
     "sparse_gemm": _sparse(gemm, (77, 200), 130, ep="bias relu"),
     "sparse_gemm_tiles": _sparse(gemm, (600, 1032), 198),
     "sparse_gemm_residual": _sparse(gemm, (300, 528), 270, ep="bias residual"),
@@ -1294,6 +1343,11 @@ CASES: Cases = {
     "gemm_bf16_batched": _case(gemm, (2, 3, 50, 64), 40, batched=True, dtype=DType.BF16, transposed="b"),
     "gemm_f32_deep": _case(gemm, (70, 2000), 100, dtype=F32),
     "conv_f32_halves": _case(conv, (1, 48, 12, 10), 40, (3, 3), dtype=F32, to="slice"),
+    "conv_bf16_1x1_residual": _case(conv, (1, 64, 28, 28), 256, (1, 1), ep="bias residual relu", dtype=DType.BF16),
+    "conv_bf16_halo": _case(conv, (1, 64, 75, 90), 64, (3, 3), ep="bias residual", dtype=DType.BF16),
+    "conv_bf16_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu", dtype=DType.BF16),
+    "gemm_bf16_large": _case(gemm, (300, 1024), 512, ep="bias gelu", dtype=DType.BF16),
+    "gemm_bf16_transposed": _case(gemm, (307, 1030), 270, ep="bias relu", transposed="ab", dtype=DType.BF16),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),
@@ -1436,9 +1490,14 @@ CASES: Cases = {
     "cumprod_in_chunks": _case(cumulate, (1100, 2), 0, "mul", F16, exclusive=True, reverse=True),
     "places": _case(places, 90, 90),
     "places_in_chunks": _case(places, 3000, 700, F32),
-    "suppress": _case(suppress, 1, 1, 70),
+    "suppress": _case(suppress, 1, 1, 45),
+    "suppress_one": _case(suppress, 1, 2, 1, least=None),
     "suppress_classes": _case(suppress, 2, 3, 45, most=100, iou=0.1),
     "suppress_all": _case(suppress, 1, 2, 200, F16, least=None, most=1000, centred=True),
+    "suppress_ties": _case(suppress, 1, 1, 300, whole=True, most=300, iou=1 / 3, least=0.1),
+    "suppress_rounds": _case(suppress, 1, 1, 9000, space=60, most=9000, least=None),
+    "suppress_most": _case(suppress, 2, 1, 5000, space=40, most=1500),
+    "suppress_chains": _case(suppress, 1, 3, 3000, space=6, most=3000, iou=0.6, least=0.2),
     "top_k": _case(top_k, (5, 90), 1, 10),
     "top_k_in_tiles": _case(top_k, (2, 300), 1, 150, F32),
     "top_k_of_bytes": _case(top_k, (1, 260, 2), 1, 20, DType.U8, largest=False),

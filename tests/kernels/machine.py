@@ -465,14 +465,16 @@ class Machine:
     def binary(self, parts: list[str], operands: list[str]) -> Step:
         base, kind = parts[0], parts[-1]
         if kind == "f16x2":
-            assert base == "mul", parts
-            assign, pair = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
+            pairs: dict[str, Callable[..., np.ndarray]] = {
+                "mul": np.multiply, "sub": np.subtract, "fma": lambda a, b, c: a.astype(np.float64) * b + c,
+            }  # fmt: skip
+            assign, words = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
 
-            def multiply(mask: np.ndarray) -> None:
-                a, b = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in pair)
-                assign((a * b).view(np.uint32), mask)
+            def of_halves(mask: np.ndarray) -> None:
+                halves = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in words)
+                assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
 
-            return multiply
+            return of_halves
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
@@ -514,6 +516,9 @@ class Machine:
 
     do_add = do_sub = do_mul = do_mad = do_fma = do_min = do_max = do_div = do_rem = do_and = do_or = do_xor = binary
     do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = binary
+
+    def do_popc(self, parts: list[str], operands: list[str]) -> Step:
+        return self.plain(operands, "u32", np.bitwise_count)
 
     def do_not(self, parts: list[str], operands: list[str]) -> Step:
         if parts[-1] == "pred":
@@ -714,12 +719,13 @@ class Machine:
         return np.flatnonzero(mask).reshape(-1, 32)
 
     def do_vote(self, parts: list[str], operands: list[str]) -> Step:
-        assert parts[1:] == ["sync", "any", "pred"]
-        assign, p = self.target(operands[0]), self.source(operands[1], "pred")
+        assert parts[1:] in (["sync", "any", "pred"], ["sync", "ballot", "b32"])
+        assign, p, any_of = self.target(operands[0]), self.source(operands[1], "pred"), parts[2] == "any"
 
         def step(mask: np.ndarray) -> None:
-            rows, out = self.lanes(mask), np.zeros(self.n, bool)
-            out[rows] = np.broadcast_to(p, (self.n,))[rows].any(1, keepdims=True)
+            rows, out = self.lanes(mask), np.zeros(self.n, bool if any_of else np.uint32)
+            votes = np.broadcast_to(p, (self.n,))[rows]
+            out[rows] = votes.any(1, keepdims=True) if any_of else np.packbits(votes, 1, "little").view(np.uint32)
             assign(out, mask)
 
         return step
@@ -1127,7 +1133,7 @@ class Machine:
         if k_major:
             at = (start << 4) + r // 8 * (stride << 4) + r % 8 * width + k * (16 if width > 16 else leading << 4)
         else:
-            assert kind == "f16"
+            assert kind in ("f16", "bf16")
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
         at ^= (at >> 7 & width // 16 - 1) << 4
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
@@ -1135,6 +1141,8 @@ class Machine:
         found, number = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
         if kind in FLOAT8:
             return from_storage(found, FLOAT8[kind]).reshape(rows, -1)
+        if kind == "bf16":
+            return from_storage(found.view(np.uint16), DType.BF16).reshape(rows, -1)
         return found.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(number).reshape(rows, -1)
 
     def do_wgmma(self, parts: list[str], operands: list[str]) -> Step:
@@ -1147,7 +1155,8 @@ class Machine:
         sparse = parts[2] == "sp"
         shape, sums, *kinds = parts[4 + sparse :]
         integers, floats8 = sums == "s32", {*kinds} <= {*FLOAT8}
-        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, *kinds) == ("f32", "f16", "f16"), parts
+        assert {*kinds} <= {"s8", "u8"} if integers else floats8 or (sums, kinds[0]) in (("f32", "f16"), ("f32", "bf16")), parts
+        assert integers or floats8 or kinds[0] == kinds[1], parts
         depth = (32 if integers or floats8 else 16) << sparse
         columns = int(re.fullmatch(rf"m64n(\d+)k{depth}", shape)[1])  # type: ignore[index]
         which, selected = (self.registers[operands[3]], int(operands[4])) if sparse else (None, 0)

@@ -90,8 +90,8 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "power_of_2": np.exp2, "larger": np.fmax,
-        "ratio": lambda a, b, inverse: a / b, "saturate": _within,
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "exp2": np.exp2, "coarse_div": lambda a, b: a / b,
+        "larger": np.fmax, "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
         "bits_within": lambda *x: int(np.rint(_within(*x))) + 0x4B400000,
         "select": lambda c, a, b: a if c else b,
@@ -206,6 +206,48 @@ def _floats(dtype: DType, words: tuple[int, ...]) -> tuple[np.float32, ...]:
 
 def floats(place: Place, dtype: DType, n: int) -> Any:
     return lambda *words: _floats(dtype, words)
+
+
+def integers(words: np.ndarray, bits: int) -> np.ndarray:
+    """The integers of words that a lane has of one row, in their order along K: the last axis's words become numbers."""
+    digits = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
+    digits = digits[..., np.argsort([0, 2, 4, 6, 1, 3, 5, 7])] if bits == 4 else digits
+    return digits.reshape(*words.shape[:-1], -1).astype(np.float32)
+
+
+def packed_chunk(asked: Mapping[int, tuple], bits: int, per: int, scales: DType, zeros: bool, columns: int) -> dict[int, Any]:
+    """A warp's products of 128 of K, block by block, as (row, K) by (K, column); K in the order (32, lane, number)."""
+    sums, words, factors, stood, x = (np.array(part) for part in zip(*asked.values(), strict=True))
+    lanes = words.astype(np.uint32).reshape(8, 4, bits // 4, 2, 4)  # g, t, K's half or all, r, word
+    u = integers(lanes.transpose(3, 0, 2, 4, 1).reshape(2, 8, 4, bits // 4, 4).swapaxes(3, 4), bits)  # r, g, j, t, number
+    factors = factors.astype(np.uint32).reshape(8, 4, 2, -1)[:, 0].view(scales.numpy)[..., :per].astype(np.float32)  # g, r, block
+    zero = np.array((stood & 0xFF)[0, 0], np.float32)
+    if zeros:
+        zero = stood.astype(np.uint32).reshape(8, 4, 2, -1)[:, 0].view(np.uint8)[..., :per].astype(np.float32)
+    of_x = x.astype(np.uint32).reshape(8, 4, columns, 4, 4).view(np.float16).astype(np.float32)  # g, t, b, j, number
+    order = np.arange(128).reshape(4, 4, 8)  # of j, t, number: where it is along K
+    if per == 8:
+        order = np.arange(128).reshape(4, 2, 4, 4).swapaxes(1, 2).reshape(4, 4, 8)
+    block = order * per // 128
+    w = (u - (np.moveaxis(zero[..., block], 1, 0) if zeros else zero)) * np.moveaxis(factors[..., block], 1, 0)
+    made = np.einsum("rgjtn,ctbjn->rgbc", w, of_x)  # c: the column, of 8
+    made = made.reshape(2, 8, columns, 4, 2).transpose(1, 3, 2, 0, 4).reshape(32, -1)
+    return dict(zip(asked, map(tuple, (sums + made).astype(np.float32)), strict=True))
+
+
+def multiply_chunk(place: Place, atom: str, *how: Any) -> Any:
+    return exchanged(lambda asked: packed_chunk(asked, *how))
+
+
+def multiply_part(place: Place, bits: int, blocks: int, x: DType, few: int) -> Any:
+    def added(sums: tuple, words: tuple, scales: tuple, zeros: tuple, of_x: tuple) -> tuple:
+        u = integers(np.array(words, np.uint32).reshape(2, -1), bits).reshape(2, blocks, -1)
+        factors, zero = (np.array(part, np.float32).reshape(2, blocks, 1) for part in (scales, zeros))
+        w = ((u - (zero - np.float32(2**23))) * factors).reshape(2, 8)
+        rows = from_storage(np.array(of_x, np.uint32).view(x.numpy), x).reshape(few, 8)
+        return tuple(map(np.float32, np.array(sums) + (w @ rows.T).reshape(-1)))
+
+    return added
 
 
 def deviations(place: Place, dtype: DType, n: int) -> Any:
@@ -408,12 +450,18 @@ def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
 
-def put_turned(place: Place) -> Any:
+def put_matrices(place: Place, count: int, turned: bool) -> Any:
+    assert (count, turned) == (2, True)
     return exchanged(lambda asked: place.engine.put_turned(asked))
 
 
 def shuffled(asked: Mapping[int, tuple]) -> dict[int, Any]:
     return {i: asked[i ^ mask][0] for i, (_, mask) in asked.items()}
+
+
+def balloted(asked: Mapping[int, tuple]) -> dict[int, Any]:
+    word = sum(1 << i % 32 for i, (value,) in asked.items() if value)
+    return dict.fromkeys(asked, word - (word >> 31 << 32))
 
 
 ELEMENTS = {"f16": np.float16, "s8": np.int8, "u8": np.uint8}
@@ -568,7 +616,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.hopper.prefetch_map": nothing,
     "ptx.hopper.read_matrices": read_matrices,
     "ptx.hopper.store_box4": of_engine("store_box"),
-    "ptx.hopper.store_turned_x2": put_turned,
+    "ptx.hopper.store_matrices": put_matrices,
     "ptx.hopper.sync_warp": nothing,
     "ptx.hopper.uniform": same,
     "ptx.hopper.wait_for_earlier_grids": nothing,
@@ -601,12 +649,16 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.take": take,
     "ptx.mma.warp_multiply": warp_multiply,
     "ptx.mma.zeros": lambda place, n: lambda: (np.float32(0),) * n,
+    "ptx.packed.multiply_chunk": multiply_chunk,
+    "ptx.packed.multiply_part": multiply_part,
     "ptx.patch.base": plain(lambda: 0),
     "ptx.patch.keep": plain(lambda words, inside: words if inside else [0] * len(words)),
     "ptx.patch.multiply": multiply_patch,
     "ptx.patch.pixels": pixels,
     "ptx.patch.places": places,
     "ptx.patch.weights": weights,
+    "ptx.simt.ballot": by(balloted),
+    "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),

@@ -17,7 +17,7 @@ from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, lo
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import compute
-from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.tensor import Tensor, dense, padding, per_row
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
@@ -26,7 +26,6 @@ from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
 from tccompile.kernels.spec import Config, Kernel
-from tccompile.layout import padding, per_row
 from tests.gpu.cases import conv as convolution
 from tests.kernels import machine, support
 from tests.kernels.memory import Memory
@@ -398,7 +397,7 @@ def test_rows_of_16_bytes() -> None:
     """A row whose padding ends within 16 bytes is not for Tensor Cores, nor is one that would have to be turned round."""
     assert per_row(I8) == 16
     program = gemm(16, 16, 24)
-    narrow = {**program.tensors, "x": dense("x", (16, 24), I8), "w": dense("w", (16, 24), I8)}
+    narrow = {**program.tensors, "x": dense("x", (16, 24), I8, pad=8), "w": dense("w", (16, 24), I8, pad=8)}
     program = replace(program, tensors=narrow)
     assert "24 elements a tap for 24 channels, not the next multiple of 16" in str(
         GemmMma().supports(program.ops[0], program, ARCHS["sm_80"])

@@ -60,10 +60,12 @@ def on(blocks: int):
             (conv("two residuals", (1, 64, 10, 17), 24, (3, 3), ep="residual residual bias"), 16, 16, 16, 2),
             (conv("odd slices", (1, 72, 9, 10), 5, (3, 3), ep="bias relu", to="odd"), 8, 8, 8, 2),
             (conv("shuffled with padding", (1, 16, 9, 10), 36, (3, 3), ep="bias shuffle3"), 8, 8, 64, 1),
+            (conv("bf16", (2, 24, 9, 17), 40, (3, 3), ep="bias residual", dtype=DType.BF16), 16, 8, 32, 2),
             (conv("rows of tokens", (2, 24, 9, 7), 40, (3, 3), ep="bias residual", to="tokens"), 8, 8, 16, 3),
         ],
         0,
         12,
+        20,
     ),
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
 )

@@ -168,6 +168,14 @@ def test_compiled_code_computes_with_swapped_operands(k, bm, bn, words):
     check(CONV, conv("c", (3, k, 9, 11), 200, (1, 1), ep=words), config, arch=ARCH, run=on_two_blocks)
 
 
+@pytest.mark.parametrize("more", usually([{"bn": 64, "swapped": True}, {"bn": 32}], 0), ids=str)
+def test_compiled_code_computes_in_bf16(more):
+    """Results, and what is added to them, in boxes and in rows."""
+    config = {"bm": 64, "split": 1} | more
+    case = conv("c", (3, 72, 9, 11), 200, (1, 1), ep="bias residual", dtype=DType.BF16)
+    check(CONV, case, config, arch=ARCH, run=on_two_blocks)
+
+
 @pytest.mark.parametrize("k", usually([40, 70, 128]))
 def test_compiled_code_computes_batches(k):
     for more in ({"bm": 64, "split": 1}, {"bm": 40, "split": 1, "swapped": True}):

@@ -28,13 +28,13 @@ def test_grid_sample_of_a_volume() -> None:
     agrees(net.out(net("GridSample", "x", "g", mode="linear")), {"g": grid})
 
 
-@pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize(("how", "points"), [("half_pixel", 2), ("output_half_pixel", 1), ("output_half_pixel", 3)])
 @pytest.mark.parametrize("mode", ["avg", "max"])
-def test_roi_align(mode: str, how: str) -> None:
+def test_roi_align(mode: str, how: str, points: int) -> None:
     rois = np.array([[0, 0, 9, 9], [-3, 2.5, 6, 12], [4, 4, 4.5, 5], [1, -8, 13, -2]], np.float32)
     net = Net(opset=16, x=(2, 5, 10, 11), rois=rois.shape)
     batch = np.array([0, 1, 1, 0])
-    attrs = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.8}
+    attrs = {"output_height": 3, "output_width": 2, "sampling_ratio": points, "spatial_scale": 0.8}
     y = net("RoiAlign", "x", "rois", batch, mode=mode, coordinate_transformation_mode=how, **attrs)
     agrees(net.out(y), {"rois": rois})
 

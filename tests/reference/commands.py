@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import click
 
-from tccompile.cli import commands, sign, triton
+from tccompile.cli import cache, commands, sign, triton
 
 COMMANDS = (
     commands.tccompile,
+    cache.cache,
     commands.tcrun,
     commands.tcinspect,
     commands.tcrefit,
@@ -43,7 +44,7 @@ def _arguments(command: click.Command) -> str:
 
 
 def _command(command: click.Command) -> Iterator[str]:
-    yield from (f"## {command.name}", "", "```", f"{command.name} [OPTIONS] {_arguments(command)}", "```", "")
+    yield from (f"## {command.name}", "", "```", f"{command.name} [OPTIONS] {_arguments(command)}".rstrip(), "```", "")
     for paragraph in re.split(r"\n\s*\n", (command.help or "").strip()):
         lines = [line.strip() for line in paragraph.splitlines()]
         verbatim = lines[0] == "\b"

@@ -884,9 +884,10 @@ def test_no_driver(monkeypatch):
         ({}, "input 'x' is missing"),
         ({"X": x_of()}, "the model has no input 'X'; it has 'x'"),
         ({"x": x_of().astype(np.float64)}, r"input 'x' has type float32, got float64; convert it with .astype\(np.float32\)"),
+        ({"x": x_of().view(np.uint16)[:, :3]}, r"got uint16 \(as which bfloat16 comes\); .* with .to\(torch.float32\)"),
         ({"x": x_of(3)}, "input 'x' has shape 2x3, got 3x3"),
-        ({"x": x_of()[0]}, "input 'x' has shape 2x3, got 3"),
-        ({"x": [[1.0, 2.0]]}, "input 'x': a list is not an array"),
+        ({"x": x_of()[0]}, "input 'x' has shape 2x3, got 3$"),
+        ({"x": [[1.0, 2.0]]}, "input 'x': a value of type list is not an array; numpy.asarray"),
         ({"x": np.array([["a"] * 3] * 2)}, "input 'x' has type float32, got str"),
     ],
 )
@@ -902,6 +903,8 @@ def test_arguments_of_another_kind(fake):
     session = Session(plan(), "cpu")
     with pytest.raises(InputError, match=r"by name, as \{'x': array\}, not as a ndarray"):
         session.run(None, x_of())
+    with pytest.raises(InputError, match=r"arrays to write into go by name, as \{'y': array\}, not as a list"):
+        session.run(None, {"x": x_of()}, [x_of()])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"a list, as \['y'\], or None"):
         session.run("y", {"x": x_of()})
     with pytest.raises(UsageError, match="0 iterations measure nothing"):

@@ -45,6 +45,7 @@ def main(arch: str, out: Path) -> float:
     picture = Image.fromarray((127.5 - 127.5 * tiles.clip(-1, 1)).astype(np.uint8).transpose(0, 2, 1, 3).reshape(-1, 100))
     out.mkdir(parents=True, exist_ok=True)
     picture.resize((100 * SIZE, picture.height * SIZE), Image.Resampling.NEAREST).save(out / "diffusion.png", optimize=True)
+    print("drawn:", out / "diffusion.png")
     return right
 
 

@@ -47,7 +47,7 @@ def main(arch: str, out: Path) -> float:
     vectors = [session.run(None, {"ids": ids([question])})[0][0] for question in TEXTS["questions"]]
     scores = np.stack(vectors) @ library.T
     found = float(np.mean(scores.argmax(1) == TEXTS["right"]))
-    print(f"{found:.1%} of {len(scores)} questions find the sentence of their meaning first, on {session.describe()}")
+    print(f"{found:.1%} of {len(scores)} questions find their sentence, on {session.describe()}; drawn: {out / 'search.png'}")
     out.mkdir(parents=True, exist_ok=True)
     picture(TEXTS["questions"][:6], scores[:6], TEXTS["right"][:6]).save(out / "search.png", optimize=True)
     return found

@@ -49,6 +49,7 @@ def main(arch: str, out: Path) -> float:
         picture.paste(column(features, scores, labels[n]), (n % 4 * 206, n // 4 * 236))
     out.mkdir(parents=True, exist_ok=True)
     picture.save(out / "speech.png", optimize=True)
+    print("drawn:", out / "speech.png")
     return right
 
 

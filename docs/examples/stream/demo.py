@@ -41,6 +41,7 @@ def main(arch: str, out: Path) -> float:
     picture = Image.fromarray(np.concatenate(columns, axis=1))
     out.mkdir(parents=True, exist_ok=True)
     picture.quantize(128).save(out / "stream.png", optimize=True)
+    print("drawn:", out / "stream.png")
     return iou
 
 

@@ -50,7 +50,7 @@ def main(arch: str, out: Path) -> None:
     ways = (Image.Resampling.NEAREST, Image.Resampling.BICUBIC)
     nearest, bicubic = (np.asarray(small.resize(truth.shape[1::-1], way)) for way in ways)
     side_by_side([nearest, bicubic, ours], 40, 120, 150).save(out / "demo.png")  # the input, bicubic, ours
-    print(f"PSNR against the photograph: ours {psnr(ours, truth):.2f} dB, bicubic {psnr(bicubic, truth):.2f} dB")
+    print(f"PSNR: ours {psnr(ours, truth):.2f} dB, bicubic {psnr(bicubic, truth):.2f} dB; drawn: {out / 'demo.png'}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tccompile.errors import DeviceError
 from tccompile.ir.extent import Extent, Shape, round_up
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref, Text
-from tccompile.ir.tensor import GRAIN
+from tccompile.ir.tensor import LANES
 
 MOST = 64
 """Tensors that an operator reads, and outputs that it has: at most."""
@@ -63,7 +63,7 @@ def meanings() -> Mapping[str, Meaning]:
 class Custom(Op):
     """y = outputs of an operator of the user's: one of them as it is, or several, one after the other, in a vector.
 
-    Several begin at multiples of GRAIN elements of y, in row-major order, with zeros between them.
+    Several begin at multiples of LANES elements of y, in row-major order, with zeros between them.
 
     operator  its name: "acme::Foo"
     digest    of the Python that said what it is when the program was made
@@ -144,7 +144,7 @@ def starts(sizes: Sequence[Extent]) -> list[Extent]:
     """Where outputs of these sizes begin that lie in one vector, and where it ends."""
     out: list[Extent] = [0]
     for size in sizes:
-        out.append(out[-1] + round_up(size, GRAIN))
+        out.append(out[-1] + round_up(size, LANES))
     return out
 
 

@@ -46,7 +46,8 @@ class Suppress(Op):
         for n, c in np.ndindex(*shape[:2]):
             own = np.ones(shape[2], bool) if self.least is None else scores[n, c] > np.float32(self.least)
             at = np.flatnonzero(own)
-            y[n, c, at[self._kept(boxes[n, np.clip(order[n, c, at], 0, shape[2] - 1)].astype(np.float32))]] = True
+            with np.errstate(all="ignore"):
+                y[n, c, at[self._kept(boxes[n, np.clip(order[n, c, at], 0, shape[2] - 1)].astype(np.float32))]] = True
         return y
 
     def _kept(self, boxes: np.ndarray) -> list[int]:
@@ -64,8 +65,7 @@ class Suppress(Op):
             common = np.where((sides > 0).all(1), sides.prod(1), np.float32(0))
             union = area[i] + area[i + 1 :] - common
             sound = (common > 0) & (area[i] > 0) & (area[i + 1 :] > 0) & (union > 0)
-            with np.errstate(all="ignore"):
-                alive[i + 1 :] &= ~(sound & (common / union > np.float32(self.iou)))
+            alive[i + 1 :] &= ~(sound & (common / union > np.float32(self.iou)))
         return kept
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:

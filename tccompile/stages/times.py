@@ -1,0 +1,65 @@
+"""What a graph takes on each generation, step by step, by measured times and by estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import onnx_graphsurgeon as gs
+
+from tccompile.arch import ARCHS
+from tccompile.fuse import fuse
+from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
+from tccompile.ir.types import DType
+from tccompile.layout import lay_out
+from tccompile.lower.graph import lower
+from tccompile.precision.formats import precision
+from tccompile.rewrites import rewrite
+from tccompile.schedule.choose import Candidate, Choice, schedule
+from tccompile.schedule.timings import Timings
+
+UNSURE = 1.05
+"""What a step that reads or writes 8 bits is taken to take, in its estimate: so fp16 is left for what is surely faster."""
+
+
+def step_times(
+    graph: gs.Graph,
+    archs: Sequence[str],
+    known: Timings,
+    ranked: dict[str, dict[Hashable, list[Candidate]]],
+    ratios: dict[str, dict[type[Op], float]],
+) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+    """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and their times in microseconds,
+    measured ones where a table has the op.
+
+    ranked  candidates that were found for other graphs; more are added
+    ratios  what times of ops of a kind are in their estimates, by those of the first graph, the model in floats, that are
+            measured: what is not measured is compared with them
+    """
+    program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
+    found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+    for name in archs:
+        choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
+        steps = list(zip(program.ops, choices, strict=True))
+        off = ratios.setdefault(name, _ratios(steps))
+        found[name] = []
+        for op, choice in steps:
+            sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
+            found[name].append((op.nodes, choice.cost * sure))
+    return found
+
+
+def _ratios(steps: Sequence[tuple[Op, Choice]]) -> dict[type[Op], float]:
+    sums: dict[type[Op], list[float]] = {}
+    for op, choice in steps:
+        if choice.measured:
+            both = sums.setdefault(type(op), [0.0, 0.0])
+            both[0] += choice.cost
+            both[1] += choice.estimate
+    return {kind: took / said for kind, (took, said) in sums.items()}
+
+
+def _margin(op: Op, program: Program) -> float:
+    tensors = (program.tensors[name] for name in (*op.inputs, op.y))
+    return UNSURE if any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors) else 1.0
