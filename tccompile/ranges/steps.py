@@ -20,7 +20,7 @@ from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.plan.formulas import computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, divided_by, halves, opened, points, scattered
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered
 from tccompile.ranges.pool import Key, Known, key_of
 from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
 from tccompile.schedule.timings import Timings
@@ -65,10 +65,10 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     refused  codes that do not fit a generation's registers; `known` keeps what is found for later calls
     Raises UnsupportedError where no kernel's launches follow from the sizes by one rule.
     """
-    todo, done = [pattern.box], list[Part]()
+    todo, done, most = [pattern.box], list[Part](), _most(pattern, known.patterns)
     while todo:
         box = todo.pop(0)
-        left = FASTER - len(todo) - len(done) - 2
+        left = most - len(todo) - len(done) - 2
         try:
             made = {name: _chosen(pattern, box, ARCHS[name], refused, timings, known, left >= 0) for name in archs}
         except UndecidedError as why:
@@ -86,6 +86,12 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
             continue
         done.append(Part(box, pattern.at(opened(box)), {name: choices for name, choices in made.items() if choices}))
     return done
+
+
+def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
+    """FASTER for the pattern of most sizes; others have a share of that."""
+    large = [count(other.box) for other in patterns if count(other.box) > 1]
+    return FASTER if not large or count(pattern.box) >= max(large) else FASTER // len(large)
 
 
 def _chosen(
