@@ -267,12 +267,9 @@ class Session:
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
                 asked: dict[str, Array | None] = dict.fromkeys(names) | dict(targets)
-                if not self.plan.entries[0].program.counts:
-                    made = engine.run(arrays, asked, queue)
-                else:
-                    counts = wanted(engine.entry.program)
-                    made = engine.run(arrays, asked | counts, queue)
-                    cut(engine.entry.program, counts, made)
+                found = wanted(self.plan.entries[0].program)
+                made = engine.run(arrays, asked | found, queue)
+                cut(engine.counts, found, made)
             return [given[name] if name in given else made[name] for name in names]
 
     def run_apart(self, inputs: Mapping[str, DeviceBuffer], outputs: Mapping[str, DeviceBuffer], stream: int) -> None:
