@@ -121,7 +121,7 @@ def possible(what: str, here: bool) -> bool:
 
 def whole(n: Any) -> Extent:
     """A number of any kind as an int; what is known late as it is."""
-    return n if isinstance(n, Open) else int(n)
+    return n if isinstance(n, Open) else int(n)  # type: ignore[return-value]
 
 
 # --- Extents that are known late ---------------------------------------------------------------------------------------
