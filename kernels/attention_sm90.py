@@ -97,7 +97,7 @@ def _map(t: Tensor, rows: int) -> TiledMap:
 
 
 class AttentionSm90(Kernel):
-    """Attention of heads of up to 256 elements in half precision or E4M3, by TMA and wgmma."""
+    """Attention of heads of up to 256 elements in fp16, bf16 or E4M3, by TMA and wgmma."""
 
     name = "attention_sm90"
     realises = Attention
@@ -196,7 +196,7 @@ class AttentionSm90(Kernel):
             bn=t.bn,
             d=t.d,
             e=t.e,
-            size=t.size,
+            kind=t.kind,
             long=t.long,
             mask=kind,
             own_rows=own_rows,
@@ -210,7 +210,7 @@ class AttentionSm90(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         if "turns" in params:
             return attention_turn.function()
-        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["size"], params["long"])
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"])
         return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 

@@ -151,7 +151,7 @@ def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> t
     def sums(acc, sum0, sum1):
         return row_sum(sum0), row_sum(sum1)
 
-    return weigh, softmax.halves(t.bn // 8), softmax.scaled(t.e // 8), sums
+    return weigh, softmax.halves(t.bn // 8, t.kind), softmax.scaled(t.e // 8), sums
 
 
 def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:

@@ -11,9 +11,11 @@ from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Attention
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.kernels.attention_mma import KINDS
 from tccompile.kernels.attention_turn import columns
 from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.operands import ROW
+from tccompile.kernels.ptx.atoms import BITS
 
 STAGES = 2
 """Tiles of k, and of v, that are in shared memory at once."""
@@ -24,7 +26,7 @@ class Tile:
     """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s.
 
     words  of a mask, in registers of a thread for each 8 of its columns
-    size   bytes of an element of q, k and v: 1 for E4M3, whose v is turned (see attention_turn.py), or 2
+    kind   PTX's type of the elements of q, k and v; of E4M3 v is turned (see attention_turn.py)
     long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
     """
 
@@ -33,13 +35,13 @@ class Tile:
     d: int
     e: int
     words: int = 0
-    size: int = 2
+    kind: str = "f16"
     long: bool = False
 
     @property
-    def kind(self) -> str:
-        """PTX's type of the elements."""
-        return "e4m3" if self.size == 1 else "f16"
+    def size(self) -> int:
+        """Bytes of an element."""
+        return BITS[self.kind] // 8
 
     @property
     def columns(self) -> int:
@@ -167,7 +169,7 @@ def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
             round_up(q.shape[3], 32 // size),
             round_up(v.shape[3], 8),
             words_of(op, program),
-            size,
+            KINDS[q.dtype],
             size == 1 and k.shape[2] > ROUGH,
         )
         room = t.registers[1] if t.exchange else 240

@@ -24,7 +24,7 @@ from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
-from tccompile.ir.weights import evaluate, extents
+from tccompile.ir.weights import Source, evaluate, extents
 from tccompile.load.model import in_memory, read
 from tccompile.options import Options
 from tccompile.pipeline import to_program, without_code
@@ -32,6 +32,7 @@ from tccompile.plan.format import Plan, fill, from_bytes, to_bytes
 from tccompile.refit.plan import refitted
 from tccompile.schedule.choose import choose
 from tccompile.schedule.timings import key
+from tccompile.tune import _data, repeated
 from tests.bench.packed import Row
 from tests.networks import relative_error
 from tests.tiers import thorough
@@ -338,3 +339,18 @@ def test_entries_share_what_they_read() -> None:
             (expected,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x[:r]})
             assert relative_error(run(plan, x[:r]), expected) < 5e-4
     assert sizes[1, 64] - sizes[1,] == 2 * 1024 * 1024 > 3 * sizes[1,]
+
+
+def test_what_is_tuned_has_integers_of_its_own() -> None:
+    """Each repetition; the weights in halves are the same, so that all candidates have one result."""
+    program = Row(2, 256, 64, "int4, 32").program()
+    (op,) = program.ops
+    again, data = repeated(op, program, 3), _data(op, program)
+    forms = [form for (form,) in again.forms.values()]
+    assert len({name for form in forms for name in form.tensors}) == 6
+    assert all(isinstance(again.constants[name], Source) and name in again.tensors for form in forms for name in form.tensors)
+    parts = {
+        n: np.frombuffer(data[n], program.tensors[n].dtype.numpy).reshape(program.tensors[n].shape) for n in ("values", "scales")
+    }
+    w = packed.unpacked((64, 256), parts["values"], parts["scales"], 8, 4, 32)
+    assert relative_error(np.frombuffer(data["b"], np.float16).reshape(64, 256).astype(np.float32), w) < 1e-3

@@ -19,6 +19,7 @@ from tccompile.kernels.rates.rate import (
     GemmSimt,
     GemmSm90,
     Gemv,
+    GemvPacked,
     Mlp,
     NormSplit,
     NormTeam,
@@ -40,6 +41,7 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
+GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
 BYTES_SM90 = "fitted to 193 times of 17 convolutions on an H100"
@@ -139,6 +141,13 @@ H200 = Rates(
         ramp_us=Rate(0.3, "µs", GEMV, "2026-11-22"),
         turn_us=Rate(0.1, "µs", GEMV, "2026-11-22"),
     ),
+    gemv_packed=GemvPacked(
+        start_us=Rate(0.5, "µs", GEMV_PACKED, "2026-11-26"),
+        crowded_us=Rate(0.42, "µs", GEMV_PACKED, "2026-11-26"),
+        alone_us=Rate(0.61, "µs", GEMV_PACKED, "2026-11-26"),
+        two_stages=Rate(1.2, "of the time", GEMV_PACKED, "2026-11-26"),
+        next_us=Rate(0.8, "µs", GEMV_PACKED, "2026-11-26"),
+    ),
     gemm_mma=GemmMma(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
         few_streams=Rate(
@@ -212,7 +221,7 @@ H200 = Rates(
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(9, "instructions", UNKNOWN, "2026-11-26"),
+        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),

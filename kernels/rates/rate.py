@@ -226,6 +226,22 @@ class Gemv:
 
 
 @dataclass(frozen=True)
+class GemvPacked:
+    """What `gemv_packed.py` asks of a GPU."""
+
+    start_us: Rate
+    """A block beside its turns, and a launch beside its gap."""
+    crowded_us: Rate
+    """A turn of a loop at least, of two blocks of a multiprocessor: what is under way comes in it."""
+    alone_us: Rate
+    """The same of one block."""
+    two_stages: Rate
+    """How much longer that is with two stages than with three."""
+    next_us: Rate
+    """From a block's end to the first turn of the one that takes its place."""
+
+
+@dataclass(frozen=True)
 class GemmMma:
     """What `gemm_mma.py` asks of a GPU."""
 
@@ -673,6 +689,7 @@ class Rates:
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
     gemv: Gemv
+    gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
     attention: Attention

@@ -46,8 +46,31 @@ if TYPE_CHECKING:
 # --- tccompile -------------------------------------------------------------------------------------------------------
 
 
+SECTIONS = {
+    "What to build": ("output", "arch", "inputs", "outputs", "ops", "strip_weights"),
+    "Shapes": ("shape_texts", "entry_texts", "size_texts", "limit_texts", "nchwc_block"),
+    "Precision": (
+        "precision", "fp32", "calibrate", "range_texts", "quantize", "calibration", "max_error", "metric",
+    ),
+    "Checking": ("check", "verify", "layers", "tolerance", "explain", "dump"),
+    "Budgets": ("max_vram", "max_plan_size", "require_tensor_cores", "max_latency", "no_fp32"),
+    "Speed": ("timing_cache", "tune"),
+    "Adapters": ("lora", "lora_scale", "names"),
+}  # fmt: skip
+"""Under which headings --help shows the options of tccompile, by their parameters; the rest comes last."""
+
+
 class Compile(Command):
     """The command tccompile, whose one subcommand is named by its first word: `tccompile cache`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = (p for p in self.get_params(ctx) if isinstance(p, click.Option))
+        left = {p.name: record for p in options if (record := p.get_help_record(ctx))}
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([left.pop(name) for name in names])
+        with formatter.section("Others"):
+            formatter.write_dl([*left.values()])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -180,7 +203,11 @@ class Compile(Command):
 @click.option("--max-latency", metavar="TIME@GPU", help="The same if an inference is estimated to take longer, as 2ms@h200.")
 @click.option("--no-fp32", is_flag=True, help="The same if anything between inputs and outputs is stored in fp32.")
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
-@click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only list what is not supported: write nothing, exit with 3 if there is any, with 2 where a shape is open.",
+)
 @click.option(
     "--explain",
     is_flag=True,
