@@ -468,7 +468,7 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     """The time of a problem, in µs; `moving`: of its tensors' way through memory.
 
     Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
-    through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory if that is longer; they overlap
+    through L2 (at `l2_bandwidths` of the memory's), or all tensors through memory if that is longer; they overlap
     but in part. Fitted to an H100 and an H200.
     """
     bm, bn, bk, resident = grid.bm, grid.bn, grid.bk, grid.resident
@@ -483,10 +483,11 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
         return each * max(rates.step_us + together * work, rates.least_us) + rates.start_us + together * rates.store_us
 
     compute = full * wave(resident) + (wave(ceil_div(rest, arch.sms)) if rest else 0.0)
-    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.3)
+    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * measured(arch).l2_bandwidths)
     computing = max(compute, l2)
     reduction = 0.0
-    if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
+    if splits > 1:  # every part of a tile is written, and the last block reads them all
         part = bm * bn * 4
-        reduction = measured(arch).reduce_us + splits * part / 75e3 + results * splits * part / (arch.gbps * 1e3 * 0.7)
-    return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + reduction
+        bandwidth = arch.gbps * 1e3 * measured(arch).parts_bandwidths
+        reduction = measured(arch).reduce_us + splits * part / measured(arch).part_bytes + results * splits * part / bandwidth
+    return measured(arch).launch_us + max(computing, moving) + measured(arch).exposed * min(computing, moving) + reduction

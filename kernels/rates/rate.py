@@ -203,6 +203,26 @@ class Gemv:
     """From a load to its data where memory is busy."""
     start_us: Rate
     """A block beside its turns: to start, to add up over its warps, to store."""
+    under_way: Rate
+    """What is under way at any time of a warp's turn."""
+    tensor_cores: Rate
+    """What a kernel with Tensor Cores reaches."""
+    across: Rate
+    """More for rows that are read at once and lie apart, each time they are twice as many."""
+    again: Rate
+    """What is read again, from the L2 cache."""
+    part: Rate
+    """A tile's parts, which the last block reads."""
+    parts: Rate
+    """All parts."""
+    room_us: Rate
+    """What few blocks begin earlier, which find room beside the launch before."""
+    exposed: Rate
+    """What is not hidden of the shorter ones."""
+    ramp_us: Rate
+    """Until memory is busy."""
+    turn_us: Rate
+    """More for each of the first turns."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +255,18 @@ class GemmMma:
     """From a copy's start to its end, when the operand comes from memory."""
     float_tiles: Table[tuple[float, float]]
     """As `tiles`, of float32 by three products of bf16."""
+    most: Rate
+    """What is reached of the Tensor Cores' rate, at most."""
+    gather_us: Rate
+    """A step's, more where rows are gathered."""
+    waiting_us: Rate
+    """A step's, more without asynchronous copies."""
+    start_us: Rate
+    """A block's start and end."""
+    store_us: Rate
+    """To store 128 by 128 results."""
+    load_us: Rate
+    """More for each tensor that differs by row."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +359,10 @@ class GemmSm90:
     """The same of what is beyond `exposed_us` of it."""
     exposed_us: Rate
     """How long `exposed` holds."""
+    rough: Rate
+    """More of a product's whose sums are rough: an instruction of CUDA cores for each."""
+    rough_alone: Rate
+    """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     erf: Rate
@@ -632,6 +668,14 @@ class Rates:
     """The clock that a GPU keeps under load."""
     reduce_us: Rate
     """A split's way through the workspace: fences, the counter, the first read."""
+    l2_bandwidths: Rate
+    """What the L2 cache gives of the tiles of products."""
+    part_bytes: Rate
+    """A tile's parts, which one block reads."""
+    parts_bandwidths: Rate
+    """All parts."""
+    exposed: Rate
+    """What products do not hide of the shorter of computing and moving."""
     branch_us: Rate
     """A tree's branch: its record comes from L2, and then the feature that it names."""
     join_us: Rate
